@@ -1,0 +1,218 @@
+//! Every setting of the server, its default and its danger; the CLI fills it from flags, variables and a file.
+//! A `Config` prints and serialises with its secrets hidden.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use url::Url;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Where to listen. Beyond loopback the server refuses to start without authentication, unless `allow_anonymous`.
+    pub listen: SocketAddr,
+    /// The data folder: index, bytes, and the local worker's cache. One server at a time.
+    pub data: PathBuf,
+    /// The index: `sqlite:PATH` or `postgres://...`. Default: `lode.db` in the data folder.
+    #[serde(serialize_with = "without_password")]
+    pub database: Option<Url>,
+    /// The bytes: `file:///PATH`. Default: the data folder.
+    pub storage: Option<Url>,
+    /// Scheme and host of absolute addresses in answers, when clients see another address than this process.
+    pub public_url: Option<Url>,
+    /// Proxies whose `X-Forwarded-*` headers are believed.
+    pub trusted_proxies: Vec<Cidr>,
+    /// Serve beyond loopback with everything open. Anyone who can reach the address can then delete.
+    pub allow_anonymous: bool,
+    /// Accept manifests that name absent layers or children.
+    pub allow_sparse: bool,
+    /// How long an upload, a mount or a HEAD keeps a blob in its repository, whatever the grace.
+    #[serde(with = "duration")]
+    pub upload_lease: Duration,
+    /// How long content stays after its last reference went.
+    #[serde(with = "duration")]
+    pub gc_grace: Duration,
+    /// How often the collection runs by itself.
+    #[serde(with = "duration")]
+    pub gc_interval: Duration,
+    /// How long an upload may rest before its session and its bytes are dropped.
+    #[serde(with = "duration")]
+    pub upload_expiry: Duration,
+    /// How long requests in flight may go on after the server was asked to stop.
+    #[serde(with = "duration")]
+    pub shutdown_grace: Duration,
+    /// What workers show when they register. Without one, only loopback workers may join.
+    pub worker_token: Option<Secret>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        const HOUR: Duration = Duration::from_secs(3600);
+        Config {
+            listen: SocketAddr::from(([127, 0, 0, 1], 5000)),
+            data: PathBuf::from("lode-data"),
+            database: None,
+            storage: None,
+            public_url: None,
+            trusted_proxies: Vec::new(),
+            allow_anonymous: false,
+            allow_sparse: false,
+            upload_lease: 24 * HOUR,
+            gc_grace: 24 * HOUR,
+            gc_interval: HOUR,
+            upload_expiry: 72 * HOUR,
+            shutdown_grace: Duration::from_secs(30),
+            worker_token: None,
+        }
+    }
+}
+
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(value: impl Into<String>) -> Self {
+        Secret(value.into())
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("***")
+    }
+}
+
+/// A block of addresses, `10.0.0.0/8` or a single address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    network: IpAddr,
+    prefix: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is not an address block such as 10.0.0.0/8")]
+pub struct ConfigError(String);
+
+impl Cidr {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.network, address.to_canonical()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => same_prefix(a.to_bits().into(), b.to_bits().into(), 32, self.prefix),
+            (IpAddr::V6(a), IpAddr::V6(b)) => same_prefix(a.to_bits(), b.to_bits(), 128, self.prefix),
+            _ => false,
+        }
+    }
+}
+
+fn same_prefix(a: u128, b: u128, width: u32, prefix: u32) -> bool {
+    // A shift by the whole width (prefix 0 of a V6 block) has no bits left to compare.
+    (a ^ b).checked_shr(width - prefix).unwrap_or(0) == 0
+}
+
+impl FromStr for Cidr {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let parse = || {
+            let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
+            let network = IpAddr::from_str(address).ok()?;
+            let width = if network.is_ipv4() { 32 } else { 128 };
+            let prefix = prefix.map_or(Some(width), |p| p.parse().ok()).filter(|p| *p <= width)?;
+            Some(Cidr { network, prefix })
+        };
+        parse().ok_or_else(|| ConfigError(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network, self.prefix)
+    }
+}
+
+impl Serialize for Cidr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cidr {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+fn without_password<S: Serializer>(url: &Option<Url>, serializer: S) -> Result<S::Ok, S::Error> {
+    let shown = url.clone().map(|mut url| {
+        if url.password().is_some() {
+            let _ = url.set_password(Some("***"));
+        }
+        url
+    });
+    shown.serialize(serializer)
+}
+
+mod duration {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_duration(*value))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        humantime::parse_duration(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_blocks() {
+        let inside = |block: &str, address: &str| {
+            block.parse::<Cidr>().map(|c| c.contains(address.parse().expect("test address"))).ok()
+        };
+        assert_eq!(inside("10.0.0.0/8", "10.200.1.1"), Some(true));
+        assert_eq!(inside("10.0.0.0/8", "11.0.0.1"), Some(false));
+        assert_eq!(inside("10.1.2.3", "10.1.2.3"), Some(true));
+        assert_eq!(inside("10.1.2.3", "10.1.2.4"), Some(false));
+        assert_eq!(inside("10.0.0.0/8", "::ffff:10.0.0.1"), Some(true));
+        assert_eq!(inside("0.0.0.0/0", "1.2.3.4"), Some(true));
+        assert_eq!(inside("::/0", "2001:db8::1"), Some(true));
+        assert_eq!(inside("::/0", "1.2.3.4"), Some(false));
+        assert_eq!(inside("2001:db8::/32", "2001:db8:1::1"), Some(true));
+        for bad in ["10.0.0.0/33", "10.0.0/8", "x", "", "10.0.0.0/", "10.0.0.0/-1"] {
+            assert!(bad.parse::<Cidr>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn secrets_stay_hidden() {
+        let config = Config {
+            worker_token: Some(Secret::new("hush")),
+            database: Some("postgres://lode:hush@db/lode".parse().expect("url")),
+            ..Config::default()
+        };
+        let json = serde_json::to_string(&config).expect("json");
+        assert!(!json.contains("hush") && json.contains("\"24h\"") == json.contains("24h"), "{json}");
+        assert_eq!(config.worker_token.as_ref().map(Secret::expose), Some("hush"));
+    }
+}

@@ -1,0 +1,101 @@
+//! What can go wrong in the registry, in words that its callers can act on; nothing here knows HTTP.
+//! The edge maps each variant once (`oci/error.rs`, `api/error.rs`); `Storage` and `Database` are for the operator's log.
+
+use lode_model::digest::Digest;
+use lode_model::manifest::ManifestError;
+use lode_model::reference::{Reference, Repository};
+use uuid::Uuid;
+
+use crate::app::BodyError;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("blob {digest} is not in this repository")]
+    BlobUnknown { digest: Digest },
+    #[error("manifest {reference} is not in this repository")]
+    ManifestUnknown { reference: Reference },
+    #[error("repository {repository} is not known")]
+    NameUnknown { repository: Repository },
+    #[error("there is no upload {id} in this repository")]
+    UploadUnknown { id: Uuid },
+
+    /// The chunk does not start where the upload stands, or another writer took the upload over.
+    #[error("the upload stands at byte {offset}; the next chunk has to start there")]
+    UploadConflict { id: Uuid, offset: u64 },
+    /// `Content-Range` and the body (or its declared length) disagree.
+    #[error("the range names {declared} bytes and the body has {got}")]
+    RangeMismatch { id: Uuid, offset: u64, declared: u64, got: u64 },
+    /// A read that starts at or past the end of the blob.
+    #[error("the range lies outside the blob's {size_bytes} bytes")]
+    RangeUnsatisfiable { size_bytes: u64 },
+    #[error("the content is {got}, not {expected}")]
+    DigestMismatch { expected: Digest, got: Digest },
+    #[error("expected {expected} bytes and got {got}")]
+    SizeMismatch { expected: u64, got: u64 },
+    /// The client's body ended with an error; what was saved of it is told by the upload's status.
+    #[error("the request body broke off")]
+    BodyCut(#[source] BodyError),
+
+    #[error("the manifest is not acceptable: {0}")]
+    ManifestInvalid(#[source] ManifestError),
+    #[error("the manifest names content that this repository does not hold")]
+    ManifestBlobsUnknown(Vec<Digest>),
+    #[error("a manifest may have at most {limit_bytes} bytes")]
+    ManifestTooLarge { limit_bytes: u64 },
+    #[error("blob {digest} is part of a manifest of this repository; delete the manifest first")]
+    BlobReferenced { digest: Digest },
+
+    #[error("not allowed")]
+    Denied,
+    #[error("authentication is required")]
+    Unauthorized,
+
+    /// The disk or the database is full: nothing was acknowledged, and reads go on.
+    #[error("the storage is full")]
+    StorageFull,
+    /// Another server has this data folder.
+    #[error("{path} is in use by another server")]
+    FolderInUse { path: std::path::PathBuf },
+    #[error("{setting} is not usable: {reason}")]
+    Config { setting: &'static str, reason: String },
+    /// Bytes of a blob that the index lists cannot be read, or fail a check.
+    #[error("storage: {what}")]
+    Storage {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("database")]
+    Database(#[source] sqlx::Error),
+    #[error("migrating the database")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+    /// A row holds what this version cannot read.
+    #[error("the index holds an unreadable {what}: {value}")]
+    Corrupt { what: &'static str, value: String },
+    /// A background task ended without an answer: it panicked, or the server is going down.
+    #[error("the task did not finish")]
+    Interrupted,
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        // SQLITE_FULL is 13; Postgres says disk_full with 53100.
+        let full = error
+            .as_database_error()
+            .and_then(|e| e.code())
+            .is_some_and(|code| code == "13" || code == "53100");
+        if full { Error::StorageFull } else { Error::Database(error) }
+    }
+}
+
+impl Error {
+    /// An I/O error on `what`, with a full disk told apart from the rest.
+    pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Self {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        match source.kind() {
+            StorageFull | QuotaExceeded => Error::StorageFull,
+            _ => Error::Storage { what: what.into(), source },
+        }
+    }
+}

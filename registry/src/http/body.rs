@@ -1,0 +1,99 @@
+//! Request bodies: given up when nothing arrives for a while, and read to their end behind an early answer.
+//! There is no limit on a body's total time or size here; whoever reads it sets one.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, Sleep};
+
+/// A body from which no byte came for this long is over.
+pub(crate) const STALL: Duration = Duration::from_secs(60);
+
+/// How long an answer that did not need the body goes on reading it. Closing at once would reset the connection, and the reset may overtake
+/// the answer.
+const DRAIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+#[error("nothing arrived for {} s", STALL.as_secs())]
+pub(crate) struct Stalled;
+
+/// The middleware: guards the body of every request.
+pub(crate) async fn guard(request: Request, next: Next) -> Response {
+    let unread = Arc::new(Mutex::new(None));
+    let request = request.map(|body| Body::new(Guarded::new(body, unread.clone())));
+    let response = next.run(request).await;
+    let unread = unread.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(body) = unread {
+        tokio::spawn(tokio::time::timeout(DRAIN, drain(body)));
+    }
+    response
+}
+
+async fn drain(mut body: Body) {
+    while let Some(Ok(_)) = body.frame().await {}
+}
+
+struct Guarded {
+    body: Body,
+    idle: Pin<Box<Sleep>>,
+    over: bool,
+    /// Takes the body when it is dropped before its end.
+    unread: Arc<Mutex<Option<Body>>>,
+}
+
+impl Guarded {
+    fn new(body: Body, unread: Arc<Mutex<Option<Body>>>) -> Guarded {
+        let over = body.is_end_stream();
+        Guarded { body, idle: Box::pin(tokio::time::sleep(STALL)), over, unread }
+    }
+}
+
+impl HttpBody for Guarded {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body_util::Frame<Bytes>, axum::BoxError>>> {
+        match Pin::new(&mut self.body).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.idle.as_mut().reset(Instant::now() + STALL);
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(end) => {
+                self.over = true;
+                Poll::Ready(end.map(|result| result.map_err(Into::into)))
+            }
+            Poll::Pending if self.idle.as_mut().poll(context).is_ready() => {
+                self.over = true;
+                Poll::Ready(Some(Err(Stalled.into())))
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body_util::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if !self.over && !self.body.is_end_stream() {
+            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::mem::take(&mut self.body));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Repository names contain slashes, and a route parameter holds one segment: this request map, outside the router, escapes them.
+//! It reads the path from the right, where the fixed tails are, so that a repository may be called `team/blobs/uploads`.
+
+use axum::extract::Request;
+use http::Uri;
+
+/// Rewrites the path of a request so that its repository name is one segment.
+pub(crate) fn fold_name(mut request: Request) -> Request {
+    let uri = request.uri();
+    if let Some(path) = folded(uri.path()) {
+        let rewritten = match uri.query() {
+            Some(query) => format!("{path}?{query}"),
+            None => path,
+        };
+        let mut parts = uri.clone().into_parts();
+        if let Ok(path_and_query) = rewritten.parse() {
+            parts.path_and_query = Some(path_and_query);
+            if let Ok(uri) = Uri::from_parts(parts) {
+                *request.uri_mut() = uri;
+            }
+        }
+    }
+    request
+}
+
+/// The path with the slashes of its repository name escaped; None where there is nothing to escape.
+fn folded(path: &str) -> Option<String> {
+    const PREFIXES: [&str; 3] = ["/v2/", "/lode/v1/models/", "/lode/v1/tensors/"];
+    let prefix = PREFIXES.into_iter().find(|prefix| path.starts_with(prefix))?;
+    let rest = &path[prefix.len()..];
+    let name_len = if prefix == "/v2/" { name_len_v2(rest)? } else { rest.rfind('/')? };
+    let (name, tail) = rest.split_at(name_len);
+    name.contains('/').then(|| format!("{prefix}{}{tail}", name.replace('/', "%2F")))
+}
+
+/// How much of what follows `/v2/` is the repository's name.
+fn name_len_v2(rest: &str) -> Option<usize> {
+    let mut slashes = rest.rmatch_indices('/').map(|(at, _)| at);
+    let last = slashes.next()?;
+    let second = slashes.next()?;
+    let third = slashes.next();
+    let tail_of = |from: usize| &rest[from..];
+    if tail_of(second) == "/tags/list" || tail_of(second) == "/blobs/uploads" {
+        return Some(second);
+    }
+    if let Some(third) = third
+        && &rest[third..last] == "/blobs/uploads"
+    {
+        return Some(third);
+    }
+    matches!(&rest[second..last], "/manifests" | "/blobs" | "/referrers").then_some(second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_from_the_right() {
+        let cases = [
+            ("/v2/", None),
+            ("/v2/_catalog", None),
+            ("/v2/one/manifests/latest", None),
+            ("/v2/a/b/manifests/latest", Some("/v2/a%2Fb/manifests/latest")),
+            ("/v2/a/b/c/tags/list", Some("/v2/a%2Fb%2Fc/tags/list")),
+            ("/v2/a/b/blobs/uploads/", Some("/v2/a%2Fb/blobs/uploads/")),
+            ("/v2/a/b/blobs/uploads", Some("/v2/a%2Fb/blobs/uploads")),
+            ("/v2/a/b/blobs/uploads/0-1-2", Some("/v2/a%2Fb/blobs/uploads/0-1-2")),
+            ("/v2/a/blobs/b/blobs/sha256:aa", Some("/v2/a%2Fblobs%2Fb/blobs/sha256:aa")),
+            ("/v2/team/blobs/blobs/sha256:aa", Some("/v2/team%2Fblobs/blobs/sha256:aa")),
+            ("/v2/a/blobs/uploads/blobs/uploads/", Some("/v2/a%2Fblobs%2Fuploads/blobs/uploads/")),
+            ("/v2/a/blobs/uploads/manifests/x", Some("/v2/a%2Fblobs%2Fuploads/manifests/x")),
+            ("/v2/a/b/referrers/sha256%3Aaa", Some("/v2/a%2Fb/referrers/sha256%3Aaa")),
+            ("/v2/a/manifests/tags/list", Some("/v2/a%2Fmanifests/tags/list")),
+            ("/v2/a/b/c", None),
+            ("/lode/v1/models", None),
+            ("/lode/v1/models/a/b/latest", Some("/lode/v1/models/a%2Fb/latest")),
+            ("/lode/v1/tensors/a/latest", None),
+            ("/api/tags/list", None),
+        ];
+        for (path, expect) in cases {
+            assert_eq!(folded(path).as_deref(), expect, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_query_stays() {
+        let request = Request::get("/v2/a/b/blobs/uploads/?digest=sha256%3Aaa&x=a/b").body(axum::body::Body::empty()).unwrap();
+        assert_eq!(fold_name(request).uri(), "/v2/a%2Fb/blobs/uploads/?digest=sha256%3Aaa&x=a/b");
+    }
+}

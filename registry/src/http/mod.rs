@@ -1,0 +1,17 @@
+//! What every route shares: extractors, the middleware order, links, ranges, and the failure that each surface puts in its own words.
+//! The handlers of `oci`, `api`, `gateway` and `hub` use it; nothing below the edge does.
+
+pub(crate) mod agent;
+pub(crate) mod body;
+pub(crate) mod error;
+pub(crate) mod extract;
+pub(crate) mod fold_name;
+pub(crate) mod layers;
+pub(crate) mod links;
+pub(crate) mod origin;
+pub(crate) mod range;
+pub(crate) mod stall;
+
+pub(crate) use error::Failure;
+pub(crate) use extract::{Json, Path, Query};
+pub(crate) use links::Links;

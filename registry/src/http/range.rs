@@ -1,0 +1,124 @@
+//! `Range` of a blob read and `Content-Range` of an upload chunk: two grammars, both parsed here and nowhere else.
+//! The blob and upload handlers call it.
+
+use std::ops::Range;
+
+use http::{HeaderMap, header};
+
+use super::Failure;
+
+/// What a read asks for, once the size is known.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Whole,
+    Part(Range<u64>),
+    Unsatisfiable,
+}
+
+/// Resolves the `Range` header of a request for `size` bytes whose entity tag is `etag`.
+///
+/// What is no byte range at all is ignored, as RFC 9110 asks; so are several ranges at once, which it allows.
+pub(crate) fn wanted(headers: &HeaderMap, etag: &str, size: u64) -> Wanted {
+    let mut values = headers.get_all(header::RANGE).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return Wanted::Whole };
+    if headers.get(header::IF_RANGE).is_some_and(|condition| condition != etag) {
+        return Wanted::Whole;
+    }
+    value.to_str().ok().and_then(|text| resolve(text, size)).unwrap_or(Wanted::Whole)
+}
+
+fn resolve(text: &str, size: u64) -> Option<Wanted> {
+    let (unit, spec) = text.split_once('=')?;
+    let (first, last) = spec.trim().split_once('-')?;
+    if !unit.trim().eq_ignore_ascii_case("bytes") {
+        return None;
+    }
+    let (start, end) = match (first, last) {
+        ("", last) => (size.saturating_sub(number(last)?), size),
+        (first, "") => (number(first)?, size),
+        (first, last) => (number(first)?, number(last)?.saturating_add(1).min(size)),
+    };
+    Some(if start < end { Wanted::Part(start..end) } else { Wanted::Unsatisfiable })
+}
+
+/// Decimal digits alone; what no u64 holds is past the end of anything.
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+/// The inclusive `first-last` of a chunk, where the client sent one. No unit goes before it, in this protocol.
+pub(crate) fn chunk(headers: &HeaderMap) -> Result<Option<(u64, u64)>, Failure> {
+    let Some(value) = headers.get(header::CONTENT_RANGE) else { return Ok(None) };
+    let invalid = || Failure::ContentRangeInvalid { value: String::from_utf8_lossy(value.as_bytes()).into_owned() };
+    let text = value.to_str().map_err(|_| invalid())?;
+    let (first, last) = text.split_once('-').ok_or_else(invalid)?;
+    Ok(Some((number(first).ok_or_else(invalid)?, number(last).ok_or_else(invalid)?)))
+}
+
+/// The declared length of a body, if it has one.
+pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_resolve() {
+        use Wanted::{Part, Unsatisfiable, Whole};
+        let cases = [
+            ("bytes=0-4", Part(0..5)),
+            ("bytes=5-", Part(5..10)),
+            ("bytes=-3", Part(7..10)),
+            ("bytes=-30", Part(0..10)),
+            ("bytes=8-99", Part(8..10)),
+            ("bytes=9-9", Part(9..10)),
+            ("Bytes=0-0", Part(0..1)),
+            ("bytes=0-99999999999999999999999", Part(0..10)),
+            ("bytes=10-", Unsatisfiable),
+            ("bytes=10-12", Unsatisfiable),
+            ("bytes=99999999999999999999999-", Unsatisfiable),
+            ("bytes=-0", Unsatisfiable),
+            ("bytes=5-0", Unsatisfiable),
+            ("items=0-4", Whole),
+            ("bytes=0-1,3-4", Whole),
+            ("bytes=a-b", Whole),
+            ("bytes=-", Whole),
+            ("bytes", Whole),
+            ("bytes=+1-2", Whole),
+            ("", Whole),
+        ];
+        for (value, expect) in cases {
+            let headers = HeaderMap::from_iter([(header::RANGE, value.parse().unwrap())]);
+            assert_eq!(wanted(&headers, "\"x\"", 10), expect, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_range_of_something_else_is_ignored() {
+        let mut headers = HeaderMap::from_iter([(header::RANGE, "bytes=0-1".parse().unwrap())]);
+        headers.insert(header::IF_RANGE, "\"other\"".parse().unwrap());
+        assert_eq!(wanted(&headers, "\"mine\"", 10), Wanted::Whole);
+        headers.insert(header::IF_RANGE, "\"mine\"".parse().unwrap());
+        assert_eq!(wanted(&headers, "\"mine\"", 10), Wanted::Part(0..2));
+    }
+
+    #[test]
+    fn empty_has_no_range() {
+        let headers = HeaderMap::from_iter([(header::RANGE, "bytes=0-".parse().unwrap())]);
+        assert_eq!(wanted(&headers, "", 0), Wanted::Unsatisfiable);
+    }
+
+    #[test]
+    fn chunks_parse() {
+        let parse = |value: &str| chunk(&HeaderMap::from_iter([(header::CONTENT_RANGE, value.parse().unwrap())])).ok().flatten();
+        assert_eq!(parse("0-9"), Some((0, 9)));
+        assert_eq!(parse("9-0"), Some((9, 0)));
+        for bad in ["", "bytes 0-9/10", "0-", "-9", "a-b", "0-9/10", "0-9-1", " 0-9x"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+        assert_eq!(chunk(&HeaderMap::new()).unwrap(), None);
+    }
+}
