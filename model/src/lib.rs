@@ -1,1 +1,8 @@
-//! Lode: model.
+//! The vocabulary that every part of Lode shares: names, digests, manifests, tensors, and how a checkpoint becomes layers.
+//! Bytes and strings go in, values come out; nothing here opens a file, a socket or a device, and nothing here waits.
+
+pub mod config;
+pub mod digest;
+pub mod manifest;
+pub mod media_type;
+pub mod reference;
