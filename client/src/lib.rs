@@ -1,1 +1,27 @@
-//! Lode: client.
+//! The distribution client: reads and writes manifests and blobs of any OCI registry, verifying every byte on the way in and taking up interrupted transfers where they stopped.
+//! The registry, the worker and the command line call it; it keeps no rules of Lode's own and knows a server only by its address.
+
+mod address;
+mod auth;
+mod blobs;
+mod credentials;
+mod error;
+mod manifests;
+mod memory;
+mod progress;
+mod pull;
+mod push;
+mod registry;
+mod retry;
+mod transport;
+
+pub use address::{PlainHttp, is_loopback_host};
+pub use blobs::{BlobInfo, BlobStream};
+pub use credentials::{CredentialFile, Credentials, Login};
+pub use error::{Error, ErrorEntry};
+pub use manifests::{ManifestInfo, ManifestPut, RawManifest};
+pub use progress::{NoProgress, Progress};
+pub use push::{Content, Offer, Pushed, Upload};
+pub use registry::{Registry, TagPage};
+pub use retry::RetryPolicy;
+pub use transport::{Client, ClientOptions};

@@ -1,0 +1,153 @@
+//! How an address that a person wrote becomes the base URL of a registry. http for loopback hosts, https for the rest, unless told.
+
+use std::net::IpAddr;
+
+use url::{Host, Url};
+
+use crate::Error;
+
+/// When a host written without a scheme is spoken to without TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PlainHttp {
+    /// Hosts on this machine only: `localhost`, `*.localhost`, 127.0.0.0/8 and ::1.
+    #[default]
+    Loopback,
+    /// Every host.
+    Always,
+}
+
+/// The base URL of `address`: `http://127.0.0.1:5000`, `https://hub.local`, or a bare `host[:port]`. Always ends in `/`.
+pub(crate) fn base_url(address: &str, plain: PlainHttp) -> Result<Url, Error> {
+    let invalid = |why: &'static str| Error::InvalidAddress { address: address.to_owned(), why };
+    let trimmed = address.trim().trim_end_matches('/');
+    if trimmed.is_empty() {
+        return Err(invalid("it is empty"));
+    }
+    let mut url = match trimmed.split_once("://") {
+        Some(("http" | "https", _)) => Url::parse(trimmed).map_err(|_| invalid("it is not a URL"))?,
+        Some(_) => return Err(invalid("the scheme is neither http nor https")),
+        None => {
+            let url =
+                Url::parse(&format!("https://{trimmed}")).map_err(|_| invalid("it is not host[:port]"))?;
+            let loopback = url.host().is_some_and(|host| is_loopback(&host));
+            if loopback || plain == PlainHttp::Always {
+                // Parsed afresh: the default port differs between the schemes.
+                Url::parse(&format!("http://{trimmed}")).map_err(|_| invalid("it is not host[:port]"))?
+            } else {
+                url
+            }
+        }
+    };
+    if url.host_str().is_none_or(str::is_empty) {
+        return Err(invalid("it names no host"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(invalid("it contains a user name: use `login` instead"));
+    }
+    if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+        return Err(invalid("it has a path: only scheme, host and port belong here"));
+    }
+    // 0.0.0.0 and [::] are where a server listens; a client that was told so means this machine.
+    match url.host() {
+        Some(Host::Ipv4(ip)) if ip.is_unspecified() => set_host(&mut url, trimmed, "127.0.0.1"),
+        Some(Host::Ipv6(ip)) if ip.is_unspecified() => set_host(&mut url, trimmed, "[::1]"),
+        Some(Host::Domain("docker.io")) => set_host(&mut url, trimmed, "registry-1.docker.io"),
+        _ => {}
+    }
+    Ok(url)
+}
+
+fn set_host(url: &mut Url, written: &str, host: &str) {
+    if url.set_host(Some(host)).is_err() {
+        tracing::debug!(written, host, "could not replace the host of an address");
+    }
+    // `0.0.0.0:5000` without a scheme is this machine, so TLS is not meant.
+    if !written.contains("://") && host != "registry-1.docker.io" {
+        let port = url.port();
+        if url.set_scheme("http").is_ok() {
+            let _kept = url.set_port(port);
+        }
+    }
+}
+
+/// Whether `host` (a name or an address, without port, brackets allowed) is this machine.
+pub fn is_loopback_host(host: &str) -> bool {
+    Host::parse(host).is_ok_and(|host| is_loopback(&host.as_ref_str()))
+}
+
+trait AsRefStr {
+    fn as_ref_str(&self) -> Host<&str>;
+}
+
+impl AsRefStr for Host<String> {
+    fn as_ref_str(&self) -> Host<&str> {
+        match self {
+            Host::Domain(name) => Host::Domain(name),
+            Host::Ipv4(ip) => Host::Ipv4(*ip),
+            Host::Ipv6(ip) => Host::Ipv6(*ip),
+        }
+    }
+}
+
+pub(crate) fn is_loopback(host: &Host<&str>) -> bool {
+    match host {
+        Host::Domain(name) => {
+            let name = name.trim_end_matches('.');
+            name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost")
+        }
+        Host::Ipv4(ip) => IpAddr::V4(*ip).is_loopback(),
+        Host::Ipv6(ip) => IpAddr::V6(*ip).is_loopback(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_become_base_urls() {
+        let check = |address: &str, expect: &str| {
+            let got = base_url(address, PlainHttp::Loopback).map(|url| url.to_string());
+            assert_eq!(got.ok().as_deref(), Some(expect), "{address}");
+        };
+        check("127.0.0.1:5000", "http://127.0.0.1:5000/");
+        check("localhost", "http://localhost/");
+        check("localhost:5000/", "http://localhost:5000/");
+        check("[::1]:5000", "http://[::1]:5000/");
+        check("hub.local", "https://hub.local/");
+        check("hub.local:5000", "https://hub.local:5000/");
+        check("http://hub.local", "http://hub.local/");
+        check("https://127.0.0.1:5000", "https://127.0.0.1:5000/");
+        check("0.0.0.0:5000", "http://127.0.0.1:5000/");
+        check("docker.io", "https://registry-1.docker.io/");
+        check("localhost:443", "http://localhost:443/");
+    }
+
+    #[test]
+    fn plain_http_is_for_all_when_told() {
+        let url = base_url("hub.local:5000", PlainHttp::Always).unwrap();
+        assert_eq!(url.as_str(), "http://hub.local:5000/");
+        // A scheme that was written wins.
+        let url = base_url("https://hub.local", PlainHttp::Always).unwrap();
+        assert_eq!(url.as_str(), "https://hub.local/");
+    }
+
+    #[test]
+    fn addresses_that_are_none() {
+        for address in
+            ["", "ftp://x", "http://", "hub.local/team", "http://u:p@hub.local", "a b", "hub.local:99999"]
+        {
+            assert!(base_url(address, PlainHttp::Loopback).is_err(), "{address:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_of_this_machine() {
+        for host in ["localhost", "LOCALHOST", "a.localhost", "127.0.0.1", "127.9.9.9", "[::1]"] {
+            assert!(is_loopback_host(host), "{host}");
+        }
+        for host in ["hub.local", "10.0.0.1", "localhost.example", "[fe80::1]"] {
+            assert!(!is_loopback_host(host), "{host}");
+        }
+    }
+}

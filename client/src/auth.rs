@@ -1,0 +1,276 @@
+//! The challenges of RFC 9110 and docker's token protocol: what a 401 asks for, and how a token is got. Pure but for `fetch_token`, which the transport calls.
+
+use std::time::{Duration, Instant};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use http::{HeaderMap, HeaderValue, header};
+use lode_model::reference::Repository;
+use serde::Deserialize;
+use url::Url;
+
+use crate::{Error, Login, error};
+
+/// What a request needs to be allowed to do, in the token protocol's words.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Scope(Vec<String>);
+
+impl Scope {
+    /// No scope: `/v2/` and the APIs that are not about one repository.
+    pub(crate) fn none() -> Self {
+        Scope(Vec::new())
+    }
+
+    pub(crate) fn pull(repository: &Repository) -> Self {
+        Scope(vec![format!("repository:{repository}:pull")])
+    }
+
+    pub(crate) fn push(repository: &Repository) -> Self {
+        Scope(vec![format!("repository:{repository}:pull,push")])
+    }
+
+    pub(crate) fn delete(repository: &Repository) -> Self {
+        Scope(vec![format!("repository:{repository}:pull,push,delete")])
+    }
+
+    /// Also reading `from`, for a mount.
+    pub(crate) fn and_pull(mut self, from: &Repository) -> Self {
+        self.0.push(format!("repository:{from}:pull"));
+        self
+    }
+}
+
+/// One challenge of a `WWW-Authenticate` header that this client can answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Challenge {
+    Basic,
+    Bearer { realm: String, service: Option<String>, scope: Option<String> },
+}
+
+/// The best challenge offered: Bearer before Basic, as docker does.
+pub(crate) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
+    let mut basic = false;
+    for value in headers.get_all(header::WWW_AUTHENTICATE) {
+        for (scheme, parameters) in parse_challenges(value.to_str().unwrap_or_default()) {
+            if scheme.eq_ignore_ascii_case("basic") {
+                basic = true;
+            } else if scheme.eq_ignore_ascii_case("bearer") {
+                let get = |name: &str| {
+                    parameters
+                        .iter()
+                        .find(|(key, _)| key.eq_ignore_ascii_case(name))
+                        .map(|(_, value)| value.clone())
+                };
+                if let Some(realm) = get("realm") {
+                    return Some(Challenge::Bearer { realm, service: get("service"), scope: get("scope") });
+                }
+            }
+        }
+    }
+    basic.then_some(Challenge::Basic)
+}
+
+type Parameters = Vec<(String, String)>;
+
+/// Splits `Bearer a="1",b=2, Basic realm="x"`: a word that is not followed by `=` starts a new challenge.
+fn parse_challenges(text: &str) -> Vec<(String, Parameters)> {
+    let mut found: Vec<(String, Parameters)> = Vec::new();
+    let mut rest = text.trim_start_matches([' ', ',', '\t']);
+    while !rest.is_empty() {
+        let end = rest.find([' ', ',', '=', '\t']).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        let after_space = after.trim_start();
+        if let Some(value) = after_space.strip_prefix('=') {
+            let (value, remaining) = parse_value(value.trim_start());
+            if let Some((_, parameters)) = found.last_mut() {
+                parameters.push((word.to_owned(), value));
+            }
+            rest = remaining;
+        } else {
+            if !word.is_empty() {
+                found.push((word.to_owned(), Vec::new()));
+            }
+            rest = after_space;
+        }
+        rest = rest.trim_start_matches([' ', ',', '\t']);
+    }
+    found
+}
+
+/// A token or a quoted string with backslash escapes, and what follows it.
+fn parse_value(text: &str) -> (String, &str) {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find([' ', ',', '\t']).unwrap_or(text.len());
+        return (text[..end].to_owned(), &text[end..]);
+    };
+    let mut value = String::new();
+    let mut characters = quoted.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => return (value, &quoted[at + 1..]),
+            '\\' => value.extend(characters.next().map(|(_, escaped)| escaped)),
+            _ => value.push(character),
+        }
+    }
+    (value, "")
+}
+
+/// An `Authorization` header and until when it is worth sending.
+#[derive(Clone)]
+pub(crate) struct Ticket {
+    pub(crate) header: HeaderValue,
+    pub(crate) expires: Option<Instant>,
+}
+
+impl Ticket {
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.expires.is_none_or(|expires| Instant::now() < expires)
+    }
+}
+
+pub(crate) fn basic(login: &Login) -> HeaderValue {
+    let encoded = BASE64_STANDARD.encode(format!("{}:{}", login.username, login.password));
+    secret(&format!("Basic {encoded}"))
+}
+
+fn secret(text: &str) -> HeaderValue {
+    // Base64 is always a legal header; a token with control characters is not one and is refused by the server like any wrong token.
+    let mut value = HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("Bearer"));
+    value.set_sensitive(true);
+    value
+}
+
+#[derive(Deserialize)]
+struct TokenAnswer {
+    token: Option<String>,
+    access_token: Option<String>,
+    expires_in: Option<u64>,
+}
+
+/// Without `expires_in` a token lives this long; the protocol allows no shorter life.
+const DEFAULT_LIFE_S: u64 = 60;
+const MAX_TOKEN_ANSWER: usize = 1 << 20;
+
+/// Asks the realm of a Bearer challenge for a token that covers `scope` and what the challenge itself named. `registry` is who sent the challenge.
+pub(crate) async fn fetch_token(
+    http: &reqwest::Client,
+    registry: &Url,
+    (realm, service, challenged): (&str, Option<&str>, Option<&str>),
+    scope: &Scope,
+    login: Option<&Login>,
+) -> Result<Ticket, Error> {
+    let protocol = |why: String| Error::Protocol { server: error::server(registry), why };
+    // A realm may be relative in practice and is often another host.
+    let mut url =
+        registry.join(realm).map_err(|_| protocol(format!("the token realm `{realm}` is not a URL")))?;
+    let safe = url.scheme() == "https"
+        || registry.scheme() == "http"
+        || url.host().is_some_and(|host| crate::address::is_loopback(&host));
+    if !safe || !matches!(url.scheme(), "http" | "https") {
+        return Err(protocol(format!("the token realm `{realm}` would send the login without TLS")));
+    }
+    {
+        let mut query = url.query_pairs_mut();
+        if let Some(service) = service {
+            query.append_pair("service", service);
+        }
+        let asked = scope.0.iter().map(String::as_str);
+        let named = challenged.unwrap_or_default().split(' ').filter(|s| !s.is_empty() && !covers(scope, s));
+        for scope in asked.chain(named) {
+            query.append_pair("scope", scope);
+        }
+        if let Some(login) = login {
+            query.append_pair("account", &login.username);
+        }
+    }
+    let mut request = http.get(url.clone()).timeout(Duration::from_secs(60));
+    if let Some(login) = login {
+        request = request.header(header::AUTHORIZATION, basic(login));
+    }
+    let asked_at = Instant::now();
+    let server = error::server(&url);
+    let response =
+        request.send().await.map_err(|source| crate::transport::transport_error(server.clone(), source))?;
+    let status = response.status();
+    let body = crate::transport::read_limited(response, MAX_TOKEN_ANSWER, &server).await?;
+    if !status.is_success() {
+        let entries = error::entries(&body);
+        return Err(match status.as_u16() {
+            400 | 401 => Error::Unauthorized { server, entries },
+            403 => Error::Denied { server, entries },
+            _ => Error::Refused { server, status, entries },
+        });
+    }
+    let answer: TokenAnswer = serde_json::from_slice(&body)
+        .map_err(|_| protocol("the token endpoint did not answer with JSON".into()))?;
+    let token = answer
+        .token
+        .or(answer.access_token)
+        .filter(|token| !token.is_empty())
+        .ok_or_else(|| protocol("the token endpoint's answer holds no token".into()))?;
+    let life = Duration::from_secs(answer.expires_in.unwrap_or(DEFAULT_LIFE_S).max(DEFAULT_LIFE_S));
+    // A tenth of its life is kept back for the way there.
+    Ok(Ticket {
+        header: secret(&format!("Bearer {token}")),
+        expires: asked_at.checked_add(life.mul_f64(0.9)),
+    })
+}
+
+/// Whether our own scope already asks for what the challenge names: same resource, and at least its actions.
+fn covers(scope: &Scope, named: &str) -> bool {
+    let Some((resource, actions)) = named.rsplit_once(':') else { return false };
+    scope.0.iter().any(|ours| {
+        ours.rsplit_once(':').is_some_and(|(our_resource, our_actions)| {
+            our_resource == resource
+                && actions.split(',').all(|action| our_actions.split(',').any(|our| our == action))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[&'static str]) -> Option<Challenge> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(value));
+        }
+        challenge(&headers)
+    }
+
+    #[test]
+    fn challenges_are_understood() {
+        let bearer = |realm: &str, service: Option<&str>, scope: Option<&str>| {
+            Some(Challenge::Bearer {
+                realm: realm.to_owned(),
+                service: service.map(str::to_owned),
+                scope: scope.map(str::to_owned),
+            })
+        };
+        assert_eq!(
+            of(&[r#"Bearer realm="https://a/token",service="hub",scope="repository:x:pull,push""#]),
+            bearer("https://a/token", Some("hub"), Some("repository:x:pull,push"))
+        );
+        assert_eq!(of(&[r#"bearer REALM="/t" , service=hub"#]), bearer("/t", Some("hub"), None));
+        assert_eq!(
+            of(&[r#"Basic realm="x", Bearer realm="https://a\"b""#]),
+            bearer("https://a\"b", None, None)
+        );
+        assert_eq!(of(&[r#"Basic realm="x""#]), Some(Challenge::Basic));
+        assert_eq!(of(&["Negotiate", "Basic"]), Some(Challenge::Basic));
+        assert_eq!(of(&["Bearer"]), None);
+        assert_eq!(of(&["", ",,=", "\"", "Negotiate abc=="]), None);
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn a_challenge_is_not_asked_for_twice() {
+        let repository: Repository = "team/x".parse().unwrap();
+        let scope = Scope::push(&repository);
+        assert!(covers(&scope, "repository:team/x:pull"));
+        assert!(covers(&scope, "repository:team/x:push,pull"));
+        assert!(!covers(&scope, "repository:team/x:delete"));
+        assert!(!covers(&scope, "repository:team/y:pull"));
+        assert!(!covers(&scope, "nonsense"));
+    }
+}

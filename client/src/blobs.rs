@@ -1,0 +1,222 @@
+//! Blobs: asked about, streamed whole or in part, and read into memory when small. Whole downloads to a file are in pull.rs, uploads in push.rs.
+
+use std::{ops::Range, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use lode_model::{
+    digest::{Digest, Hasher},
+    reference::Repository,
+};
+
+use crate::{
+    Error, Registry,
+    auth::Scope,
+    manifests::length_header,
+    transport::{self, Request},
+};
+
+/// What a HEAD tells about a blob.
+#[derive(Debug, Clone)]
+pub struct BlobInfo {
+    pub digest: Digest,
+    pub size_bytes: u64,
+}
+
+/// Bytes of a blob on their way here.
+pub struct BlobStream {
+    /// Which bytes of the blob these are. The whole blob if the registry does not do ranges: compare before use.
+    pub range: Range<u64>,
+    /// Size of the whole blob where the registry told it.
+    pub total: Option<u64>,
+    /// Ends with an error if the connection breaks before `range` is complete. Not verified: part of a blob cannot be.
+    pub bytes: BoxStream<'static, Result<Bytes, Error>>,
+}
+
+impl Registry {
+    /// Asks about a blob of `repository`; none if it is not there.
+    pub async fn blob_head(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<BlobInfo>, Error> {
+        let url = self.blob_url(repository, digest);
+        let request = Request::new(Method::HEAD, url.clone(), Scope::pull(repository));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            StatusCode::OK => {
+                let size_bytes = length_header(response.headers())
+                    .ok_or_else(|| self.protocol("a HEAD of a blob came without Content-Length"))?;
+                Ok(Some(BlobInfo { digest: digest.clone(), size_bytes }))
+            }
+            StatusCode::NOT_FOUND => Ok(None),
+            _ => Err(transport::refused(response, &url).await),
+        }
+    }
+
+    /// Streams a blob, or `range` of it (end exclusive, not empty), from one connection: what happens on a cut is for the caller to say.
+    pub async fn blob_get(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        range: Option<Range<u64>>,
+    ) -> Result<BlobStream, Error> {
+        let url = self.blob_url(repository, digest);
+        let mut request = Request::new(Method::GET, url.clone(), Scope::pull(repository));
+        if let Some(range) = &range {
+            let text = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
+            let value =
+                HeaderValue::from_str(&text).map_err(|_| self.protocol("a range cannot be written"))?;
+            request = request.header(header::RANGE, value);
+        }
+        let response = self.inner().send(&request).await?;
+        let headers = response.headers();
+        let (got, total) = match response.status() {
+            StatusCode::OK => {
+                let total = length_header(headers);
+                (0..total.unwrap_or(u64::MAX), total)
+            }
+            StatusCode::PARTIAL_CONTENT if range.is_some() => content_range(headers).ok_or_else(|| {
+                self.protocol("a part of a blob came without a Content-Range that makes sense")
+            })?,
+            StatusCode::NOT_FOUND => {
+                return Err(Error::BlobUnknown {
+                    server: self.server(),
+                    repository: repository.clone(),
+                    digest: digest.clone(),
+                });
+            }
+            _ => return Err(transport::refused(response, &url).await),
+        };
+        Ok(BlobStream { bytes: self.body_stream(response, got.end - got.start), range: got, total })
+    }
+
+    /// A small blob, verified, in memory. One that is longer than `limit` bytes is refused.
+    pub async fn blob_bytes(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        limit: u64,
+    ) -> Result<Bytes, Error> {
+        let mut failed = 0;
+        loop {
+            match self.blob_bytes_once(repository, digest, limit).await {
+                Err(error) if error.is_transient() && failed + 1 < self.inner().options.retry.attempts => {
+                    failed += 1;
+                    tokio::time::sleep(self.inner().options.retry.delay(failed, None)).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn blob_bytes_once(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        limit: u64,
+    ) -> Result<Bytes, Error> {
+        let mut stream = self.blob_get(repository, digest, None).await?;
+        let mut body = Vec::with_capacity(stream.total.unwrap_or(0).min(limit) as usize);
+        let mut hasher = Hasher::new(digest.algorithm());
+        while let Some(chunk) = stream.bytes.next().await {
+            let chunk = chunk?;
+            if (body.len() + chunk.len()) as u64 > limit {
+                return Err(Error::SizeMismatch {
+                    digest: digest.clone(),
+                    expected: limit,
+                    got: stream.total.unwrap_or((body.len() + chunk.len()) as u64),
+                });
+            }
+            hasher.update(&chunk);
+            body.extend_from_slice(&chunk);
+        }
+        let got = hasher.finish();
+        if got != *digest {
+            return Err(Error::DigestMismatch { expected: digest.clone(), got });
+        }
+        Ok(body.into())
+    }
+
+    /// The body with the idle limit applied, and cut short or too long told as an error.
+    fn body_stream(
+        &self,
+        response: reqwest::Response,
+        length: u64,
+    ) -> BoxStream<'static, Result<Bytes, Error>> {
+        let idle = self.inner().options.idle_timeout;
+        let server = self.server();
+        let state = (response, length, server, false);
+        futures::stream::unfold(state, move |(mut response, left, server, ended)| async move {
+            if ended {
+                return None;
+            }
+            let next = read_chunk(&mut response, idle, &server).await;
+            let (item, left) = match next {
+                Ok(Some(chunk)) if chunk.len() as u64 <= left => {
+                    let left = left - chunk.len() as u64;
+                    (Ok(chunk), left)
+                }
+                Ok(Some(_)) => (
+                    Err(Error::Protocol {
+                        server: server.clone(),
+                        why: "it sent more than it announced".into(),
+                    }),
+                    left,
+                ),
+                Ok(None) => return None,
+                Err(error) => (Err(error), left),
+            };
+            let ended = item.is_err();
+            Some((item, (response, left, server, ended)))
+        })
+        .boxed()
+    }
+}
+
+async fn read_chunk(
+    response: &mut reqwest::Response,
+    idle: Duration,
+    server: &str,
+) -> Result<Option<Bytes>, Error> {
+    match tokio::time::timeout(idle, response.chunk()).await {
+        Ok(chunk) => chunk.map_err(|source| transport::transport_error(server.to_owned(), source)),
+        Err(_) => Err(Error::Stalled { server: server.to_owned(), seconds: idle.as_secs() }),
+    }
+}
+
+/// `bytes a-b/total` as an end-exclusive range and the total where it is told.
+pub(crate) fn content_range(headers: &HeaderMap) -> Option<(Range<u64>, Option<u64>)> {
+    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
+    let (range, total) = text.trim().strip_prefix("bytes")?.trim_start().split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    let total = match total.trim() {
+        "*" => None,
+        total => Some(total.parse().ok()?),
+    };
+    let end = last.checked_add(1)?;
+    (first < end && total.is_none_or(|total| end <= total)).then_some((first..end, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges() {
+        let check = |text: &'static str, expect| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_RANGE, HeaderValue::from_static(text));
+            assert_eq!(content_range(&headers), expect, "{text}");
+        };
+        check("bytes 0-9/10", Some((0..10, Some(10))));
+        check("bytes 5-9/*", Some((5..10, None)));
+        check("bytes 5-10/10", None);
+        check("bytes 9-5/10", None);
+        check("bytes */10", None);
+        check("0-9/10", None);
+        check("bytes 0-18446744073709551615/*", None);
+    }
+}

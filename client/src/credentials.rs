@@ -1,0 +1,185 @@
+//! Which user name and password belong to which host. A small file of our own under the user's configuration folder, readable by its owner only.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::Write,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// A user name and a password or token.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Login {
+    pub username: String,
+    pub password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").field("username", &self.username).field("password", &"(hidden)").finish()
+    }
+}
+
+/// Where the client looks a host up when that host asks for a login.
+#[derive(Clone, Default)]
+pub struct Credentials(Option<Arc<dyn Fn(&str) -> Option<Login> + Send + Sync>>);
+
+impl Credentials {
+    /// Nobody: only what is open to all can be reached.
+    pub fn none() -> Self {
+        Credentials(None)
+    }
+
+    /// One login for one `host[:port]`.
+    pub fn fixed(host: impl Into<String>, login: Login) -> Self {
+        let host = host.into();
+        Credentials::from_fn(move |asked| (asked == host).then(|| login.clone()))
+    }
+
+    /// Asks `look_up` with `host[:port]`, each time a server sends a challenge that no cached token answers.
+    pub fn from_fn(look_up: impl Fn(&str) -> Option<Login> + Send + Sync + 'static) -> Self {
+        Credentials(Some(Arc::new(look_up)))
+    }
+
+    /// Reads `file` on each look-up, so that a login made meanwhile counts. A file that cannot be read is logged and counts as empty.
+    pub fn from_file(file: CredentialFile) -> Self {
+        Credentials::from_fn(move |host| match file.get(host) {
+            Ok(login) => login,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the credentials file");
+                None
+            }
+        })
+    }
+
+    pub(crate) fn get(&self, host: &str) -> Option<Login> {
+        self.0.as_ref().and_then(|look_up| look_up(host))
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Credentials(..)" } else { "Credentials(none)" })
+    }
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Stored {
+    #[serde(default)]
+    hosts: BTreeMap<String, Login>,
+}
+
+/// The file behind `login` and `logout`: JSON, `{"hosts": {"hub.local:5000": {"username": .., "password": ..}}}`, mode 0600.
+#[derive(Debug, Clone)]
+pub struct CredentialFile {
+    path: PathBuf,
+}
+
+impl CredentialFile {
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        CredentialFile { path: path.into() }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The login of `host[:port]`; a file that does not exist holds none.
+    pub fn get(&self, host: &str) -> Result<Option<Login>, Error> {
+        Ok(self.read()?.hosts.remove(host))
+    }
+
+    pub fn set(&self, host: &str, login: Login) -> Result<(), Error> {
+        let mut stored = self.read()?;
+        stored.hosts.insert(host.to_owned(), login);
+        self.write(&stored)
+    }
+
+    /// Forgets `host`; whether there was anything to forget.
+    pub fn remove(&self, host: &str) -> Result<bool, Error> {
+        let mut stored = self.read()?;
+        let known = stored.hosts.remove(host).is_some();
+        if known {
+            self.write(&stored)?;
+        }
+        Ok(known)
+    }
+
+    fn read(&self) -> Result<Stored, Error> {
+        let bytes = match std::fs::read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Stored::default()),
+            Err(source) => return Err(self.failed("read", source)),
+        };
+        serde_json::from_slice(&bytes).map_err(|error| self.failed("understand", error.into()))
+    }
+
+    fn write(&self, stored: &Stored) -> Result<(), Error> {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder).map_err(|source| self.failed("write", source))?;
+        let text = serde_json::to_vec_pretty(stored).map_err(|error| self.failed("write", error.into()))?;
+        // Written beside and renamed, so that a reader sees the old file or the new one.
+        let fresh = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        let written = (|| {
+            let mut options = std::fs::OpenOptions::new();
+            options.write(true).create(true).truncate(true);
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            let mut file = options.open(&fresh)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            std::fs::rename(&fresh, &self.path)
+        })();
+        written.map_err(|source| {
+            let _gone = std::fs::remove_file(&fresh);
+            self.failed("write", source)
+        })
+    }
+
+    fn failed(&self, action: &'static str, source: std::io::Error) -> Error {
+        Error::File { action, path: self.path.clone(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logins_come_back_and_are_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = CredentialFile::at(folder.path().join("lode/credentials.json"));
+        assert_eq!(file.get("a:1").unwrap(), None);
+        let login = Login { username: "ann".into(), password: "secret".into() };
+        file.set("a:1", login.clone()).unwrap();
+        file.set("b", Login { username: "bob".into(), password: "x".into() }).unwrap();
+        assert_eq!(file.get("a:1").unwrap(), Some(login.clone()));
+        #[cfg(unix)]
+        {
+            let mode = std::os::unix::fs::PermissionsExt::mode(
+                &std::fs::metadata(file.path()).unwrap().permissions(),
+            );
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        assert!(file.remove("a:1").unwrap());
+        assert!(!file.remove("a:1").unwrap());
+        assert_eq!(file.get("b").unwrap().unwrap().username, "bob");
+        assert!(!format!("{login:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_spoilt_file_is_an_error_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("credentials.json");
+        std::fs::write(&path, "not json").unwrap();
+        let file = CredentialFile::at(&path);
+        assert!(file.get("a").is_err());
+        assert!(file.set("a", Login { username: String::new(), password: String::new() }).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "not json");
+    }
+}

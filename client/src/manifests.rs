@@ -1,0 +1,199 @@
+//! Manifests: read with their digest verified, written, asked about and deleted. Bytes are never re-serialised.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use lode_model::{
+    digest::{Algorithm, Digest},
+    manifest::MAX_MANIFEST_BYTES,
+    media_type,
+    reference::{Reference, Repository, Tag},
+};
+
+use crate::{
+    Error, Registry,
+    auth::Scope,
+    transport::{self, Body, Request},
+};
+
+/// A manifest as the registry keeps it.
+#[derive(Debug, Clone)]
+pub struct RawManifest {
+    /// The exact bytes that were pushed.
+    pub bytes: Bytes,
+    /// The `Content-Type` of the answer, without parameters.
+    pub media_type: String,
+    /// Of `bytes`, computed here; equal to the one asked for where that was a digest.
+    pub digest: Digest,
+}
+
+/// What a HEAD tells about a manifest.
+#[derive(Debug, Clone)]
+pub struct ManifestInfo {
+    pub media_type: Option<String>,
+    pub digest: Option<Digest>,
+    pub size_bytes: Option<u64>,
+}
+
+/// What the registry said about a manifest that it took.
+#[derive(Debug, Clone)]
+pub struct ManifestPut {
+    /// Of the bytes that were sent.
+    pub digest: Digest,
+    /// The subject that the registry has linked it to (`OCI-Subject`).
+    pub subject: Option<Digest>,
+    /// Tags beside the one in the path that were set (`OCI-Tag`).
+    pub tags: Vec<Tag>,
+}
+
+/// What is asked for in `Accept`; registries that convert would else pick something old.
+const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json, */*;q=0.1";
+
+impl Registry {
+    /// The manifest at a tag or digest, its bytes verified against the digest asked for, or else against the one that the registry announced.
+    pub async fn manifest_get(
+        &self,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<RawManifest, Error> {
+        let url = self.manifest_url(repository, reference);
+        let request = Request::new(Method::GET, url.clone(), Scope::pull(repository))
+            .header(header::ACCEPT, HeaderValue::from_static(ACCEPT));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND => return Err(self.manifest_unknown(repository, reference)),
+            _ => return Err(transport::refused(response, &url).await),
+        }
+        let announced = digest_header(response.headers());
+        let media_type = media_type_header(response.headers()).unwrap_or_default();
+        let bytes = Bytes::from(
+            transport::read_limited(response, MAX_MANIFEST_BYTES as usize, &self.server()).await?,
+        );
+        let expected = match reference {
+            Reference::Digest(digest) => Some(digest.clone()),
+            Reference::Tag(_) => announced,
+        };
+        let digest = match expected {
+            Some(expected) => {
+                let got = Digest::of(expected.algorithm(), &bytes);
+                if got != expected {
+                    return Err(Error::DigestMismatch { expected, got });
+                }
+                got
+            }
+            None => Digest::of(Algorithm::Sha256, &bytes),
+        };
+        Ok(RawManifest { bytes, media_type, digest })
+    }
+
+    /// Asks about a manifest without reading it; none if it does not exist.
+    pub async fn manifest_head(
+        &self,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Option<ManifestInfo>, Error> {
+        let url = self.manifest_url(repository, reference);
+        let request = Request::new(Method::HEAD, url.clone(), Scope::pull(repository))
+            .header(header::ACCEPT, HeaderValue::from_static(ACCEPT));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND => return Ok(None),
+            _ => return Err(transport::refused(response, &url).await),
+        }
+        let headers = response.headers();
+        Ok(Some(ManifestInfo {
+            media_type: media_type_header(headers),
+            digest: digest_header(headers),
+            size_bytes: length_header(headers),
+        }))
+    }
+
+    /// Stores `bytes` under a tag or their digest, and under `tags` too where the registry can do that.
+    pub async fn manifest_put(
+        &self,
+        repository: &Repository,
+        reference: &Reference,
+        media_type: &str,
+        bytes: Bytes,
+        tags: &[Tag],
+    ) -> Result<ManifestPut, Error> {
+        let mut url = self.manifest_url(repository, reference);
+        if !tags.is_empty() {
+            let mut query = url.query_pairs_mut();
+            for tag in tags {
+                query.append_pair("tag", tag.as_str());
+            }
+        }
+        let content_type = HeaderValue::from_str(media_type)
+            .map_err(|_| self.protocol(format!("`{media_type}` cannot be sent as a media type")))?;
+        let algorithm = match reference {
+            Reference::Digest(digest) => digest.algorithm(),
+            Reference::Tag(_) => Algorithm::Sha256,
+        };
+        let digest = Digest::of(algorithm, &bytes);
+        if let Reference::Digest(expected) = reference
+            && *expected != digest
+        {
+            return Err(Error::DigestMismatch { expected: expected.clone(), got: digest });
+        }
+        let mut request = Request::new(Method::PUT, url, Scope::push(repository))
+            .header(header::CONTENT_TYPE, content_type);
+        request.body = Body::Bytes(bytes);
+        let response = self.inner().send_ok(&request).await?;
+        let headers = response.headers();
+        if let Some(got) = digest_header(headers)
+            && got.algorithm() == digest.algorithm()
+            && got != digest
+        {
+            return Err(Error::DigestMismatch { expected: digest, got });
+        }
+        let parse = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let accepted = headers
+            .get_all("oci-tag")
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .filter_map(|tag| tag.trim().parse().ok())
+            .collect();
+        Ok(ManifestPut {
+            digest,
+            subject: parse("oci-subject").and_then(|subject| subject.parse().ok()),
+            tags: accepted,
+        })
+    }
+
+    /// Deletes a tag, or a manifest with every tag that points at it.
+    pub async fn manifest_delete(&self, repository: &Repository, reference: &Reference) -> Result<(), Error> {
+        let url = self.manifest_url(repository, reference);
+        let request = Request::new(Method::DELETE, url.clone(), Scope::delete(repository));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            status if status.is_success() => Ok(()),
+            StatusCode::NOT_FOUND => Err(self.manifest_unknown(repository, reference)),
+            _ => Err(transport::refused(response, &url).await),
+        }
+    }
+
+    fn manifest_unknown(&self, repository: &Repository, reference: &Reference) -> Error {
+        Error::ManifestUnknown {
+            server: self.server(),
+            repository: repository.clone(),
+            reference: Box::new(reference.clone()),
+        }
+    }
+}
+
+pub(crate) fn digest_header(headers: &HeaderMap) -> Option<Digest> {
+    headers.get("docker-content-digest")?.to_str().ok()?.parse().ok()
+}
+
+pub(crate) fn length_header(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn media_type_header(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    Some(media_type::essence(value).to_owned())
+}

@@ -1,0 +1,69 @@
+//! Which upload session a blob was being sent to when this process ended. One small file a session, so that a push that is repeated goes on where it stopped.
+
+use std::path::PathBuf;
+
+use lode_model::{
+    digest::{Algorithm, Digest},
+    reference::Repository,
+};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+/// Sessions are worth remembering only for blobs that take a while.
+pub(crate) const WORTH_REMEMBERING: u64 = 16 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Remembered {
+    repository: Repository,
+    digest: Digest,
+    location: Url,
+}
+
+/// The place of one session's note; nothing happens where no folder is configured.
+pub(crate) struct Memory {
+    path: Option<PathBuf>,
+}
+
+impl Memory {
+    pub(crate) fn of(
+        folder: Option<&PathBuf>,
+        base: &Url,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Memory {
+        let path = folder.map(|folder| {
+            let key = Digest::of(Algorithm::Sha256, format!("{base} {repository} {digest}").as_bytes());
+            folder.join(format!("{}.json", key.hex()))
+        });
+        Memory { path }
+    }
+
+    /// The session's address, if it is on the registry that is asked now.
+    pub(crate) async fn recall(&self, base: &Url) -> Option<Url> {
+        let bytes = tokio::fs::read(self.path.as_ref()?).await.ok()?;
+        let remembered: Remembered = serde_json::from_slice(&bytes).ok()?;
+        (remembered.location.origin() == base.origin()).then_some(remembered.location)
+    }
+
+    /// A note that cannot be written costs a resume and nothing else.
+    pub(crate) async fn remember(&self, repository: &Repository, digest: &Digest, location: &Url) {
+        let Some(path) = &self.path else { return };
+        let note =
+            Remembered { repository: repository.clone(), digest: digest.clone(), location: location.clone() };
+        let written = async {
+            if let Some(folder) = path.parent() {
+                tokio::fs::create_dir_all(folder).await?;
+            }
+            tokio::fs::write(path, serde_json::to_vec(&note)?).await
+        };
+        if let Err(error) = written.await {
+            tracing::debug!(%error, path = %path.display(), "cannot remember an upload");
+        }
+    }
+
+    pub(crate) async fn forget(&self) {
+        if let Some(path) = &self.path {
+            let _absent = tokio::fs::remove_file(path).await;
+        }
+    }
+}

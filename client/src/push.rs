@@ -1,0 +1,585 @@
+//! A blob to a registry: offered by anonymous mount first, then sent in chunks to an upload session, which is asked how far it got whenever a connection is cut.
+
+use std::{
+    io::{self, Read},
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use lode_model::{
+    digest::{Algorithm, Digest},
+    reference::Repository,
+};
+use url::Url;
+
+use crate::{
+    Error, Progress, Registry,
+    auth::Scope,
+    error,
+    manifests::digest_header,
+    memory::{Memory, WORTH_REMEMBERING},
+    transport::{self, Body, Request, Retry},
+};
+
+/// Bytes that can be read again from any offset: a file, a slice, a recipe.
+pub trait Content: Send + Sync {
+    /// How many bytes there are.
+    fn size(&self) -> u64;
+    /// Reads from `offset` to the end. Called on a thread that may block, again after every cut.
+    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>>;
+}
+
+impl Content for Bytes {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>> {
+        Ok(Box::new(self.get(offset as usize..).unwrap_or_default()))
+    }
+}
+
+/// What a registry said when a blob was offered.
+#[derive(Debug)]
+pub enum Offer {
+    /// The repository has it now; nothing needs to be sent.
+    Present,
+    /// It wants the bytes.
+    Wanted(Upload),
+}
+
+/// Whether a blob had to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushed {
+    Present,
+    Sent,
+}
+
+/// An upload session that waits for bytes.
+#[derive(Debug)]
+pub struct Upload {
+    repository: Repository,
+    digest: Digest,
+    size_bytes: u64,
+    location: Url,
+    /// Bytes that the registry has already, from an earlier attempt.
+    pub offset: u64,
+}
+
+/// Blobs below this are not asked about again after a mount was declined: sending them costs as little.
+const WORTH_ASKING: u64 = 1 << 20;
+/// Up to this a blob is read into memory and sent as one piece.
+const SMALL: u64 = 256 << 10;
+const READ_BYTES: usize = 256 << 10;
+/// Once every byte is sent the registry may take its time to make them durable.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(600);
+
+impl Registry {
+    /// Links a blob that the registry has (`from` a repository, or wherever it finds one) into `repository`. False: it has to be sent.
+    pub async fn blob_mount(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        from: Option<&Repository>,
+    ) -> Result<bool, Error> {
+        match self.open_session(repository, digest, from, true).await? {
+            None => Ok(true),
+            Some(location) => {
+                self.session_cancel(repository, &location).await;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Offers a blob of `size` bytes: first to go on with a session of an earlier run, then by mount.
+    pub async fn blob_offer(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        size: u64,
+        from: Option<&Repository>,
+    ) -> Result<Offer, Error> {
+        let upload = |location, offset| Upload {
+            repository: repository.clone(),
+            digest: digest.clone(),
+            size_bytes: size,
+            location,
+            offset,
+        };
+        if size >= WORTH_REMEMBERING
+            && let Some(location) = self.memory(repository, digest).recall(&self.base).await
+        {
+            match self.session_status(repository, &location).await {
+                Ok(Some((offset, location))) if offset <= size => {
+                    return Ok(Offer::Wanted(upload(location, offset)));
+                }
+                Ok(_) => self.memory(repository, digest).forget().await,
+                Err(error) => return Err(error),
+            }
+        }
+        let Some(location) = self.open_session(repository, digest, from, true).await? else {
+            return Ok(Offer::Present);
+        };
+        // A registry without anonymous mounts may have it all the same.
+        if size >= WORTH_ASKING && self.blob_head(repository, digest).await?.is_some() {
+            self.session_cancel(repository, &location).await;
+            return Ok(Offer::Present);
+        }
+        Ok(Offer::Wanted(upload(location, 0)))
+    }
+
+    /// Offers a blob and sends it if it is wanted.
+    pub async fn blob_push(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        content: Arc<dyn Content>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Pushed, Error> {
+        let size = content.size();
+        match self.blob_offer(repository, digest, size, None).await? {
+            Offer::Present => {
+                progress.moved(size);
+                Ok(Pushed::Present)
+            }
+            Offer::Wanted(upload) => {
+                self.upload_send(upload, content, progress).await?;
+                Ok(Pushed::Sent)
+            }
+        }
+    }
+
+    /// Sends what a session still lacks and closes it. `progress` counts every byte of the blob once, those of earlier attempts too.
+    pub async fn upload_send(
+        &self,
+        upload: Upload,
+        content: Arc<dyn Content>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(), Error> {
+        let Upload { repository, digest, size_bytes, location, offset } = upload;
+        if content.size() != size_bytes {
+            return Err(Error::SizeMismatch { digest, expected: size_bytes, got: content.size() });
+        }
+        let memory = self.memory(&repository, &digest);
+        let sending = Sending {
+            registry: self,
+            repository: &repository,
+            digest: &digest,
+            size: size_bytes,
+            memory: &memory,
+            feed: Arc::new(Feed {
+                content,
+                digest: digest.clone(),
+                progress,
+                counted: AtomicU64::new(0),
+                fed: AtomicU64::new(0),
+                failure: Mutex::new(None),
+            }),
+        };
+        sending.run(location, offset).await
+    }
+
+    /// Gives an upload up. A session that cannot be cancelled expires by itself.
+    pub async fn upload_cancel(&self, upload: Upload) {
+        self.session_cancel(&upload.repository, &upload.location).await;
+    }
+
+    fn memory(&self, repository: &Repository, digest: &Digest) -> Memory {
+        Memory::of(self.inner().options.upload_memory.as_ref(), &self.base, repository, digest)
+    }
+
+    /// Opens a session, or none if the blob was mounted instead.
+    async fn open_session(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        from: Option<&Repository>,
+        mount: bool,
+    ) -> Result<Option<Url>, Error> {
+        let mut url = self.v2(repository, "blobs/uploads/");
+        let mut scope = Scope::push(repository);
+        if mount {
+            url.query_pairs_mut().append_pair("mount", &digest.to_string());
+        }
+        if let Some(from) = from {
+            url.query_pairs_mut().append_pair("from", from.as_str());
+            scope = scope.and_pull(from);
+        }
+        if digest.algorithm() != Algorithm::Sha256 {
+            url.query_pairs_mut().append_pair("digest-algorithm", digest.algorithm().as_str());
+        }
+        let request = Request::new(Method::POST, url.clone(), scope);
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            StatusCode::CREATED if mount => Ok(None),
+            StatusCode::ACCEPTED | StatusCode::CREATED => {
+                self.location(response.headers(), response.url()).map(Some)
+            }
+            // Some registries refuse a mount that they cannot do instead of opening a session.
+            StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED if mount => {
+                Box::pin(self.open_session(repository, digest, None, false)).await
+            }
+            _ => Err(transport::refused(response, &url).await),
+        }
+    }
+
+    /// How far a session got and where it goes on; none if it is gone.
+    async fn session_status(
+        &self,
+        repository: &Repository,
+        location: &Url,
+    ) -> Result<Option<(u64, Url)>, Error> {
+        let request = Request::new(Method::GET, location.clone(), Scope::push(repository));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            status if status.is_success() => {
+                let offset = stored(response.headers());
+                let next = self.location(response.headers(), location).unwrap_or_else(|_| location.clone());
+                Ok(Some((offset, next)))
+            }
+            StatusCode::NOT_FOUND => Ok(None),
+            _ => Err(transport::refused(response, location).await),
+        }
+    }
+
+    async fn session_cancel(&self, repository: &Repository, location: &Url) {
+        let request = Request::new(Method::DELETE, location.clone(), Scope::push(repository));
+        if let Err(error) = self.inner().send_ok(&request).await {
+            tracing::debug!(%error, "an upload session was not cancelled and will expire");
+        }
+    }
+
+    fn location(&self, headers: &HeaderMap, from: &Url) -> Result<Url, Error> {
+        let missing = || self.protocol("an upload was accepted without a Location that makes sense");
+        let value =
+            headers.get(header::LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(missing)?;
+        from.join(value).ok().filter(|url| matches!(url.scheme(), "http" | "https")).ok_or_else(missing)
+    }
+}
+
+/// Bytes stored by the `Range: 0-<last>` of an upload. `0-0` is what registries say of an empty session, and of one byte; a wrong guess is corrected by a 416.
+fn stored(headers: &HeaderMap) -> u64 {
+    let text = headers.get(header::RANGE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let last =
+        text.trim_start_matches("bytes=").split_once('-').and_then(|(_, last)| last.trim().parse().ok());
+    match last {
+        None | Some(0) => 0,
+        Some(last) => u64::saturating_add(last, 1),
+    }
+}
+
+/// One blob on its way into one session after another.
+struct Sending<'a> {
+    registry: &'a Registry,
+    repository: &'a Repository,
+    digest: &'a Digest,
+    size: u64,
+    memory: &'a Memory,
+    feed: Arc<Feed>,
+}
+
+/// What a chunk's answer means.
+enum Step {
+    Done,
+    /// Stored up to here; go on there.
+    Stored(u64, Url),
+    /// Ask the session how far it got.
+    Unsure(Error),
+    /// The session is gone.
+    Gone,
+}
+
+impl Sending<'_> {
+    async fn run(&self, mut location: Url, mut offset: u64) -> Result<(), Error> {
+        let policy = self.registry.inner().options.retry;
+        let chunk_bytes = self.registry.inner().options.chunk_bytes.max(1);
+        let mut failed = 0;
+        let mut best = offset;
+        self.feed.settle(offset);
+        loop {
+            if self.size >= WORTH_REMEMBERING {
+                self.memory.remember(self.repository, self.digest, &location).await;
+            }
+            let end = self.size.min(offset.saturating_add(chunk_bytes));
+            let error = match self.chunk(&location, offset..end).await? {
+                Step::Done => {
+                    self.feed.settle(self.size);
+                    self.memory.forget().await;
+                    return Ok(());
+                }
+                Step::Stored(stored, next) if stored > offset && stored <= self.size => {
+                    (location, offset) = (next, stored);
+                    self.feed.settle(offset);
+                    if offset > best {
+                        (best, failed) = (offset, 0);
+                    }
+                    continue;
+                }
+                Step::Stored(stored, _) => self
+                    .registry
+                    .protocol(format!("it took a chunk from byte {offset} and has {stored} bytes")),
+                Step::Unsure(error) => error,
+                Step::Gone => self.registry.protocol("the upload session is gone"),
+            };
+            failed += 1;
+            tracing::debug!(digest = %self.digest, offset, failed, %error, "an upload was interrupted");
+            if failed >= policy.attempts {
+                return Err(error);
+            }
+            tokio::time::sleep(policy.delay(failed, None)).await;
+            (location, offset) = match self.registry.session_status(self.repository, &location).await? {
+                Some((stored, next)) if stored <= self.size && failed < 3 => (next, stored),
+                // Gone: perhaps because the answer to its last request was lost.
+                gone_or_stuck => {
+                    if self.registry.blob_head(self.repository, self.digest).await?.is_some() {
+                        self.feed.settle(self.size);
+                        self.memory.forget().await;
+                        return Ok(());
+                    }
+                    match gone_or_stuck {
+                        // Progress was made in it once, so it is the connection that is bad and not the session.
+                        Some((stored, next)) if stored > 0 && stored <= self.size => (next, stored),
+                        _ => match self.fresh_session().await? {
+                            Some(location) => (location, 0),
+                            None => {
+                                self.feed.settle(self.size);
+                                return Ok(());
+                            }
+                        },
+                    }
+                }
+            };
+            if offset > best {
+                (best, failed) = (offset, 0);
+            }
+            self.feed.settle(offset);
+        }
+    }
+
+    async fn fresh_session(&self) -> Result<Option<Url>, Error> {
+        self.memory.forget().await;
+        self.registry.open_session(self.repository, self.digest, None, true).await
+    }
+
+    /// Sends one chunk; the last one closes the session.
+    async fn chunk(&self, location: &Url, range: Range<u64>) -> Result<Step, Error> {
+        let last = range.end == self.size;
+        let whole = last && range.start == 0;
+        let mut url = location.clone();
+        if last {
+            url.query_pairs_mut().append_pair("digest", &self.digest.to_string());
+        }
+        let method = if last { Method::PUT } else { Method::PATCH };
+        let length = range.end - range.start;
+        let mut request = Request::new(method, url.clone(), Scope::push(self.repository))
+            .header(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        request.retry = Retry::Never;
+        request.patience = None;
+        if !whole && length > 0 {
+            let text = format!("{}-{}", range.start, range.end - 1);
+            let value = HeaderValue::from_str(&text)
+                .map_err(|_| self.registry.protocol("a range cannot be written"))?;
+            request = request.header(header::CONTENT_RANGE, value);
+        }
+        self.feed.fed.store(0, Ordering::Relaxed);
+        let make;
+        if length == 0 {
+            request.body = Body::Empty;
+        } else if self.size <= SMALL {
+            request.body = Body::Bytes(self.feed.read(range.clone()).await?);
+        } else {
+            request = request.header(header::CONTENT_LENGTH, HeaderValue::from(length));
+            let feed = self.feed.clone();
+            make = move || feed.body(range.clone());
+            request.body = Body::Stream(&make);
+        }
+        let sent = self.watched(&request, length).await;
+        if let Some(source) = self.feed.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(Error::Content { digest: self.digest.clone(), source });
+        }
+        let response = match sent {
+            Ok(response) => response,
+            Err(error) if error.is_transient() => return Ok(Step::Unsure(error)),
+            Err(error) => return Err(error),
+        };
+        match response.status() {
+            status if last && status.is_success() => {
+                if let Some(got) = digest_header(response.headers())
+                    && got.algorithm() == self.digest.algorithm()
+                    && got != *self.digest
+                {
+                    return Err(Error::DigestMismatch { expected: self.digest.clone(), got });
+                }
+                Ok(Step::Done)
+            }
+            status if status.is_success() => {
+                let next = self.registry.location(response.headers(), location)?;
+                Ok(Step::Stored(stored(response.headers()), next))
+            }
+            StatusCode::NOT_FOUND => Ok(Step::Gone),
+            StatusCode::RANGE_NOT_SATISFIABLE | StatusCode::CONFLICT => {
+                Ok(Step::Unsure(transport::refused(response, &url).await))
+            }
+            status if error::is_transient_status(status) => {
+                Ok(Step::Unsure(transport::refused(response, &url).await))
+            }
+            _ => Err(transport::refused(response, &url).await),
+        }
+    }
+
+    /// Waits as long as bytes move, and for a good while once all are sent.
+    async fn watched(&self, request: &Request<'_>, length: u64) -> Result<reqwest::Response, Error> {
+        let inner = self.registry.inner();
+        let idle = inner.options.idle_timeout;
+        let mut sending = std::pin::pin!(inner.send(request));
+        let mut seen = 0;
+        let mut waited = Duration::ZERO;
+        loop {
+            if let Ok(response) = tokio::time::timeout(idle, &mut sending).await {
+                return response;
+            }
+            let fed = self.feed.fed.load(Ordering::Relaxed);
+            waited = if fed == seen { waited + idle } else { Duration::ZERO };
+            seen = fed;
+            let patience = if fed >= length { COMMIT_PATIENCE } else { idle };
+            if waited >= patience {
+                return Err(Error::Stalled { server: self.registry.server(), seconds: waited.as_secs() });
+            }
+        }
+    }
+}
+
+/// Reads content on a blocking thread and counts what has gone out.
+struct Feed {
+    content: Arc<dyn Content>,
+    digest: Digest,
+    progress: Arc<dyn Progress>,
+    /// Bytes of the blob that `progress` has been told of.
+    counted: AtomicU64,
+    /// Bytes of the current chunk that have gone out.
+    fed: AtomicU64,
+    failure: Mutex<Option<io::Error>>,
+}
+
+impl Feed {
+    /// Corrects what `progress` was told: the registry has `offset` bytes.
+    fn settle(&self, offset: u64) {
+        let counted = self.counted.swap(offset, Ordering::Relaxed);
+        if offset > counted {
+            self.progress.moved(offset - counted);
+        } else if counted > offset {
+            self.progress.undone(counted - offset);
+        }
+    }
+
+    fn count(&self, bytes: u64) {
+        self.fed.fetch_add(bytes, Ordering::Relaxed);
+        self.counted.fetch_add(bytes, Ordering::Relaxed);
+        self.progress.moved(bytes);
+    }
+
+    async fn read(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes, Error> {
+        let feed = self.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+            feed.content.reader(range.start)?.take(range.end - range.start).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 != range.end - range.start {
+                return Err(ended_early());
+            }
+            Ok(Bytes::from(bytes))
+        });
+        match read.await {
+            Ok(Ok(bytes)) => {
+                self.count(bytes.len() as u64);
+                Ok(bytes)
+            }
+            Ok(Err(source)) => Err(Error::Content { digest: self.digest.clone(), source }),
+            Err(error) => {
+                Err(Error::Content { digest: self.digest.clone(), source: io::Error::other(error) })
+            }
+        }
+    }
+
+    /// A body that streams `range`; made again, it starts again and takes back what the first one counted.
+    fn body(self: &Arc<Self>, range: Range<u64>) -> reqwest::Body {
+        self.fed.store(0, Ordering::Relaxed);
+        self.settle(range.start);
+        let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(4);
+        let feed = self.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = feed.pump(range, &sender) {
+                let again = io::Error::new(error.kind(), error.to_string());
+                *feed.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                let _closed = sender.blocking_send(Err(again));
+            }
+        });
+        let feed = self.clone();
+        let stream = futures::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|item| (item, receiver))
+        })
+        .inspect(move |item| {
+            if let Ok(bytes) = item {
+                feed.count(bytes.len() as u64);
+            }
+        });
+        reqwest::Body::wrap_stream(stream)
+    }
+
+    /// Ends early without an error when nobody reads any more.
+    fn pump(
+        &self,
+        range: Range<u64>,
+        sender: &tokio::sync::mpsc::Sender<io::Result<Bytes>>,
+    ) -> io::Result<()> {
+        let mut reader = self.content.reader(range.start)?;
+        let mut left = range.end - range.start;
+        while left > 0 {
+            let mut buffer = vec![0; READ_BYTES.min(left as usize)];
+            let mut filled = 0;
+            while filled < buffer.len() {
+                match reader.read(&mut buffer[filled..]) {
+                    Ok(0) => return Err(ended_early()),
+                    Ok(read) => filled += read,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            left -= filled as u64;
+            if sender.blocking_send(Ok(buffer.into())).is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ended_early() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "it is shorter than it was when it was hashed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_sessions() {
+        let check = |text: &'static str, expect: u64| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::RANGE, HeaderValue::from_static(text));
+            assert_eq!(stored(&headers), expect, "{text}");
+        };
+        check("0-0", 0);
+        check("0-9", 10);
+        check("bytes=0-9", 10);
+        check("nonsense", 0);
+        check("0-18446744073709551615", u64::MAX);
+        assert_eq!(stored(&HeaderMap::new()), 0);
+    }
+}

@@ -1,0 +1,195 @@
+//! One registry as the client sees it: its address, its tags and repositories, and requests to the APIs beside `/v2`.
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, StatusCode, header};
+use lode_model::{
+    digest::Digest,
+    reference::{Reference, Repository, Tag},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use url::Url;
+
+use crate::{
+    Client, Error,
+    auth::Scope,
+    error,
+    transport::{self, Body, Inner, Request, Retry},
+};
+
+/// A registry that is reached through a [`Client`]. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Registry {
+    pub(crate) client: Client,
+    pub(crate) base: Url,
+}
+
+/// One page of tags; `next` continues after it.
+#[derive(Debug, Clone)]
+pub struct TagPage {
+    pub tags: Vec<Tag>,
+    /// The last tag of this page, where the server says that more follow.
+    pub next: Option<Tag>,
+}
+
+impl Registry {
+    pub(crate) fn new(client: Client, base: Url) -> Self {
+        Registry { client, base }
+    }
+
+    /// The base URL; ends in `/`.
+    pub fn url(&self) -> &Url {
+        &self.base
+    }
+
+    /// `host[:port]`, the key of its credentials.
+    pub fn host(&self) -> String {
+        transport::host_and_port(&self.base)
+    }
+
+    /// `http://host:port`, for messages.
+    pub fn server(&self) -> String {
+        error::server(&self.base)
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.client.inner
+    }
+
+    /// Asks `GET /v2/`: the registry is there, and the credentials that are known for it are accepted.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let request = Request::new(Method::GET, self.join("v2/"), Scope::none());
+        self.inner().send_ok(&request).await.map(drop)
+    }
+
+    /// Tags after `after`, in the server's order, as many as it puts in one answer.
+    pub async fn tag_page(&self, repository: &Repository, after: Option<&Tag>) -> Result<TagPage, Error> {
+        #[derive(Deserialize)]
+        struct Answer {
+            tags: Option<Vec<String>>,
+        }
+        let mut url = self.v2(repository, "tags/list");
+        if let Some(after) = after {
+            url.query_pairs_mut().append_pair("last", after.as_str());
+        }
+        let request = Request::new(Method::GET, url.clone(), Scope::pull(repository));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND => {
+                return Err(Error::NameUnknown { server: self.server(), repository: repository.clone() });
+            }
+            _ => return Err(transport::refused(response, &url).await),
+        }
+        let more = response.headers().contains_key(header::LINK);
+        let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
+        let answer: Answer = self.decode(&body)?;
+        // A tag that breaks the grammar cannot be asked for, so it is of no use to anyone.
+        let tags: Vec<Tag> =
+            answer.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse().ok()).collect();
+        let next = if more { tags.last().cloned() } else { None };
+        Ok(TagPage { tags, next })
+    }
+
+    /// Every tag of `repository`.
+    pub async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, Error> {
+        let mut page = self.tag_page(repository, None).await?;
+        let mut tags = std::mem::take(&mut page.tags);
+        while let Some(after) = page.next.take() {
+            page = self.tag_page(repository, Some(&after)).await?;
+            if page.next.as_ref() == Some(&after) {
+                let why = "its pages of tags do not advance".to_owned();
+                return Err(Error::Protocol { server: self.server(), why });
+            }
+            tags.append(&mut page.tags);
+        }
+        Ok(tags)
+    }
+
+    /// GET of `path` (relative to the base URL, with query) outside `/v2`, read as JSON.
+    pub async fn json_get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let request = Request::new(Method::GET, self.join(path), Scope::none());
+        self.json_of(&request).await
+    }
+
+    /// POST of a JSON `body` to `path` outside `/v2`, the answer read as JSON. Sent again only if the server cannot have seen it.
+    pub async fn json_post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<T, Error> {
+        let mut request = self.json_request(Method::POST, path, body)?;
+        request.patience = None;
+        self.json_of(&request).await
+    }
+
+    /// Sends a JSON `body` to `path` outside `/v2` and hands over the answer as it streams in; a status that is not success is an error.
+    pub async fn json_stream(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<reqwest::Response, Error> {
+        let mut request = self.json_request(method, path, body)?;
+        request.patience = None;
+        self.inner().send_ok(&request).await
+    }
+
+    fn json_request(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<Request<'static>, Error> {
+        let bytes = serde_json::to_vec(body)
+            .map_err(|error| self.protocol(format!("cannot write the request: {error}")))?;
+        let mut request = Request::new(method, self.join(path), Scope::none())
+            .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        request.body = Body::Bytes(Bytes::from(bytes));
+        request.retry = Retry::Unsent;
+        Ok(request)
+    }
+
+    async fn json_of<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T, Error> {
+        let response = self.inner().send_ok(request).await?;
+        let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
+        self.decode(&body)
+    }
+
+    pub(crate) fn decode<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, Error> {
+        serde_json::from_slice(body).map_err(|error| self.protocol(error.to_string()))
+    }
+
+    pub(crate) fn protocol(&self, why: impl Into<String>) -> Error {
+        Error::Protocol { server: self.server(), why: why.into() }
+    }
+
+    /// `path` under the base URL.
+    pub(crate) fn join(&self, path: &str) -> Url {
+        let path = path.trim_start_matches('/');
+        let mut url = self.base.clone();
+        match path.split_once('?') {
+            Some((path, query)) => {
+                url.set_path(path);
+                url.set_query(Some(query));
+            }
+            None => url.set_path(path),
+        }
+        url
+    }
+
+    /// `/v2/<repository>/<tail>`; the grammars leave nothing to escape.
+    pub(crate) fn v2(&self, repository: &Repository, tail: &str) -> Url {
+        self.join(&format!("v2/{repository}/{tail}"))
+    }
+
+    pub(crate) fn blob_url(&self, repository: &Repository, digest: &Digest) -> Url {
+        self.v2(repository, &format!("blobs/{digest}"))
+    }
+
+    pub(crate) fn manifest_url(&self, repository: &Repository, reference: &Reference) -> Url {
+        self.v2(repository, &format!("manifests/{reference}"))
+    }
+}
+
+/// JSON answers beside manifests: a long tensor list is a few MiB, a window of scores some tens.
+const MAX_JSON: usize = 256 << 20;

@@ -1,0 +1,65 @@
+//! How often and how long to wait before a request is made again. Delays double, are spread at random, and a server's `Retry-After` wins.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+
+/// Attempts and delays of one request.
+#[derive(Debug, Clone, Copy)]
+pub struct RetryPolicy {
+    /// Attempts in all, the first included.
+    pub attempts: u32,
+    /// Delay before the second attempt; doubles from there.
+    pub base: Duration,
+    /// No delay is longer, whatever the server asks for.
+    pub cap: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        RetryPolicy { attempts: 6, base: Duration::from_millis(200), cap: Duration::from_secs(20) }
+    }
+}
+
+impl RetryPolicy {
+    /// One attempt only.
+    pub fn none() -> Self {
+        RetryPolicy { attempts: 1, ..RetryPolicy::default() }
+    }
+
+    /// How long to wait after the `failed`-th attempt (from 1), between half and the whole of the doubled delay so that clients cut off together do not return together.
+    pub(crate) fn delay(&self, failed: u32, retry_after: Option<Duration>) -> Duration {
+        let doubled = self.base.saturating_mul(1u32 << failed.saturating_sub(1).min(16)).min(self.cap);
+        let spread = doubled.mul_f64(rand::random_range(0.5..=1.0));
+        spread.max(retry_after.unwrap_or_default()).min(self.cap.max(spread))
+    }
+}
+
+/// The seconds form of `Retry-After`; the date form is rare on registries and read as absent.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: u64 = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_and_stay_under_the_cap() {
+        let policy =
+            RetryPolicy { attempts: 9, base: Duration::from_millis(100), cap: Duration::from_millis(1000) };
+        for (failed, most) in [(1, 100), (2, 200), (3, 400), (4, 800), (5, 1000), (40, 1000)] {
+            let delay = policy.delay(failed, None).as_millis();
+            assert!(delay <= most && delay >= most / 2, "{failed}: {delay}");
+        }
+    }
+
+    #[test]
+    fn the_server_may_ask_for_more_up_to_the_cap() {
+        let policy =
+            RetryPolicy { attempts: 3, base: Duration::from_millis(10), cap: Duration::from_secs(2) };
+        assert_eq!(policy.delay(1, Some(Duration::from_secs(1))), Duration::from_secs(1));
+        assert_eq!(policy.delay(1, Some(Duration::from_secs(3600))), Duration::from_secs(2));
+    }
+}
