@@ -1,0 +1,94 @@
+//! Ids to text while they are generated, one at a time, never half a character.
+//! Bytes that cannot become a character any more turn into U+FFFD, as a lossy decode of the whole would.
+
+use std::sync::Arc;
+
+use super::tokenizer::Vocabulary;
+
+/// One answer's text in the making.
+#[derive(Debug)]
+pub struct Detokenizer {
+    vocabulary: Arc<Vocabulary>,
+    // Fewer than four bytes: the beginning of a character that is not complete yet.
+    pending: Vec<u8>,
+}
+
+impl Detokenizer {
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>) -> Detokenizer {
+        Detokenizer { vocabulary, pending: Vec::new() }
+    }
+
+    /// The text that `id` completes; empty for special tokens and for the middle of a character.
+    pub fn push(&mut self, id: u32) -> String {
+        match self.vocabulary.entry(id) {
+            Some(entry) if !entry.special => {
+                self.pending.extend_from_slice(&entry.bytes);
+                self.take(false)
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// What is left when the answer ends in the middle of a character.
+    pub fn finish(&mut self) -> String {
+        self.take(true)
+    }
+
+    fn take(&mut self, end: bool) -> String {
+        let bytes = std::mem::take(&mut self.pending);
+        let mut text = String::new();
+        let mut chunks = bytes.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            text.push_str(chunk.valid());
+            let rest = chunk.invalid();
+            if rest.is_empty() {
+                continue;
+            }
+            // Only the very end can still become a character.
+            if !end && chunks.peek().is_none() && is_incomplete(rest) {
+                self.pending = rest.to_vec();
+            } else {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        text
+    }
+}
+
+fn is_incomplete(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).err().is_some_and(|error| error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stream(tokens: &[(&[u8], bool)]) -> Vec<String> {
+        let mut detokenizer = Detokenizer::new(Arc::new(Vocabulary::of(tokens)));
+        let mut texts: Vec<String> = (0..tokens.len()).map(|id| detokenizer.push(id as u32)).collect();
+        texts.push(detokenizer.finish());
+        texts
+    }
+
+    #[test]
+    fn a_character_comes_whole() {
+        assert_eq!(stream(&[(b"a\xE2", false), (b"\x82", false), (b"\xAC!", false)]), ["a", "", "\u{20AC}!", ""]);
+        assert_eq!(stream(&[(b"\xF0\x9F", false), (b"x", false)]), ["", "\u{FFFD}x", ""]);
+        assert_eq!(stream(&[(b"x\xF0\x9F\x98", false)]), ["x", "\u{FFFD}"]);
+        assert_eq!(stream(&[(b"a", false), (b"<|im_end|>", true), (b"b", false)]), ["a", "", "b", ""]);
+    }
+
+    proptest! {
+        #[test]
+        fn streaming_equals_decoding_the_whole(
+            tokens in proptest::collection::vec(proptest::collection::vec(
+                prop_oneof![any::<u8>(), 0x80u8..0xC0, Just(0xE2), Just(0xF0), Just(0x9F), b'a'..b'z'], 0..5), 0..24),
+        ) {
+            let borrowed: Vec<(&[u8], bool)> = tokens.iter().map(|token| (token.as_slice(), false)).collect();
+            let whole: Vec<u8> = tokens.concat();
+            prop_assert_eq!(stream(&borrowed).concat(), String::from_utf8_lossy(&whole));
+        }
+    }
+}

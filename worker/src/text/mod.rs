@@ -1,0 +1,16 @@
+//! Text on both sides of a model: ids and back, chat templates, sampling, stop texts.
+//! The runner and `lode tokenize` call it; it touches no file, no socket and no device.
+
+pub mod detokenizer;
+pub mod sampler;
+pub mod special;
+pub mod stop;
+pub mod template;
+pub mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+pub use sampler::{Sampler, SamplerOptions};
+pub use special::SpecialTokens;
+pub use stop::StopMatcher;
+pub use template::ChatTemplate;
+pub use tokenizer::{Special, Tokenizer, TokenizerError};

@@ -1,0 +1,82 @@
+//! Which ids end an answer, and the special tokens that templates name: read from the checkpoint's small JSON files.
+//! Several files may say it (generation_config.json, config.json, tokenizer_config.json); all of them count.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::tokenizer::Tokenizer;
+
+/// The special tokens of a checkpoint.
+#[derive(Debug, Clone, Default)]
+pub struct SpecialTokens {
+    /// Generating one of these ends the answer.
+    pub eos: BTreeSet<u32>,
+    pub bos: Option<u32>,
+    /// `bos_token`, `eos_token`, ... as templates spell them.
+    pub names: BTreeMap<String, String>,
+}
+
+impl SpecialTokens {
+    /// Any of the files may be absent; what is not understood in them is ignored, as other loaders do.
+    pub fn read(
+        tokenizer: &Tokenizer,
+        config: Option<&Value>,
+        generation_config: Option<&Value>,
+        tokenizer_config: Option<&Value>,
+    ) -> SpecialTokens {
+        let mut special = SpecialTokens::default();
+        let text_config = config.and_then(|config| config.get("text_config"));
+        for file in [generation_config, config, text_config].into_iter().flatten() {
+            special.eos.extend(ids(file.get("eos_token_id")));
+            special.bos = special.bos.or_else(|| ids(file.get("bos_token_id")).first().copied());
+        }
+        for (key, value) in tokenizer_config.and_then(Value::as_object).into_iter().flatten() {
+            // A token is written as its text or as an object with `content`.
+            let text = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
+            if let (true, Some(text)) = (key.ends_with("_token"), text) {
+                special.names.insert(key.clone(), text.to_owned());
+            }
+        }
+        let named = |key: &str| special.names.get(key).and_then(|text| tokenizer.token_id(text));
+        special.eos.extend(named("eos_token"));
+        special.bos = special.bos.or_else(|| named("bos_token"));
+        special.eos.retain(|&id| (id as usize) < tokenizer.len());
+        special.bos = special.bos.filter(|&id| (id as usize) < tokenizer.len());
+        special
+    }
+}
+
+fn ids(value: Option<&Value>) -> Vec<u32> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    match value {
+        Some(Value::Array(values)) => values.iter().filter_map(id).collect(),
+        Some(value) => id(value).into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_file_counts() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/models/lode-demo/tokenizer.json");
+        let tokenizer = Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap();
+        let special = SpecialTokens::read(
+            &tokenizer,
+            Some(&json!({"eos_token_id": 7, "bos_token_id": 0})),
+            Some(&json!({"eos_token_id": [8, 9, 99_999_999, -1, "x"]})),
+            Some(&json!({"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|endoftext|>", "pad_token": null})),
+        );
+        assert_eq!(special.eos, BTreeSet::from([2, 7, 8, 9]));
+        assert_eq!(special.bos, Some(0));
+        assert_eq!(special.names["bos_token"], "<|endoftext|>");
+        assert!(!special.names.contains_key("pad_token"));
+        let none = SpecialTokens::read(&tokenizer, None, None, None);
+        assert!(none.eos.is_empty() && none.bos.is_none());
+    }
+}

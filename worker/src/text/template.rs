@@ -1,0 +1,403 @@
+//! Chat templates: a conversation to the exact text that a model was trained on.
+//! Templates come from strangers, so they run with bounded fuel, bounded output and no access to anything but their input.
+
+use std::io;
+
+use minijinja::value::{Kwargs, Serde, Value as Jinja};
+use minijinja::{Environment, Error, ErrorKind};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::special::SpecialTokens;
+
+/// Limits on what a template may cost.
+const MAX_SOURCE_BYTES: usize = 1 << 20;
+const MAX_OUTPUT_BYTES: usize = 16 << 20;
+const FUEL: u64 = 20_000_000;
+
+/// What is wrong with a template, or what it made of a conversation.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    #[error("the chat template is larger than {MAX_SOURCE_BYTES} bytes")]
+    TooLarge,
+    #[error("the chat template cannot be read: {}", describe(.0))]
+    Syntax(#[source] Error),
+    #[error("the chat template refuses this conversation: {0}")]
+    Raised(String),
+    #[error("the chat template fails: {}", describe(.0))]
+    Render(#[source] Error),
+}
+
+/// The template(s) of one model.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special: SpecialTokens,
+    has_tools: bool,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("has_tools", &self.has_tools).finish_non_exhaustive()
+    }
+}
+
+/// What a template is given. Messages and tools are passed as they came, so templates see every key.
+#[derive(Debug, Default, Serialize)]
+pub struct Conversation<'a> {
+    pub messages: &'a [Value],
+    pub tools: Option<&'a [Value]>,
+    /// Whether to end with the beginning of the assistant's turn.
+    pub add_generation_prompt: bool,
+}
+
+/// The files of a checkpoint that may hold a template, in order of precedence.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct TemplateSources<'a> {
+    /// `chat_template.jinja`
+    pub jinja: Option<&'a str>,
+    /// `chat_template.json`: `{"chat_template": ...}`
+    pub json: Option<&'a Value>,
+    /// `tokenizer_config.json`
+    pub tokenizer_config: Option<&'a Value>,
+}
+
+impl ChatTemplate {
+    /// The template that the files hold, `None` when none of them holds one.
+    pub fn find(sources: TemplateSources<'_>, special: &SpecialTokens) -> Result<Option<ChatTemplate>, TemplateError> {
+        if let Some(source) = sources.jinja {
+            return ChatTemplate::new(source, None, special).map(Some);
+        }
+        for file in [sources.json, sources.tokenizer_config].into_iter().flatten() {
+            match file.get("chat_template") {
+                Some(Value::String(source)) => return ChatTemplate::new(source, None, special).map(Some),
+                // A list of {name, template}; `default` is used, or `tool_use` when there are tools.
+                Some(Value::Array(named)) => {
+                    let find = |name: &str| {
+                        let entry = named.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
+                        entry.and_then(|entry| entry.get("template")).and_then(Value::as_str)
+                    };
+                    let first = || named.first()?.get("template")?.as_str();
+                    if let Some(source) = find("default").or_else(first) {
+                        return ChatTemplate::new(source, find("tool_use"), special).map(Some);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Compiles a Jinja template, and another one for conversations with tools.
+    pub fn new(source: &str, tool_use: Option<&str>, special: &SpecialTokens) -> Result<ChatTemplate, TemplateError> {
+        let mut environment = environment()?;
+        let has_tools = tool_use.is_some() || source.contains("tools");
+        for (name, source) in [("chat", Some(source)), ("tool_use", tool_use)] {
+            let Some(source) = source else { continue };
+            if source.len() > MAX_SOURCE_BYTES {
+                return Err(TemplateError::TooLarge);
+            }
+            environment
+                .add_template_owned(name.to_owned(), without_generation_tags(source))
+                .map_err(TemplateError::Syntax)?;
+        }
+        Ok(ChatTemplate { environment, special: special.clone(), has_tools })
+    }
+
+    /// Whether the template mentions tools at all.
+    pub fn has_tools(&self) -> bool {
+        self.has_tools
+    }
+
+    /// The prompt text for a conversation.
+    pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        #[derive(Serialize)]
+        struct Context<'a> {
+            #[serde(flatten)]
+            special: &'a std::collections::BTreeMap<String, String>,
+            #[serde(flatten)]
+            conversation: &'a Conversation<'a>,
+        }
+        let name = match conversation.tools {
+            Some(tools) if !tools.is_empty() => "tool_use",
+            _ => "chat",
+        };
+        let template = self.environment.get_template(name).or_else(|_| self.environment.get_template("chat"));
+        let template = template.map_err(TemplateError::Render)?;
+        let mut output = Capped(Vec::new());
+        let context = Serde(Context { special: &self.special.names, conversation });
+        match template.render_captured_to(context, &mut output) {
+            Ok(_) => Ok(String::from_utf8_lossy(&output.0).into_owned()),
+            Err(error) => Err(match raised(&error) {
+                Some(message) => TemplateError::Raised(message),
+                None => TemplateError::Render(error),
+            }),
+        }
+    }
+}
+
+/// Jinja as transformers sets it up: block tags swallow their line, Python's methods work on values.
+fn environment() -> Result<Environment<'static>, TemplateError> {
+    let mut environment = Environment::new();
+    let syntax = minijinja::syntax::SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(TemplateError::Syntax)?;
+    environment.set_syntax(syntax);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_fuel(Some(FUEL));
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    Ok(environment)
+}
+
+const RAISED: &str = "raise_exception: ";
+
+fn raise_exception(message: String) -> Result<String, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
+}
+
+fn raised(error: &Error) -> Option<String> {
+    error.detail()?.strip_prefix(RAISED).map(ToOwned::to_owned)
+}
+
+fn describe(error: &Error) -> String {
+    match error.line() {
+        Some(line) => format!("{} (line {line})", error.detail().unwrap_or(&error.kind().to_string())),
+        None => error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned),
+    }
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=...)` as Python prints it.
+fn to_json(value: &Jinja, indent: Option<Jinja>, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<Jinja> = indent.or(options.get("indent")?);
+    let indent = match indent {
+        Some(indent) if !indent.is_none() && !indent.is_undefined() => Some(usize::try_from(indent)?.min(16)),
+        _ => None,
+    };
+    let json = serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(error))?;
+    let mut text = String::new();
+    write_json(&mut text, &json, indent, 0);
+    Ok(text)
+}
+
+fn write_json(out: &mut String, value: &Value, indent: Option<usize>, depth: usize) {
+    let newline = |out: &mut String, depth: usize| match indent {
+        Some(width) => {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', width * depth));
+        }
+        None => {}
+    };
+    let comma = if indent.is_some() { "," } else { ", " };
+    match value {
+        Value::Array(values) if !values.is_empty() => {
+            out.push('[');
+            for (at, value) in values.iter().enumerate() {
+                if at > 0 {
+                    out.push_str(comma);
+                }
+                newline(out, depth + 1);
+                write_json(out, value, indent, depth + 1);
+            }
+            newline(out, depth);
+            out.push(']');
+        }
+        Value::Object(entries) if !entries.is_empty() => {
+            out.push('{');
+            for (at, (key, value)) in entries.iter().enumerate() {
+                if at > 0 {
+                    out.push_str(comma);
+                }
+                newline(out, depth + 1);
+                out.push_str(&Value::String(key.clone()).to_string());
+                out.push_str(": ");
+                write_json(out, value, indent, depth + 1);
+            }
+            newline(out, depth);
+            out.push('}');
+        }
+        other => out.push_str(&other.to_string()),
+    }
+}
+
+/// The date in Python's `strftime` notation, in UTC.
+fn strftime_now(format: String) -> String {
+    strftime(&format, time::OffsetDateTime::now_utc())
+}
+
+fn strftime(format: &str, now: time::OffsetDateTime) -> String {
+    let month = now.month().to_string();
+    let weekday = now.weekday().to_string();
+    let hour12 = (now.hour() + 11) % 12 + 1;
+    let mut text = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            text.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('Y') => text.push_str(&now.year().to_string()),
+            Some('y') => text.push_str(&format!("{:02}", now.year().rem_euclid(100))),
+            Some('m') => text.push_str(&format!("{:02}", u8::from(now.month()))),
+            Some('B') => text.push_str(&month),
+            Some('b') => text.push_str(month.get(..3).unwrap_or(&month)),
+            Some('d') => text.push_str(&format!("{:02}", now.day())),
+            Some('j') => text.push_str(&format!("{:03}", now.ordinal())),
+            Some('A') => text.push_str(&weekday),
+            Some('a') => text.push_str(weekday.get(..3).unwrap_or(&weekday)),
+            Some('H') => text.push_str(&format!("{:02}", now.hour())),
+            Some('I') => text.push_str(&format!("{hour12:02}")),
+            Some('M') => text.push_str(&format!("{:02}", now.minute())),
+            Some('S') => text.push_str(&format!("{:02}", now.second())),
+            Some('p') => text.push_str(if now.hour() < 12 { "AM" } else { "PM" }),
+            Some('Z') => text.push_str("UTC"),
+            Some('z') => text.push_str("+0000"),
+            Some('F') => text.push_str(&strftime("%Y-%m-%d", now)),
+            Some('T') => text.push_str(&strftime("%H:%M:%S", now)),
+            Some('-') => {
+                // glibc: the next field without its leading zero.
+                let field: String = strftime(&chars.next().map(|c| format!("%{c}")).unwrap_or_default(), now);
+                let stripped = field.trim_start_matches('0');
+                text.push_str(if stripped.is_empty() && !field.is_empty() { "0" } else { stripped });
+            }
+            Some('%') => text.push('%'),
+            Some(other) => text.extend(['%', other]),
+            None => text.push('%'),
+        }
+    }
+    text
+}
+
+/// `{% generation %}` marks the assistant's text for training and prints nothing; Jinja itself does not know it.
+fn without_generation_tags(source: &str) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(len) = rest[start..].find("%}") else { break };
+        let tag = &rest[start..start + len + 2];
+        let inner = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
+        text.push_str(&rest[..start]);
+        match inner {
+            "generation" => text.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => text.push_str(&tag.replace("endgeneration", "endif")),
+            _ => text.push_str(tag),
+        }
+        rest = &rest[start + len + 2..];
+    }
+    text.push_str(rest);
+    text
+}
+
+struct Capped(Vec<u8>);
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the prompt is too long"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::text::Tokenizer;
+
+    fn file(name: &str) -> Vec<u8> {
+        std::fs::read(format!("{}/../tests/models/lode-demo/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    }
+
+    fn render(source: &str, messages: Value) -> Result<String, TemplateError> {
+        let names = [("bos_token".to_owned(), "<s>".to_owned())].into();
+        let template = ChatTemplate::new(source, None, &SpecialTokens { names, ..Default::default() })?;
+        let messages: Vec<Value> = serde_json::from_value(messages).unwrap();
+        template.render(&Conversation { messages: &messages, tools: None, add_generation_prompt: true })
+    }
+
+    #[test]
+    fn the_demo_model_s_prompts() {
+        let tokenizer = Tokenizer::from_json(&file("tokenizer.json")).unwrap();
+        let config: Value = serde_json::from_slice(&file("tokenizer_config.json")).unwrap();
+        let special = SpecialTokens::read(&tokenizer, None, None, Some(&config));
+        let sources = TemplateSources { tokenizer_config: Some(&config), ..Default::default() };
+        let template = ChatTemplate::find(sources, &special).unwrap().expect("the demo model has a template");
+        let expected: Value = serde_json::from_slice(&file("expected.json")).unwrap();
+        for case in expected["cases"].as_array().unwrap() {
+            let messages = [json!({"role": "user", "content": case["user"]})];
+            let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+            let text = template.render(&conversation).unwrap();
+            let ids = tokenizer.encode_with(&text, crate::text::Special::PARSE).unwrap();
+            assert_eq!(json!(ids), case["prompt_ids"], "{}", case["user"]);
+        }
+    }
+
+    #[test]
+    fn table() {
+        let hi = || json!([{"role": "user", "content": "hi <b>"}]);
+        let check = |source: &str, expect: &str| assert_eq!(render(source, hi()).unwrap(), expect, "{source}");
+        check("{{ bos_token }}{{ messages[0]['content'] }}", "<s>hi <b>");
+        check("{% for m in messages %}\n  {% if true %}\n[{{ m.role }}]\n  {% endif %}\n{% endfor %}\n", "[user]\n");
+        check("{{ messages[0].content.strip().split(' ')[0].upper() }}", "HI");
+        check("{{ messages | tojson }}", r#"[{"role": "user", "content": "hi <b>"}]"#);
+        check("{{ [1, {}, []] | tojson(indent=2) }}", "[\n  1,\n  {},\n  []\n]");
+        check("{{ {'a': 1.5, 'e': 'é\n'} | tojson }}", r#"{"a": 1.5, "e": "é\n"}"#);
+        check("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "1");
+        check("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}x", "x");
+        check("a{% generation %}{{ messages[0].role }}{%- endgeneration -%} b", "auserb");
+        check("{{ tools is defined }}{{ tools is none }}{% if not tools %}none{% endif %}", "TrueTruenone");
+        check("{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(1) }}", "<1>");
+        check("{{ messages[0].nothing }}{{ messages[0].get('nothing', 'd') }}", "d");
+    }
+
+    #[test]
+    fn refusals() {
+        let check = |source: &str, expect: &str| {
+            let error = render(source, json!([])).unwrap_err().to_string();
+            assert!(error.contains(expect), "{source}: {error}");
+        };
+        check("{{ raise_exception('roles must alternate') }}", "refuses this conversation: roles must alternate");
+        check("{% for", "cannot be read");
+        check("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "fuel");
+        check("{% include '/etc/passwd' %}", "fails");
+        check("{% for i in range(60000) %}{{ 'x' * 1000 }}{% endfor %}", "fails");
+        check("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
+    }
+
+    #[test]
+    fn dates() {
+        let now = time::OffsetDateTime::from_unix_timestamp(1_709_618_767).unwrap();
+        let check = |format: &str, expect: &str| assert_eq!(strftime(format, now), expect, "{format}");
+        check("%d %b %Y", "05 Mar 2024");
+        check("%A, %B %-d, %F %T %j", "Tuesday, March 5, 2024-03-05 06:06:07 065");
+        check("%I:%M %p %% %q %", "06:06 AM % %q %");
+    }
+
+    #[test]
+    fn named_templates() {
+        let config = json!({"chat_template": [
+            {"name": "tool_use", "template": "T{{ tools | length }}"}, {"name": "default", "template": "D"}]});
+        let sources = TemplateSources { tokenizer_config: Some(&config), ..Default::default() };
+        let template = ChatTemplate::find(sources, &SpecialTokens::default()).unwrap().unwrap();
+        let tools = [json!({})];
+        let with = Conversation { messages: &[], tools: Some(&tools), add_generation_prompt: true };
+        assert_eq!(template.render(&with).unwrap(), "T1");
+        assert_eq!(template.render(&Conversation::default()).unwrap(), "D");
+        assert!(ChatTemplate::find(TemplateSources::default(), &SpecialTokens::default()).unwrap().is_none());
+        let jinja = TemplateSources { jinja: Some("J"), ..sources };
+        let template = ChatTemplate::find(jinja, &SpecialTokens::default()).unwrap().unwrap();
+        assert_eq!(template.render(&Conversation::default()).unwrap(), "J");
+    }
+}

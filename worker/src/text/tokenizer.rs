@@ -1,0 +1,383 @@
+//! A checkpoint's `tokenizer.json`: text to ids, ids to text, and the exact bytes of every id.
+//! Truncation and padding stored in the file are training settings and are ignored.
+
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+
+use super::detokenizer::Detokenizer;
+
+/// What can be wrong with tokenizer data or with what is asked of it.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    #[error("tokenizer.json is not valid")]
+    Json(#[source] serde_json::Error),
+    #[error("tokenizer.json cannot be used")]
+    Format(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the text cannot be tokenized")]
+    Encode(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("token id {id} is outside the vocabulary of {len} ids")]
+    UnknownId { id: u32, len: usize },
+}
+
+/// How special tokens (`<|im_start|>`, `<s>`) are treated while encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Special {
+    /// Add what the tokenizer's own post-processor adds, such as a leading `<s>`.
+    pub add: bool,
+    /// Read special tokens that are spelled out in the text as such, instead of as ordinary characters.
+    pub parse: bool,
+}
+
+impl Special {
+    /// What a plain completion wants: add the tokenizer's own, and read those in the text.
+    pub const ALL: Special = Special { add: true, parse: true };
+    /// What a rendered chat template wants: it spells out its special tokens itself.
+    pub const PARSE: Special = Special { add: false, parse: true };
+    /// Ordinary text only.
+    pub const NONE: Special = Special { add: false, parse: false };
+}
+
+/// A loaded tokenizer; cheap to share behind an [`Arc`].
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    // The same tokenizer, told to read special tokens in the text as plain characters; built on first use.
+    plain: OnceLock<tokenizers::Tokenizer>,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("ids", &self.vocabulary.entries.len()).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Reads the bytes of a `tokenizer.json`.
+    pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, TokenizerError> {
+        let json: Value = serde_json::from_slice(bytes).map_err(TokenizerError::Json)?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(TokenizerError::Format)?;
+        inner.with_truncation(None).map_err(TokenizerError::Format)?;
+        inner.with_padding(None);
+        let vocabulary = Arc::new(Vocabulary::read(&inner, &json));
+        Ok(Tokenizer { inner, plain: OnceLock::new(), vocabulary })
+    }
+
+    /// Text to ids. `special` both adds the tokenizer's own special tokens and reads those spelled in the text.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_with(text, if special { Special::ALL } else { Special::NONE })
+    }
+
+    /// Text to ids, with adding and reading of special tokens chosen apart.
+    pub fn encode_with(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizerError> {
+        let tokenizer = if special.parse {
+            &self.inner
+        } else {
+            self.plain.get_or_init(|| {
+                let mut plain = self.inner.clone();
+                plain.set_encode_special_tokens(true);
+                plain
+            })
+        };
+        let encoding = tokenizer.encode_fast(text, special.add).map_err(TokenizerError::Encode)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids to the bytes they stand for, special tokens spelled out; the reverse of [`Tokenizer::encode`].
+    ///
+    /// For a byte-level vocabulary this gives back exactly the bytes that were encoded.
+    pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
+        let len = self.vocabulary.entries.len();
+        if let Some(&id) = ids.iter().find(|&&id| self.vocabulary.entry(id).is_none()) {
+            return Err(TokenizerError::UnknownId { id, len });
+        }
+        if self.vocabulary.whole_text {
+            return Ok(self.inner.decode(ids, false).map_err(TokenizerError::Encode)?.into_bytes());
+        }
+        let mut bytes = Vec::new();
+        for &id in ids {
+            bytes.extend_from_slice(self.vocabulary.bytes(id));
+        }
+        if self.vocabulary.strip_first && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
+        Ok(bytes)
+    }
+
+    /// A detokenizer for one answer: it continues a prompt, so no leading blank is dropped and special tokens are silent.
+    pub fn detokenizer(&self) -> Detokenizer {
+        Detokenizer::new(self.vocabulary.clone())
+    }
+
+    /// The bytes of one id as they appear in running text; a special token's name for a special token, nothing for an unknown id.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.vocabulary.bytes(id)
+    }
+
+    /// The id of a token by its spelling in the vocabulary.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// True for tokens such as `<|im_end|>` that are never part of an answer's text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocabulary.entry(id).is_some_and(|entry| entry.special)
+    }
+
+    /// One more than the highest id.
+    pub fn len(&self) -> usize {
+        self.vocabulary.entries.len()
+    }
+
+    /// True for a vocabulary without ids.
+    pub fn is_empty(&self) -> bool {
+        self.vocabulary.entries.is_empty()
+    }
+}
+
+/// The bytes of every id, worked out once from the vocabulary and the decoder's steps.
+#[derive(Debug)]
+pub(crate) struct Vocabulary {
+    entries: Vec<Option<Entry>>,
+    /// The decoder drops the blank in front of a text.
+    strip_first: bool,
+    /// The decoder works on whole texts (WordPiece and the like); `bytes` is then only an approximation for one id.
+    whole_text: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) special: bool,
+}
+
+/// Ids beyond this are refused: no vocabulary comes near, and a forged id must not size an allocation.
+const MAX_ID: u32 = 4 << 20;
+
+impl Vocabulary {
+    pub(crate) fn entry(&self, id: u32) -> Option<&Entry> {
+        self.entries.get(id as usize)?.as_ref()
+    }
+
+    pub(crate) fn bytes(&self, id: u32) -> &[u8] {
+        self.entry(id).map(|entry| &*entry.bytes).unwrap_or_default()
+    }
+
+    fn read(tokenizer: &tokenizers::Tokenizer, json: &Value) -> Vocabulary {
+        let decoder = DecoderSteps::read(json);
+        let mut entries = Vec::new();
+        let mut put = |id: u32, entry: Entry| {
+            if id >= MAX_ID {
+                return;
+            }
+            if entries.len() <= id as usize {
+                entries.resize_with(id as usize + 1, || None);
+            }
+            entries[id as usize] = Some(entry);
+        };
+        for (token, id) in tokenizer.get_vocab(false) {
+            put(id, Entry { bytes: decoder.bytes(&token).into(), special: false });
+        }
+        // Added tokens are stored as they are written, outside the model's alphabet.
+        for (id, token) in tokenizer.get_added_tokens_decoder() {
+            put(id, Entry { bytes: token.content.as_bytes().into(), special: token.special });
+        }
+        Vocabulary { entries, strip_first: decoder.strip_first, whole_text: decoder.whole_text }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(tokens: &[(&[u8], bool)]) -> Vocabulary {
+        let entry = |&(bytes, special): &(&[u8], bool)| Some(Entry { bytes: bytes.into(), special });
+        Vocabulary { entries: tokens.iter().map(entry).collect(), strip_first: false, whole_text: false }
+    }
+}
+
+/// What the `decoder` of a tokenizer.json does to one token, as far as it can be said token by token.
+#[derive(Debug, Default)]
+struct DecoderSteps {
+    byte_level: bool,
+    byte_fallback: bool,
+    replace: Vec<(String, String)>,
+    word_prefix: Option<String>,
+    word_suffix: Option<String>,
+    strip_first: bool,
+    whole_text: bool,
+}
+
+impl DecoderSteps {
+    fn read(json: &Value) -> DecoderSteps {
+        let mut steps = DecoderSteps::default();
+        match json.get("decoder") {
+            Some(decoder) if decoder.is_object() => steps.add(decoder, 0),
+            // Without a decoder the library joins tokens with blanks.
+            _ => steps.whole_text = true,
+        }
+        steps
+    }
+
+    fn add(&mut self, decoder: &Value, depth: usize) {
+        let text = |key: &str| decoder.get(key).and_then(Value::as_str);
+        match text("type") {
+            Some("Sequence") if depth < 4 => {
+                for step in decoder.get("decoders").and_then(Value::as_array).into_iter().flatten() {
+                    self.add(step, depth + 1);
+                }
+            }
+            Some("ByteLevel") => self.byte_level = true,
+            Some("ByteFallback") => self.byte_fallback = true,
+            Some("Fuse") => {}
+            Some("Replace") => {
+                let pattern = decoder.pointer("/pattern/String").and_then(Value::as_str);
+                match (pattern, text("content")) {
+                    (Some(pattern), Some(content)) if !pattern.is_empty() => {
+                        self.replace.push((pattern.into(), content.into()));
+                    }
+                    _ => self.whole_text = true,
+                }
+            }
+            Some("Metaspace") => {
+                self.replace.push((text("replacement").unwrap_or("\u{2581}").into(), " ".into()));
+                let never = text("prepend_scheme") == Some("never")
+                    || decoder.get("add_prefix_space").and_then(Value::as_bool) == Some(false);
+                self.strip_first |= !never;
+            }
+            Some("Strip") => self.strip_first |= text("content") == Some(" "),
+            Some("WordPiece") => {
+                self.word_prefix = Some(text("prefix").unwrap_or("##").into());
+                self.whole_text = true;
+            }
+            Some("BPEDecoder") => {
+                self.word_suffix = Some(text("suffix").unwrap_or("</w>").into());
+                self.whole_text = true;
+            }
+            _ => self.whole_text = true,
+        }
+    }
+
+    fn bytes(&self, token: &str) -> Vec<u8> {
+        if self.byte_level {
+            // A character outside the byte alphabet makes the whole token literal, as the library does.
+            let bytes: Option<Vec<u8>> = token.chars().map(byte_of_char).collect();
+            return bytes.unwrap_or_else(|| token.as_bytes().to_vec());
+        }
+        if self.byte_fallback
+            && let Some(byte) = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'))
+            && byte.len() == 2
+            && let Ok(byte) = u8::from_str_radix(byte, 16)
+        {
+            return vec![byte];
+        }
+        let mut text = token.to_owned();
+        for (pattern, content) in &self.replace {
+            text = text.replace(pattern.as_str(), content);
+        }
+        if let Some(prefix) = &self.word_prefix {
+            text = match text.strip_prefix(prefix.as_str()) {
+                Some(rest) => rest.to_owned(),
+                None => format!(" {text}"),
+            };
+        }
+        if let Some(suffix) = &self.word_suffix {
+            text = text.replace(suffix.as_str(), " ");
+        }
+        text.into_bytes()
+    }
+}
+
+/// The byte that a character of the byte-level alphabet stands for: printable Latin-1 stands for itself,
+/// the other 68 bytes, in order, for U+0100 and up (as the GPT-2 tokenizer defined it).
+fn byte_of_char(c: char) -> Option<u8> {
+    let code = c as u32;
+    match code {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => Some(code as u8),
+        0x100..=0x120 => Some((code - 0x100) as u8),
+        0x121..=0x142 => Some((code - 0x121 + 0x7F) as u8),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn demo() -> Tokenizer {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/models/lode-demo/tokenizer.json");
+        Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn byte_alphabet_is_a_bijection() {
+        let mut seen = [false; 256];
+        for code in 0..0x200u32 {
+            if let Some(byte) = char::from_u32(code).and_then(byte_of_char) {
+                assert!(!std::mem::replace(&mut seen[byte as usize], true), "two characters for {byte}");
+            }
+        }
+        assert!(seen.iter().all(|&seen| seen));
+        assert_eq!(byte_of_char('\u{120}'), Some(b' '));
+        assert_eq!(byte_of_char('\u{10A}'), Some(b'\n'));
+    }
+
+    #[test]
+    fn round_trips() {
+        let tokenizer = demo();
+        for text in [
+            "",
+            " ",
+            "In the beginning",
+            "tabs\tand\r\nlines\n\n",
+            "caf\u{e9} \u{4f60}\u{597d} \u{1f600}",
+            "  two  blanks  ",
+            "a\0b",
+            "\n",
+        ] {
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids).unwrap(), text.as_bytes(), "{text:?}");
+        }
+        assert!(tokenizer.encode("", true).unwrap().is_empty());
+    }
+
+    #[test]
+    fn special_tokens_are_read_only_when_asked() {
+        let tokenizer = demo();
+        assert_eq!(tokenizer.encode("<|im_start|>", true).unwrap(), [1]);
+        let plain = tokenizer.encode("<|im_start|>", false).unwrap();
+        assert!(plain.len() > 1 && !plain.contains(&1));
+        assert_eq!(tokenizer.decode(&plain).unwrap(), b"<|im_start|>");
+        assert_eq!(tokenizer.decode(&[1]).unwrap(), b"<|im_start|>");
+        assert!(tokenizer.is_special(1) && !tokenizer.is_special(3269));
+    }
+
+    #[test]
+    fn stored_truncation_and_padding_are_ignored() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/models/lode-demo/tokenizer.json");
+        let mut json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        json["truncation"] = serde_json::json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = serde_json::json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"});
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes()).unwrap();
+        let text = "one two three four five";
+        assert_eq!(tokenizer.encode(text, true).unwrap(), demo().encode(text, true).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_is_an_error() {
+        for bytes in [&b""[..], b"{", b"[]", b"{}", b"{\"model\": 3}", b"{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[\"a\"]}}"] {
+            assert!(Tokenizer::from_json(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
+        }
+        assert!(matches!(demo().decode(&[4096]), Err(TokenizerError::UnknownId { id: 4096, .. })));
+    }
+
+    #[test]
+    fn sentencepiece_steps() {
+        let json = serde_json::json!({"decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}});
+        let steps = DecoderSteps::read(&json);
+        assert!(steps.strip_first && !steps.whole_text);
+        assert_eq!(steps.bytes("\u{2581}the"), b" the");
+        assert_eq!(steps.bytes("<0xE2>"), [0xE2]);
+        assert_eq!(steps.bytes("<0xZZ>"), b"<0xZZ>");
+    }
+}
