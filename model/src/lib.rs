@@ -5,4 +5,8 @@ pub mod config;
 pub mod digest;
 pub mod manifest;
 pub mod media_type;
+pub mod quant;
+pub mod read_at;
 pub mod reference;
+pub mod safetensors;
+pub mod tensor;

@@ -1,0 +1,153 @@
+//! int4 and int8: unsigned codes with a scale and a bias for each group of a row, `scale * code + bias`.
+//! The rule that makes them is MLX's: the end of a group's range with the larger magnitude is exact, and zero is a code.
+
+use half::{bf16, f16};
+
+use super::Kind;
+use crate::safetensors::Dtype;
+
+/// The smallest step, so that a group of equal values does not divide by zero.
+const SMALLEST_SCALE: f32 = 1e-7;
+
+pub(super) fn dequantise_group_4(codes: &[u8], scale: f32, bias: f32, out: &mut [f32]) {
+    for (pair, byte) in out.chunks_exact_mut(2).zip(codes) {
+        pair[0] = scale * f32::from(byte & 15) + bias;
+        pair[1] = scale * f32::from(byte >> 4) + bias;
+    }
+}
+
+pub(super) fn dequantise_group_8(codes: &[u8], scale: f32, bias: f32, out: &mut [f32]) {
+    for (x, code) in out.iter_mut().zip(codes) {
+        *x = scale * f32::from(*code) + bias;
+    }
+}
+
+/// A value that no code can stand for: an infinity or not a number.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("element {element} is {value}, expected a finite number")]
+pub struct NotFinite {
+    /// Its position in the values given.
+    pub element: usize,
+    pub value: f32,
+}
+
+/// Quantises rows and appends their codes, scales and biases.
+///
+/// `values` are whole groups of `group_size`; `kind` is [`Kind::Int4`] or [`Kind::Int8`]; `dtype` (BF16, F16 or F32) is the
+/// type of the source, and scales and biases are rounded to it. Codes are chosen with the scale and bias before that rounding.
+pub fn quantise(
+    kind: Kind,
+    group_size: usize,
+    dtype: Dtype,
+    values: &[f32],
+    out: &mut Quantised,
+) -> Result<(), NotFinite> {
+    debug_assert!(kind.is_affine() && values.len().is_multiple_of(group_size));
+    let levels = ((1u32 << kind.bits()) - 1) as f32;
+    for (index, group) in values.chunks_exact(group_size).enumerate() {
+        let (scale, bias) = fit(group, levels)
+            .map_err(|element| NotFinite { element: index * group_size + element, value: group[element] })?;
+        let code = |x: f32| ((x - bias) / scale).round_ties_even().clamp(0.0, levels) as u8;
+        match kind {
+            Kind::Int4 => out
+                .codes
+                .extend(group.as_chunks::<2>().0.iter().map(|[low, high]| code(*low) | code(*high) << 4)),
+            _ => out.codes.extend(group.iter().map(|x| code(*x))),
+        }
+        push(dtype, scale, &mut out.scales);
+        push(dtype, bias, &mut out.biases);
+    }
+    Ok(())
+}
+
+/// The three parts of a quantised tensor, in the bytes that a tensor blob has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quantised {
+    pub codes: Vec<u8>,
+    pub scales: Vec<u8>,
+    pub biases: Vec<u8>,
+}
+
+/// Scale and bias of a group, or the position of a value that is not finite.
+fn fit(group: &[f32], levels: f32) -> Result<(f32, f32), usize> {
+    let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
+    // The sum finds NaN, which the comparisons pass over.
+    let mut sum = 0.0;
+    for &x in group {
+        low = low.min(x);
+        high = high.max(x);
+        sum += x * 0.0;
+    }
+    if sum != 0.0 {
+        return Err(group.iter().position(|x| !x.is_finite()).expect("a sum of zeros is zero"));
+    }
+    let step = ((high - low) / levels).max(SMALLEST_SCALE);
+    let (edge, step) = if low.abs() > high.abs() { (low, step) } else { (high, -step) };
+    let zero = (edge / step).round_ties_even();
+    Ok(if zero == 0.0 { (step, 0.0) } else { (edge / zero, edge) })
+}
+
+fn push(dtype: Dtype, value: f32, out: &mut Vec<u8>) {
+    match dtype {
+        Dtype::BF16 => out.extend(bf16::from_f32(value).to_le_bytes()),
+        Dtype::F16 => out.extend(f16::from_f32(value).to_le_bytes()),
+        _ => out.extend(value.to_le_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::{Quantisation, Stored, decode_f32};
+
+    fn round_trip(kind: Kind, values: &[f32]) -> Vec<f32> {
+        let mut parts = Quantised::default();
+        quantise(kind, 32, Dtype::F32, values, &mut parts).unwrap();
+        decode_f32(&Stored {
+            dtype: Dtype::U32,
+            quantisation: Some(Quantisation { kind, group_size: 32 }),
+            weight: &parts.codes,
+            scale: &parts.scales,
+            scale_dtype: Dtype::F32,
+            bias: &parts.biases,
+            global_scale: None,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn zero_groups_have_mlxs_constants() {
+        let mut parts = Quantised::default();
+        quantise(Kind::Int4, 32, Dtype::F32, &[0.0; 32], &mut parts).unwrap();
+        assert_eq!(parts.scales, (-1e-7f32).to_le_bytes());
+        assert_eq!(parts.biases, 0f32.to_le_bytes());
+        assert_eq!(parts.codes, [0; 16]);
+    }
+
+    #[test]
+    fn the_larger_end_is_exact() {
+        for kind in [Kind::Int4, Kind::Int8] {
+            let values: Vec<f32> = (0..64).map(|i| (i as f32 * 0.37).sin() - 0.2).collect();
+            let decoded = round_trip(kind, &values);
+            for (group, decoded) in values.chunks(32).zip(decoded.chunks(32)) {
+                let largest = (0..32).max_by(|a, b| group[*a].abs().total_cmp(&group[*b].abs())).unwrap();
+                assert_eq!(group[largest], decoded[largest]);
+                let span = group.iter().copied().fold(f32::MIN, f32::max)
+                    - group.iter().copied().fold(f32::MAX, f32::min);
+                // Half a step, and as much again for zero having a code.
+                let bound = span / ((1 << kind.bits()) - 1) as f32 * 1.1;
+                assert!(group.iter().zip(decoded).all(|(x, y)| (x - y).abs() <= bound), "{kind}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_refused() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = [1.0; 64];
+            values[40] = bad;
+            let error = quantise(Kind::Int8, 32, Dtype::F32, &values, &mut Quantised::default()).unwrap_err();
+            assert_eq!(error.element, 40);
+        }
+    }
+}
