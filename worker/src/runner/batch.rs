@@ -1,0 +1,500 @@
+//! The loop that owns the engine: sequences join and leave at every step, prompts go in by pieces between them.
+//! Runs on a thread of its own; the server hands it jobs and reads their events.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::generate::{Generation, Job, Next};
+use super::protocol::RunnerError;
+use crate::engine::{Engine, Full, Logits, SequenceId, Slice, StepError, Want};
+use crate::text::sampler::LogSoftmax;
+
+/// Jobs that may wait inside a runner; the worker lets in far fewer.
+const QUEUE: usize = 1024;
+/// Logits that one scoring step may produce: 16 MiB of them.
+const SCORE_FLOATS: usize = 4 << 20;
+/// How often a sequence is looked at whose reader does not keep up.
+const STALLED_POLL: Duration = Duration::from_millis(5);
+/// A shared beginning shorter than this is computed again rather than copied from another sequence.
+const MIN_FORK: usize = 16;
+
+/// Hands work to the loop. The loop ends when the last handle is gone.
+#[derive(Clone)]
+pub(crate) struct Batch {
+    commands: SyncSender<Command>,
+}
+
+enum Command {
+    Generate(Box<Job>),
+    Score(ScoreJob),
+}
+
+/// Windows of ids to score.
+pub(crate) struct ScoreJob {
+    pub(crate) windows: Vec<Vec<u32>>,
+    pub(crate) answer: oneshot::Sender<Result<Vec<Vec<f32>>, RunnerError>>,
+}
+
+impl Batch {
+    /// Starts the thread. `on_exit` runs on it when it ends, also when it panicked.
+    pub(crate) fn start(
+        engine: Box<dyn Engine>,
+        num_parallel: usize,
+        batch_tokens: usize,
+        on_exit: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<Batch> {
+        let (commands, receiver) = sync_channel(QUEUE);
+        std::thread::Builder::new().name("batch".into()).spawn(move || {
+            let _guard = OnDrop(Some(on_exit));
+            Loop {
+                engine,
+                commands: receiver,
+                waiting: VecDeque::new(),
+                slots: Vec::new(),
+                num_parallel: num_parallel.max(1),
+                batch_tokens: batch_tokens.max(1),
+                clock: 0,
+            }
+            .run();
+        })?;
+        Ok(Batch { commands })
+    }
+
+    pub(crate) fn generate(&self, job: Job) -> Result<(), RunnerError> {
+        self.send(Command::Generate(Box::new(job)))
+    }
+
+    pub(crate) fn score(&self, job: ScoreJob) -> Result<(), RunnerError> {
+        self.send(Command::Score(job))
+    }
+
+    fn send(&self, command: Command) -> Result<(), RunnerError> {
+        self.commands.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => RunnerError::failed("too many requests wait for this model"),
+            TrySendError::Disconnected(_) => RunnerError::failed("the model has stopped"),
+        })
+    }
+}
+
+struct OnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(run) = self.0.take() {
+            run();
+        }
+    }
+}
+
+struct Loop {
+    engine: Box<dyn Engine>,
+    commands: Receiver<Command>,
+    waiting: VecDeque<Command>,
+    slots: Vec<Slot>,
+    num_parallel: usize,
+    batch_tokens: usize,
+    clock: u64,
+}
+
+/// An open sequence. Idle ones are kept, so that a prompt that begins alike need not be computed again.
+struct Slot {
+    sequence: SequenceId,
+    /// The ids that the engine holds for it.
+    cached: Vec<u32>,
+    /// The ids that it is to take next.
+    pending: Vec<u32>,
+    last_used: u64,
+    work: Work,
+}
+
+enum Work {
+    Idle,
+    Generate(Box<Generation>),
+    Score(Scoring),
+}
+
+struct Scoring {
+    job: ScoreJob,
+    window: usize,
+    done: Vec<Vec<f32>>,
+}
+
+/// The part of a step that belongs to one slot.
+struct Share {
+    slot: usize,
+    tokens: usize,
+    want: Want,
+}
+
+impl Loop {
+    fn run(mut self) {
+        loop {
+            if !self.receive() {
+                return;
+            }
+            self.drop_cancelled();
+            self.admit();
+            let shares = self.share();
+            if !shares.is_empty() && !self.step(&shares) {
+                return;
+            }
+        }
+    }
+
+    /// Takes what has arrived; waits only when there is nothing to compute. False when no more can come.
+    fn receive(&mut self) -> bool {
+        let busy = self.slots.iter().any(|slot| !matches!(slot.work, Work::Idle));
+        if !busy && self.waiting.is_empty() {
+            match self.commands.recv() {
+                Ok(command) => self.waiting.push_back(command),
+                Err(_) => return false,
+            }
+        } else if busy && self.slots.iter().all(|slot| !slot.is_runnable()) {
+            match self.commands.recv_timeout(STALLED_POLL) {
+                Ok(command) => self.waiting.push_back(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.waiting.push_back(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn drop_cancelled(&mut self) {
+        self.waiting.retain(|command| match command {
+            Command::Generate(job) => !job.events.is_closed(),
+            Command::Score(job) => !job.answer.is_closed(),
+        });
+        for slot in &mut self.slots {
+            let cancelled = match &slot.work {
+                Work::Idle => false,
+                Work::Generate(generation) => generation.is_cancelled(),
+                Work::Score(scoring) => scoring.job.answer.is_closed(),
+            };
+            if cancelled {
+                slot.rest();
+            }
+        }
+    }
+
+    /// Gives waiting jobs, oldest first, a sequence each while there are any.
+    fn admit(&mut self) {
+        while let Some(command) = self.waiting.pop_front() {
+            let prompt: &[u32] = match &command {
+                Command::Generate(job) => &job.prompt,
+                Command::Score(_) => &[],
+            };
+            match self.sequence_for(prompt) {
+                Ok(Some(slot)) => self.begin(slot, command),
+                Ok(None) => {
+                    self.waiting.push_front(command);
+                    return;
+                }
+                Err(error) => command.fail(RunnerError::failed(error)),
+            }
+        }
+    }
+
+    /// A slot whose sequence holds as much of the prompt as any does; `None` when all are at work.
+    fn sequence_for(&mut self, prompt: &[u32]) -> Result<Option<usize>, Full> {
+        // The last token is always computed, for its logits.
+        let reusable = &prompt[..prompt.len().saturating_sub(1)];
+        let common = |slot: &Slot| common_prefix(&slot.cached, reusable);
+        let is_idle = |slot: &Slot| matches!(slot.work, Work::Idle);
+        let best = (0..self.slots.len()).max_by_key(|&at| {
+            let slot = &self.slots[at];
+            (common(slot), is_idle(slot), std::cmp::Reverse(slot.last_used))
+        });
+        let oldest_idle = |skip: Option<usize>| {
+            let idle = (0..self.slots.len()).filter(|&at| Some(at) != skip && is_idle(&self.slots[at]));
+            idle.min_by_key(|&at| self.slots[at].last_used)
+        };
+        let has_room = self.slots.len() < self.num_parallel;
+        let shared = best.map_or(0, |best| common(&self.slots[best]));
+        if let Some(best) = best
+            && shared >= MIN_FORK
+        {
+            let slot = &self.slots[best];
+            // In place, when that costs no other conversation what it has cached.
+            let in_place = is_idle(slot) && (shared * 2 >= slot.cached.len() || (!has_room && oldest_idle(Some(best)).is_none()));
+            if in_place {
+                self.truncate(best, shared);
+                return Ok(Some(best));
+            }
+            if has_room || oldest_idle(Some(best)).is_some() {
+                let source = slot.sequence;
+                if !has_room && let Some(victim) = oldest_idle(Some(best)) {
+                    self.close(victim);
+                }
+                let max_len = self.engine.info().context_length;
+                if let Ok(sequence) = self.engine.fork(source, shared, max_len) {
+                    return Ok(Some(self.add_slot(sequence, prompt[..shared].to_vec())));
+                }
+            }
+        }
+        if self.slots.len() < self.num_parallel {
+            match self.engine.open(self.engine.info().context_length) {
+                Ok(sequence) => return Ok(Some(self.add_slot(sequence, Vec::new()))),
+                Err(error) if self.slots.is_empty() => return Err(error),
+                // Others hold the room: reuse an idle one, or wait.
+                Err(_) => {}
+            }
+        }
+        let is_idle = |slot: &Slot| matches!(slot.work, Work::Idle);
+        let idle = (0..self.slots.len()).filter(|&at| is_idle(&self.slots[at]));
+        let Some(oldest) = idle.min_by_key(|&at| self.slots[at].last_used) else { return Ok(None) };
+        let keep = common_prefix(&self.slots[oldest].cached, reusable);
+        self.truncate(oldest, keep);
+        Ok(Some(oldest))
+    }
+
+    fn add_slot(&mut self, sequence: SequenceId, cached: Vec<u32>) -> usize {
+        self.slots.push(Slot { sequence, cached, pending: Vec::new(), last_used: self.clock, work: Work::Idle });
+        self.slots.len() - 1
+    }
+
+    fn close(&mut self, slot: usize) {
+        let slot = self.slots.swap_remove(slot);
+        self.engine.close(slot.sequence);
+    }
+
+    fn truncate(&mut self, slot: usize, len: usize) {
+        let slot = &mut self.slots[slot];
+        slot.cached.truncate(len);
+        self.engine.truncate(slot.sequence, slot.cached.len());
+    }
+
+    fn begin(&mut self, slot: usize, command: Command) {
+        self.clock += 1;
+        match command {
+            Command::Generate(job) => {
+                let slot = &mut self.slots[slot];
+                slot.last_used = self.clock;
+                slot.pending = job.prompt[slot.cached.len()..].to_vec();
+                slot.work = Work::Generate(Box::new(Generation::new(*job, slot.cached.len())));
+            }
+            Command::Score(job) => {
+                self.slots[slot].last_used = self.clock;
+                self.slots[slot].work = Work::Score(Scoring { job, window: 0, done: Vec::new() });
+                self.next_window(slot);
+            }
+        }
+    }
+
+    /// Points a scoring slot at its next window that has anything to score, or answers.
+    fn next_window(&mut self, at: usize) {
+        self.truncate(at, 0);
+        let slot = &mut self.slots[at];
+        let Work::Score(scoring) = &mut slot.work else { return };
+        while let Some(window) = scoring.job.windows.get(scoring.window) {
+            scoring.done.push(Vec::with_capacity(window.len().saturating_sub(1)));
+            if window.len() >= 2 {
+                slot.pending = window[..window.len() - 1].to_vec();
+                return;
+            }
+            scoring.window += 1;
+        }
+        if let Work::Score(scoring) = std::mem::replace(&mut slot.work, Work::Idle) {
+            // A reader that has gone needs no answer.
+            let _ = scoring.job.answer.send(Ok(scoring.done));
+        }
+        slot.rest();
+    }
+
+    /// Divides one step: every running answer gets its token, prompts share what is left, each its fair part.
+    fn share(&self) -> Vec<Share> {
+        let mut shares = Vec::new();
+        let mut long = Vec::new();
+        for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_runnable()) {
+            match (&slot.work, slot.pending.len()) {
+                (Work::Generate(_), 1) => shares.push(Share { slot: at, tokens: 1, want: Want::Last }),
+                _ => long.push(at),
+            }
+        }
+        let mut budget = self.batch_tokens.saturating_sub(shares.len()).max(long.len());
+        // Shortest first, so that what one does not need goes to the next.
+        long.sort_by_key(|&at| self.slots[at].pending.len());
+        let vocab_size = self.engine.info().vocab_size.max(1);
+        for (done, &at) in long.iter().enumerate() {
+            let slot = &self.slots[at];
+            let fair = (budget / (long.len() - done)).max(1);
+            let mut tokens = slot.pending.len().min(fair);
+            let want = match slot.work {
+                Work::Score(_) => {
+                    tokens = tokens.min((SCORE_FLOATS / vocab_size).max(1));
+                    Want::All
+                }
+                _ if tokens == slot.pending.len() => Want::Last,
+                _ => Want::Nothing,
+            };
+            budget = budget.saturating_sub(tokens);
+            shares.push(Share { slot: at, tokens, want });
+        }
+        shares
+    }
+
+    /// Computes a step and deals its rows out. False when the engine is lost.
+    fn step(&mut self, shares: &[Share]) -> bool {
+        let slices: Vec<Slice<'_>> = shares
+            .iter()
+            .map(|share| {
+                let slot = &self.slots[share.slot];
+                Slice { sequence: slot.sequence, tokens: &slot.pending[..share.tokens], want: share.want }
+            })
+            .collect();
+        match self.engine.step(&slices) {
+            Ok(logits) => {
+                for (row, share) in shares.iter().enumerate() {
+                    self.deal(share, &logits, row);
+                }
+                true
+            }
+            Err(error) => self.step_failed(error),
+        }
+    }
+
+    fn deal(&mut self, share: &Share, logits: &Logits, index: usize) {
+        let slot = &mut self.slots[share.slot];
+        let from = slot.cached.len();
+        slot.cached.extend(slot.pending.drain(..share.tokens));
+        match &mut slot.work {
+            Work::Idle => {}
+            Work::Generate(generation) => {
+                if share.want == Want::Nothing {
+                    return;
+                }
+                let next = match logits.last(index) {
+                    Ok(Some(row)) => generation.advance(row),
+                    Ok(None) => generation.fail(RunnerError::failed("the engine gave no logits")),
+                    Err(error) => {
+                        slot.cached.truncate(from);
+                        generation.fail(RunnerError::failed(error))
+                    }
+                };
+                match next {
+                    Next::Feed(id) => self.feed(share.slot, id),
+                    Next::Finished => slot.rest(),
+                }
+            }
+            Work::Score(scoring) => {
+                let window = &scoring.job.windows[scoring.window];
+                match logits.rows(index) {
+                    Ok(rows) => {
+                        let targets = &window[from + 1..];
+                        let scores = rows.zip(targets).map(|(row, &target)| LogSoftmax::new(row).of(target));
+                        if let Some(done) = scoring.done.last_mut() {
+                            done.extend(scores);
+                        }
+                        if slot.pending.is_empty() {
+                            scoring.window += 1;
+                            self.next_window(share.slot);
+                        }
+                    }
+                    Err(error) => slot.fail(RunnerError::failed(error)),
+                }
+            }
+        }
+    }
+
+    /// Queues a generated id, making room first where the sequence is full.
+    fn feed(&mut self, at: usize, id: u32) {
+        let slot = &mut self.slots[at];
+        let Work::Generate(generation) = &mut slot.work else { return };
+        let job = &generation.job;
+        let limit = job.limit;
+        if slot.cached.len() < limit {
+            slot.pending.push(id);
+            return;
+        }
+        if !job.shift || limit < 2 {
+            generation.out_of_context();
+            slot.rest();
+            return;
+        }
+        // Keep the front, drop the older half of the rest, and compute the younger half again where it now stands.
+        let keep = job.num_keep.min(limit - 2);
+        let drop = ((limit - keep) / 2).max(1);
+        slot.pending = slot.cached[keep + drop..].to_vec();
+        slot.pending.push(id);
+        self.truncate(at, keep);
+    }
+
+    /// An error that names a sequence ends that one; one that does not ends all, and the loop.
+    fn step_failed(&mut self, error: StepError) -> bool {
+        let sequence = match &error {
+            StepError::UnknownSequence(sequence)
+            | StepError::DuplicateSequence(sequence)
+            | StepError::EmptySlice(sequence)
+            | StepError::TokenOutOfRange { sequence, .. }
+            | StepError::TooLong { sequence, .. } => Some(*sequence),
+            StepError::Device(_) => None,
+        };
+        if let Some(at) = self.slots.iter().position(|slot| Some(slot.sequence) == sequence) {
+            self.slots[at].fail(RunnerError::failed(&error));
+            self.close(at);
+            return true;
+        }
+        tracing::error!(%error, "the engine failed");
+        for slot in &mut self.slots {
+            slot.fail(RunnerError::failed(&error));
+        }
+        for command in self.waiting.drain(..) {
+            command.fail(RunnerError::failed(&error));
+        }
+        false
+    }
+}
+
+impl Slot {
+    fn is_runnable(&self) -> bool {
+        match &self.work {
+            Work::Idle => false,
+            Work::Generate(generation) => !generation.is_stalled(),
+            Work::Score(_) => true,
+        }
+    }
+
+    /// Done with its work; what it has cached stays.
+    fn rest(&mut self) {
+        self.work = Work::Idle;
+        self.pending.clear();
+    }
+
+    fn fail(&mut self, error: RunnerError) {
+        match std::mem::replace(&mut self.work, Work::Idle) {
+            Work::Idle => {}
+            Work::Generate(mut generation) => {
+                generation.fail(error);
+            }
+            Work::Score(scoring) => {
+                let _ = scoring.job.answer.send(Err(error));
+            }
+        }
+        self.pending.clear();
+    }
+}
+
+impl Command {
+    fn fail(self, error: RunnerError) {
+        match self {
+            Command::Generate(job) => {
+                Generation::new(*job, 0).fail(error);
+            }
+            Command::Score(job) => {
+                let _ = job.answer.send(Err(error));
+            }
+        }
+    }
+}
+
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,299 @@
+//! The batch loop over an engine whose answers are known: whatever joins, leaves, waits or fails, they must not change.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::batch::{Batch, ScoreJob};
+use super::generate::{EVENT_QUEUE, Job};
+use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
+use super::testing::{BREAK, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, row};
+use crate::text::sampler::LogSoftmax;
+use crate::text::{Sampler, SamplerOptions, StopMatcher, Tokenizer};
+
+struct Bench {
+    batch: Batch,
+    log: StepLog,
+    exited: oneshot::Receiver<()>,
+    tokenizer: Arc<Tokenizer>,
+}
+
+const CONTEXT: usize = 512;
+
+fn bench(num_parallel: usize, batch_tokens: usize) -> Bench {
+    let engine = FakeEngine::new(CONTEXT, num_parallel);
+    let log = engine.log.clone();
+    let (exit, exited) = oneshot::channel();
+    let batch = Batch::start(Box::new(engine), num_parallel, batch_tokens, move || {
+        let _ = exit.send(());
+    }).unwrap();
+    Bench { batch, log, exited, tokenizer: demo_tokenizer() }
+}
+
+impl Bench {
+    fn job(&self, prompt: &[u32], set: impl FnOnce(&mut Job)) -> mpsc::Receiver<Event> {
+        let (events, receiver) = mpsc::channel(EVENT_QUEUE);
+        let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
+        let mut job = Job {
+            prompt: prompt.to_vec(),
+            limit: CONTEXT,
+            num_predict: 24,
+            num_keep: 4,
+            shift: true,
+            sampler: Sampler::new(greedy, CONTEXT),
+            stop: StopMatcher::default(),
+            eos: Arc::new(BTreeSet::from([EOS])),
+            tokenizer: self.tokenizer.clone(),
+            top_logprobs: None,
+            events,
+        };
+        set(&mut job);
+        self.batch.generate(job).unwrap();
+        receiver
+    }
+
+    fn text(&self, ids: &[u32]) -> String {
+        String::from_utf8_lossy(&self.tokenizer.decode(ids).unwrap()).into_owned()
+    }
+}
+
+/// Reads a generation to its end.
+async fn read(mut events: mpsc::Receiver<Event>) -> (String, usize, Result<Done, RunnerError>) {
+    let mut text = String::new();
+    let mut tokens = 0;
+    loop {
+        match events.recv().await.expect("every generation has a last event") {
+            Event::Token { text: piece, .. } => {
+                tokens += 1;
+                text.push_str(&piece);
+            }
+            Event::Done(done) => {
+                text.push_str(&done.text);
+                return (text, tokens, Ok(done));
+            }
+            Event::Error(error) => return (text, tokens, Err(error)),
+        }
+    }
+}
+
+fn prompt(seed: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|at| 300 + (seed * 7919 + at * 104_729) % 3000).collect()
+}
+
+#[tokio::test]
+async fn one_answer() {
+    let bench = bench(2, 64);
+    for seed in 0..8 {
+        let ids = prompt(seed, 10);
+        let expected = answer(&ids, 24);
+        let (text, tokens, done) = read(bench.job(&ids, |_| {})).await;
+        let done = done.unwrap();
+        assert_eq!(done.context, [ids.clone(), expected.clone()].concat());
+        assert_eq!((done.prompt_tokens, done.eval_tokens, tokens), (10, expected.len(), expected.len()));
+        assert_eq!(text, bench.text(&expected));
+        assert_eq!(done.reason == DoneReason::Length, expected.len() == 24);
+    }
+}
+
+#[tokio::test]
+async fn answers_do_not_depend_on_company() {
+    let bench = bench(3, 16);
+    let shared = prompt(99, 40);
+    let prompts: Vec<Vec<u32>> = (0..24)
+        .map(|seed| match seed % 3 {
+            0 => prompt(seed, 1 + seed as usize * 9),
+            1 => [shared.clone(), prompt(seed, 5)].concat(),
+            _ => shared[..20 + seed as usize % 20].to_vec(),
+        })
+        .collect();
+    let receivers: Vec<_> = prompts.iter().map(|ids| bench.job(ids, |_| {})).collect();
+    let mut cached = 0;
+    for (ids, receiver) in prompts.iter().zip(receivers) {
+        let (_, _, done) = read(receiver).await;
+        let done = done.unwrap();
+        assert_eq!(done.context[ids.len()..], answer(ids, 24), "prompt of {}", ids.len());
+        cached += done.cached_tokens;
+    }
+    assert!(cached > 0, "a shared beginning is computed once");
+    assert!(bench.log.lock().unwrap().iter().all(|step| step.iter().sum::<usize>() <= 16 && step.len() <= 3));
+}
+
+#[tokio::test]
+async fn a_conversation_goes_on_where_it_was() {
+    let bench = bench(1, 512);
+    let first = prompt(1, 200);
+    let (_, _, done) = read(bench.job(&first, |_| {})).await;
+    let context = done.unwrap().context;
+    bench.log.lock().unwrap().clear();
+    let second = [context.clone(), prompt(2, 3)].concat();
+    let (_, _, done) = read(bench.job(&second, |job| job.num_predict = 1)).await;
+    let done = done.unwrap();
+    // The last id of an answer is never appended, so it is computed now.
+    assert_eq!(done.cached_tokens, context.len() - 1);
+    assert_eq!(*bench.log.lock().unwrap(), [[4]]);
+    assert_eq!(done.context[second.len()..], answer(&second, 1));
+}
+
+#[tokio::test]
+async fn a_long_prompt_does_not_hold_up_the_others() {
+    let bench = bench(2, 8);
+    let (long, short) = {
+        // The engine waits for its log, so both are there before the second step.
+        let _held = bench.log.lock().unwrap();
+        let short = |job: &mut Job| job.num_predict = 10;
+        (bench.job(&prompt(1, 400), |_| {}), bench.job(&prompt(2, 4), short))
+    };
+    let (long, short) = tokio::join!(read(long), read(short));
+    let steps = short.2.unwrap().eval_tokens;
+    assert_eq!(long.2.unwrap().context[400..], answer(&prompt(1, 400), 24));
+    let log = bench.log.lock().unwrap();
+    let shared = log.iter().position(|step| step.len() == 2).unwrap();
+    assert!(shared <= 1 && log[shared..shared + steps].iter().all(|step| step.len() == 2), "{log:?}");
+    assert!(log[shared + 1..shared + steps].iter().all(|step| *step == [1, 7]), "{log:?}");
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_frees_its_place() {
+    let bench = bench(1, 64);
+    let endless = bench.job(&prompt(1, 4), |job| {
+        job.num_predict = usize::MAX;
+        job.eos = Arc::default();
+    });
+    let waiting = bench.job(&prompt(2, 4), |_| {});
+    let never_read = bench.job(&prompt(3, 4), |_| {});
+    drop(never_read);
+    drop(endless);
+    assert!(read(waiting).await.2.is_ok());
+}
+
+#[tokio::test]
+async fn a_reader_that_is_slow_pauses_only_itself() {
+    let bench = bench(2, 64);
+    let mut slow = bench.job(&prompt(1, 4), |job| {
+        job.num_predict = 1000;
+        job.eos = Arc::default();
+    });
+    assert!(read(bench.job(&prompt(2, 4), |_| {})).await.2.is_ok());
+    // Far more than the queue holds, so it was paused on the way.
+    let mut tokens = 0;
+    while let Some(event) = slow.recv().await {
+        tokens += 1;
+        if let Event::Done(done) = event {
+            assert_eq!(done.eval_tokens, 1000);
+        }
+    }
+    assert_eq!(tokens, 1001);
+}
+
+#[tokio::test]
+async fn the_end_of_the_context() {
+    let bench = bench(1, 64);
+    let ids = prompt(5, 30);
+    let full = |job: &mut Job, shift: bool| {
+        job.eos = Arc::default();
+        (job.limit, job.shift, job.num_predict) = (40, shift, 100);
+    };
+    let (_, _, done) = read(bench.job(&ids, |job| full(job, false))).await;
+    let done = done.unwrap();
+    // The last id needs no room of its own.
+    assert_eq!((done.reason, done.eval_tokens), (DoneReason::Length, 11));
+    let (_, _, done) = read(bench.job(&ids, |job| full(job, true))).await;
+    let done = done.unwrap();
+    assert_eq!((done.reason, done.eval_tokens, done.context.len()), (DoneReason::Length, 100, 130));
+    let (_, _, done) = read(bench.job(&ids[..1], |job| {
+        full(job, true);
+        job.limit = 1;
+    }))
+    .await;
+    assert_eq!(done.unwrap().eval_tokens, 1);
+}
+
+#[tokio::test]
+async fn stop_texts_and_log_probabilities() {
+    let bench = bench(1, 64);
+    let ids = prompt(3, 12);
+    let expected = answer(&ids, 24);
+    assert!(expected.len() > 6);
+    let whole = bench.text(&expected);
+    // From the middle of the fourth token into the fifth.
+    let fourth = bench.text(&expected[..3]).len();
+    let stop: String = whole[fourth..].chars().skip(1).take(bench.text(&expected[3..5]).chars().count() - 1).collect();
+    let at = whole.find(&stop).unwrap();
+    let (text, _, done) = read(bench.job(&ids, |job| job.stop = StopMatcher::new(vec![stop.clone()]))).await;
+    let done = done.unwrap();
+    assert_eq!((text.as_str(), done.reason), (&whole[..at], DoneReason::Stop));
+    assert!(done.context.len() <= ids.len() + 4, "the stop text's own ids are not part of the answer");
+
+    let mut events = bench.job(&ids, |job| (job.top_logprobs, job.num_predict) = (Some(3), 5));
+    let mut so_far = ids.clone();
+    for &id in &expected[..5] {
+        let Some(Event::Token { logprob: Some(logprob), .. }) = events.recv().await else { panic!("a token") };
+        let row = row(&so_far);
+        assert_eq!(logprob.token.logprob, LogSoftmax::new(&row).of(id));
+        assert_eq!(logprob.token.bytes, bench.tokenizer.token_bytes(id));
+        assert_eq!(logprob.top_logprobs.len(), 3);
+        assert_eq!(logprob.top_logprobs[0], logprob.token);
+        so_far.push(id);
+    }
+    let (_, _, done) = read(bench.job(&ids, |job| job.num_predict = 0)).await;
+    assert_eq!(done.unwrap().context, ids);
+}
+
+#[tokio::test]
+async fn errors_stay_with_their_sequence() {
+    let bench = bench(3, 64);
+    let good = bench.job(&prompt(1, 8), |_| {});
+    let poisoned = bench.job(&[[400, POISON].as_slice(), &prompt(1, 3)].concat(), |_| {});
+    let nan = bench.job(&[400, 401, NAN], |_| {});
+    let error = read(poisoned).await.2.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Failed);
+    assert!(read(nan).await.2.unwrap_err().message.contains("not finite"));
+    assert_eq!(read(good).await.2.unwrap().context[8..], answer(&prompt(1, 8), 24));
+    // The places are free again.
+    for seed in 0..4 {
+        assert!(read(bench.job(&prompt(seed, 8), |_| {})).await.2.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_lost_device_answers_everybody() {
+    let bench = bench(2, 64);
+    let company = bench.job(&prompt(1, 8), |job| {
+        job.num_predict = usize::MAX;
+        job.eos = Arc::default();
+    });
+    let broken = bench.job(&[400, BREAK], |_| {});
+    let (company, broken) = tokio::join!(read(company), read(broken));
+    assert!(company.2.is_err() && broken.2.is_err());
+    bench.exited.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_panic_closes_every_stream() {
+    let bench = bench(2, 64);
+    let mut panicking = bench.job(&[400, PANIC], |_| {});
+    assert_eq!(panicking.recv().await, None);
+    bench.exited.await.unwrap();
+}
+
+#[tokio::test]
+async fn scores() {
+    let bench = bench(2, 16);
+    let company = bench.job(&prompt(9, 30), |_| {});
+    let windows = vec![prompt(1, 60), vec![], vec![300], prompt(1, 2), prompt(2, 33)];
+    let (sender, receiver) = oneshot::channel();
+    bench.batch.score(ScoreJob { windows: windows.clone(), answer: sender }).unwrap();
+    let scores = tokio::time::timeout(Duration::from_secs(20), receiver).await.unwrap().unwrap().unwrap();
+    for (window, scores) in windows.iter().zip(&scores) {
+        let expected: Vec<f32> =
+            (1..window.len()).map(|at| LogSoftmax::new(&row(&window[..at])).of(window[at])).collect();
+        assert_eq!(*scores, expected);
+    }
+    assert_eq!(scores.len(), windows.len());
+    assert!(read(company).await.2.is_ok());
+    let (sender, receiver) = oneshot::channel();
+    bench.batch.score(ScoreJob { windows: vec![vec![300, POISON, 301]], answer: sender }).unwrap();
+    assert!(receiver.await.unwrap().is_err());
+}

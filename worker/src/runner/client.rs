@@ -1,0 +1,182 @@
+//! The worker's side of the socket: one connection a request, closed as soon as nobody wants the answer.
+//! That is how a generation is cancelled: drop its stream.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use futures::Stream;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Incoming};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::protocol::{
+    Event, GenerateRequest, LoadRequest, Loaded, RunnerError, ScoreRequest, ScoreResponse, Status,
+};
+
+/// An answer that is not a stream is at most this long.
+const MAX_ANSWER_BYTES: usize = 1 << 30;
+/// One line of a stream is at most this long; the last one carries the ids of a whole context.
+const MAX_LINE_BYTES: usize = 64 << 20;
+
+/// Why a runner could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// It was asked and said no.
+    #[error(transparent)]
+    Runner(#[from] RunnerError),
+    /// It cannot be reached, or went away: it has crashed or is being stopped.
+    #[error("the runner of this model went away")]
+    Gone(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+fn gone(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {
+    CallError::Gone(error.into())
+}
+
+/// Talks to the runner behind one socket.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    pub fn new(socket: PathBuf) -> Client {
+        Client { socket }
+    }
+
+    pub async fn status(&self) -> Result<Status, CallError> {
+        self.call(Method::GET, "/status", &()).await
+    }
+
+    pub async fn load(&self, request: &LoadRequest) -> Result<Loaded, CallError> {
+        self.call(Method::POST, "/load", request).await
+    }
+
+    pub async fn score(&self, request: &ScoreRequest) -> Result<ScoreResponse, CallError> {
+        self.call(Method::POST, "/score", request).await
+    }
+
+    /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of them.
+    pub async fn generate(&self, request: &GenerateRequest) -> Result<EventStream, CallError> {
+        let (answer, connection) = self.send(Method::POST, "/generate", request).await?;
+        Ok(EventStream { body: answer, buffer: BytesMut::new(), scanned: 0, ended: false, _connection: connection })
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, CallError> {
+        let (answer, _connection) = self.send(method, path, body).await?;
+        let bytes = Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(gone)?.to_bytes();
+        serde_json::from_slice(&bytes).map_err(gone)
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<(Incoming, Connection), CallError> {
+        let body = serde_json::to_vec(body).map_err(gone)?;
+        let stream = UnixStream::connect(&self.socket).await.map_err(gone)?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(gone)?;
+        let connection = Connection(tokio::spawn(async move {
+            // What goes wrong here also fails the request or the body.
+            let _ = connection.await;
+        }));
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "runner")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(gone)?;
+        let answer = sender.send_request(request).await.map_err(gone)?;
+        let status = answer.status();
+        let answer = answer.into_body();
+        if status == StatusCode::OK {
+            return Ok((answer, connection));
+        }
+        let bytes = Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(gone)?.to_bytes();
+        let error = serde_json::from_slice::<RunnerError>(&bytes).unwrap_or_else(|_| {
+            RunnerError::failed(format!("the runner answered {status}: {}", String::from_utf8_lossy(&bytes)))
+        });
+        Err(error.into())
+    }
+}
+
+/// Closes the connection when dropped.
+#[derive(Debug)]
+struct Connection(tokio::task::JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A generation's events. Dropping it cancels the generation.
+#[derive(Debug)]
+pub struct EventStream {
+    body: Incoming,
+    buffer: BytesMut,
+    /// Bytes of the buffer that hold no line end.
+    scanned: usize,
+    ended: bool,
+    _connection: Connection,
+}
+
+impl EventStream {
+    fn line(&mut self) -> Option<Event> {
+        let at = self.buffer[self.scanned..].iter().position(|&byte| byte == b'\n').map(|at| self.scanned + at);
+        let Some(at) = at else {
+            self.scanned = self.buffer.len();
+            return None;
+        };
+        let line = self.buffer.split_to(at + 1);
+        self.scanned = 0;
+        Some(serde_json::from_slice(&line).unwrap_or_else(|error| broken(error.to_string())))
+    }
+}
+
+fn broken(detail: String) -> Event {
+    tracing::debug!(detail, "a runner's stream broke");
+    Event::Error(RunnerError::failed("the runner of this model went away while answering"))
+}
+
+impl Stream for EventStream {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = loop {
+            if let Some(event) = self.line() {
+                break event;
+            }
+            if self.buffer.len() > MAX_LINE_BYTES {
+                break broken("a line is too long".into());
+            }
+            match Pin::new(&mut self.body).poll_frame(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.buffer.extend_from_slice(data);
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => break broken(error.to_string()),
+                Poll::Ready(None) => break broken("it ended without a last event".into()),
+            }
+        };
+        self.ended = matches!(event, Event::Done(_) | Event::Error(_));
+        Poll::Ready(Some(event))
+    }
+}

@@ -1,0 +1,182 @@
+//! One answer in the making: from logits to an id, to text, to the events that its reader gets.
+//! Knows nothing of engines; the batch loop feeds it rows and asks whether to go on.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::protocol::{Done, DoneReason, Event, RunnerError, TokenChance, TokenLogprob};
+use crate::text::sampler::LogSoftmax;
+use crate::text::{Detokenizer, Sampler, StopMatcher, Tokenizer};
+
+/// Events that may wait for a slow reader before its sequence pauses.
+pub(crate) const EVENT_QUEUE: usize = 256;
+
+/// Everything about one answer that does not depend on where it is computed.
+pub(crate) struct Job {
+    /// At least one id, at most `limit`.
+    pub(crate) prompt: Vec<u32>,
+    /// Tokens that the sequence may have.
+    pub(crate) limit: usize,
+    pub(crate) num_predict: usize,
+    pub(crate) num_keep: usize,
+    pub(crate) shift: bool,
+    pub(crate) sampler: Sampler,
+    pub(crate) stop: StopMatcher,
+    pub(crate) eos: Arc<BTreeSet<u32>>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// How many alternatives to report, where log-probabilities are asked for.
+    pub(crate) top_logprobs: Option<usize>,
+    pub(crate) events: mpsc::Sender<Event>,
+}
+
+/// A job that has begun.
+pub(crate) struct Generation {
+    pub(crate) job: Job,
+    detokenizer: Detokenizer,
+    answer: Vec<Generated>,
+    /// Bytes of text so far, held back or not.
+    text_len: usize,
+    cached_tokens: usize,
+    started: Instant,
+    prompt_done: Option<Instant>,
+}
+
+struct Generated {
+    id: u32,
+    /// Where its text begins, in bytes of the answer.
+    at: usize,
+}
+
+/// What the loop does next with a sequence.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Append this id and ask again.
+    Feed(u32),
+    /// The reader has its last event, or is gone.
+    Finished,
+}
+
+impl Generation {
+    pub(crate) fn new(mut job: Job, cached_tokens: usize) -> Generation {
+        for &id in &job.prompt {
+            job.sampler.accept(id);
+        }
+        Generation {
+            detokenizer: job.tokenizer.detokenizer(),
+            job,
+            answer: Vec::new(),
+            text_len: 0,
+            cached_tokens,
+            started: Instant::now(),
+            prompt_done: None,
+        }
+    }
+
+    /// The reader has gone away.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.job.events.is_closed()
+    }
+
+    /// The reader does not keep up: computing more would only pile up.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.job.events.capacity() < 4
+    }
+
+    /// Takes the row of logits after the last token.
+    pub(crate) fn advance(&mut self, logits: &[f32]) -> Next {
+        self.prompt_done.get_or_insert_with(Instant::now);
+        if self.job.num_predict == 0 {
+            return self.finish(DoneReason::Length);
+        }
+        let id = match self.job.sampler.sample(logits) {
+            Ok(id) => id,
+            Err(error) => return self.fail(RunnerError::failed(error)),
+        };
+        if self.job.eos.contains(&id) {
+            return self.finish(DoneReason::Stop);
+        }
+        self.job.sampler.accept(id);
+        self.answer.push(Generated { id, at: self.text_len });
+        let piece = self.detokenizer.push(id);
+        self.text_len += piece.len();
+        let released = self.job.stop.push(&piece);
+        let logprob = self.job.top_logprobs.map(|top| self.logprob(logits, id, top));
+        if !self.send(Event::Token { text: released.text, logprob }) {
+            return Next::Finished;
+        }
+        if let Some(at) = released.stopped_at {
+            self.answer.retain(|generated| generated.at < at);
+            return self.finish_after_stop_text();
+        }
+        if self.answer.len() >= self.job.num_predict {
+            return self.finish(DoneReason::Length);
+        }
+        Next::Feed(id)
+    }
+
+    /// Ends the answer for want of room.
+    pub(crate) fn out_of_context(&mut self) -> Next {
+        self.finish(DoneReason::Length)
+    }
+
+    /// Ends the answer with an error.
+    pub(crate) fn fail(&mut self, error: RunnerError) -> Next {
+        self.send(Event::Error(error));
+        Next::Finished
+    }
+
+    fn finish(&mut self, reason: DoneReason) -> Next {
+        let rest = self.detokenizer.finish();
+        let released = self.job.stop.push(&rest);
+        let mut text = released.text;
+        if released.stopped_at.is_none() {
+            text.push_str(&self.job.stop.finish());
+        }
+        self.done(text, reason)
+    }
+
+    fn finish_after_stop_text(&mut self) -> Next {
+        self.done(String::new(), DoneReason::Stop)
+    }
+
+    fn done(&mut self, text: String, reason: DoneReason) -> Next {
+        let now = Instant::now();
+        let prompt_done = self.prompt_done.unwrap_or(now);
+        let mut context = std::mem::take(&mut self.job.prompt);
+        let prompt_tokens = context.len();
+        context.extend(self.answer.iter().map(|generated| generated.id));
+        self.send(Event::Done(Done {
+            text,
+            reason,
+            prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            prompt_ns: nanoseconds(prompt_done - self.started),
+            eval_tokens: self.answer.len(),
+            eval_ns: nanoseconds(now - prompt_done),
+            context,
+        }));
+        Next::Finished
+    }
+
+    fn logprob(&self, logits: &[f32], id: u32, top: usize) -> TokenLogprob {
+        let row = LogSoftmax::new(logits);
+        let chance = |id: u32, logprob: f32| {
+            let bytes = self.job.tokenizer.token_bytes(id).to_vec();
+            TokenChance { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
+        };
+        let top_logprobs = row.top(top).into_iter().map(|(id, logprob)| chance(id, logprob)).collect();
+        TokenLogprob { token: chance(id, row.of(id)), top_logprobs }
+    }
+
+    fn send(&self, event: Event) -> bool {
+        // `is_stalled` leaves room for an answer's last two events, so this fails only when the reader is gone.
+        self.job.events.try_send(event).is_ok()
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,20 @@
+//! One process a loaded model: its protocol, the process seen from the worker, and the server inside it.
+//! The worker's scheduler starts runners; nobody else talks to them.
+
+mod batch;
+pub mod client;
+mod generate;
+mod model;
+pub mod process;
+pub mod protocol;
+mod server;
+
+#[cfg(test)]
+mod batch_tests;
+#[cfg(test)]
+mod server_tests;
+#[cfg(test)]
+mod testing;
+
+pub use client::{Client, EventStream};
+pub use server::{StartError, main};

@@ -1,0 +1,218 @@
+//! A runner as the worker sees it: started, loaded, watched, and gone when it should be.
+//! A runner that dies on its own fails the requests it was answering and nothing else.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::sync::{oneshot, watch};
+
+use super::client::Client;
+
+/// A runner that has not opened its socket by then is given up.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+const READY_POLL: Duration = Duration::from_millis(5);
+/// How long a runner may take to leave by itself before it is killed.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a runner did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    #[error("cannot start a runner with {}", .program.display())]
+    Spawn { program: PathBuf, source: io::Error },
+    #[error("cannot make a folder for the runner's socket")]
+    Socket(#[source] io::Error),
+    #[error("the runner ended before it was ready")]
+    Ended,
+    #[error("the runner was not ready after {} seconds", READY_TIMEOUT.as_secs())]
+    NotReady,
+}
+
+/// Starts runners. The scheduler's tests start theirs in process.
+pub trait Launch: Send + Sync + 'static {
+    /// A new, empty runner that answers.
+    fn launch(&self) -> BoxFuture<'static, Result<Runner, ProcessError>>;
+}
+
+/// Starts runners as processes: `PROGRAM runner --socket PATH`.
+#[derive(Debug, Clone)]
+pub struct Program(pub PathBuf);
+
+/// A running runner; dropping it stops it.
+pub struct Runner {
+    client: Client,
+    ended: watch::Receiver<bool>,
+    control: Box<dyn Control>,
+}
+
+/// How to end what answers behind a socket.
+pub trait Control: Send + Sync {
+    /// Asks it to leave. Called at least once, from `stop` or from drop.
+    fn close(&self);
+    /// Makes it leave.
+    fn kill(&self);
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+impl Runner {
+    /// `ended` turns true when it has gone.
+    pub fn new(client: Client, ended: watch::Receiver<bool>, control: Box<dyn Control>) -> Runner {
+        Runner { client, ended, control }
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub fn is_alive(&self) -> bool {
+        !*self.ended.borrow()
+    }
+
+    /// Returns when the runner has gone, for whatever reason.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut ended = self.ended.clone();
+        async move {
+            // An error means that the watcher is gone, and the runner with it.
+            let _ = ended.wait_for(|ended| *ended).await;
+        }
+    }
+
+    /// Asks the runner to leave, kills it if it does not, and returns when it has gone: its memory is free then.
+    pub async fn stop(&self) {
+        self.control.close();
+        if tokio::time::timeout(STOP_TIMEOUT, self.ended()).await.is_err() {
+            self.control.kill();
+            self.ended().await;
+        }
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.control.close();
+        self.control.kill();
+    }
+}
+
+struct Process {
+    /// The runner leaves when this closes, so it also leaves when this process dies.
+    stdin: Mutex<Option<ChildStdin>>,
+    pidfd: rustix::fd::OwnedFd,
+}
+
+impl Control for Process {
+    fn close(&self) {
+        self.stdin.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+    }
+
+    fn kill(&self) {
+        // Fails only when it has gone already.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+}
+
+impl Launch for Program {
+    fn launch(&self) -> BoxFuture<'static, Result<Runner, ProcessError>> {
+        let program = self.0.clone();
+        Box::pin(async move {
+            let folder = socket_folder().map_err(ProcessError::Socket)?;
+            let socket = folder.0.join("s");
+            let (ended_sender, ended) = watch::channel(false);
+            let (spawned_sender, spawned) = oneshot::channel();
+            let child_socket = socket.clone();
+            // The thread that starts a runner stays with it: the kernel's parent-death signal follows that thread.
+            std::thread::Builder::new()
+                .name("runner".into())
+                .spawn(move || {
+                    keep(&program, &child_socket, spawned_sender);
+                    drop(folder);
+                    let _ = ended_sender.send(true);
+                })
+                .map_err(ProcessError::Socket)?;
+            let process = spawned.await.map_err(|_| ProcessError::Ended)??;
+            let runner = Runner::new(Client::new(socket), ended, Box::new(process));
+            wait_until_ready(&runner).await?;
+            Ok(runner)
+        })
+    }
+}
+
+/// Starts the child, hands out the means to end it, and waits for it.
+fn keep(program: &Path, socket: &Path, spawned: oneshot::Sender<Result<Process, ProcessError>>) {
+    let failed = |source| ProcessError::Spawn { program: program.to_owned(), source };
+    let child = Command::new(program)
+        .arg("runner")
+        .arg("--socket")
+        .arg(socket)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let _ = spawned.send(Err(failed(error)));
+            return;
+        }
+    };
+    let pidfd = rustix::process::Pid::from_raw(child.id() as i32)
+        .ok_or_else(|| io::Error::other("no process id"))
+        .and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
+    match pidfd {
+        Ok(pidfd) => {
+            // When nobody waits any more the pipe closes here, and the child leaves.
+            let _ = spawned.send(Ok(Process { stdin: Mutex::new(child.stdin.take()), pidfd }));
+        }
+        Err(error) => {
+            let _ = child.kill();
+            let _ = spawned.send(Err(failed(error)));
+        }
+    }
+    // `wait` would close the child's standard input first; it has been handed out, so it does not.
+    match child.wait() {
+        Ok(status) if status.success() => tracing::debug!(pid = child.id(), "runner ended"),
+        Ok(status) => tracing::warn!(pid = child.id(), %status, "runner ended"),
+        Err(error) => tracing::error!(pid = child.id(), %error, "cannot wait for a runner"),
+    }
+}
+
+async fn wait_until_ready(runner: &Runner) -> Result<(), ProcessError> {
+    let ready = async {
+        while runner.client.status().await.is_err() {
+            tokio::time::sleep(READY_POLL).await;
+        }
+    };
+    tokio::select! {
+        _ = runner.ended() => Err(ProcessError::Ended),
+        ready = tokio::time::timeout(READY_TIMEOUT, ready) => ready.map_err(|_| ProcessError::NotReady),
+    }
+}
+
+/// A folder that only we may enter, with a path short enough for a socket address; removed when dropped.
+fn socket_folder() -> io::Result<SocketFolder> {
+    let base = std::env::temp_dir();
+    // A socket address holds 108 bytes.
+    let base = if base.as_os_str().len() > 64 { PathBuf::from("/tmp") } else { base };
+    let id = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
+    let folder = base.join(format!("lode-runner-{id:016x}"));
+    std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    Ok(SocketFolder(folder))
+}
+
+struct SocketFolder(PathBuf);
+
+impl Drop for SocketFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,201 @@
+//! What worker and runner say to each other: JSON over HTTP/1.1 on a Unix socket, generations as NDJSON.
+//! Both ends come from one build, so the types here may change freely; nothing else ever speaks this.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::text::SamplerOptions;
+
+/// `POST /load`: once in the life of a runner.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LoadRequest {
+    pub model: ModelSpec,
+    /// `f32`, `f16` or `q8_0`.
+    pub kv_cache_type: String,
+    /// Tokens a sequence may have; the model's own limit is applied on top.
+    pub context_length: usize,
+    /// Sequences that may run at once.
+    pub num_parallel: usize,
+    /// Prompt tokens computed between two steps of the running sequences.
+    pub batch_tokens: usize,
+    pub threads: Option<usize>,
+}
+
+/// A model as files on disk, whatever it was pushed as.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// For messages.
+    pub name: String,
+    /// Small files by their name in the checkpoint: `config.json`, `tokenizer.json`, `chat_template.jinja`, ...
+    pub files: BTreeMap<String, PathBuf>,
+    pub tensors: Vec<TensorFile>,
+}
+
+/// One file with tensors in it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TensorFile {
+    pub path: PathBuf,
+    /// The layer's name, for blobs that are keyed `data`.
+    pub name: Option<String>,
+    /// A checkpoint's own file with many tensors, rather than a blob of one.
+    pub whole_file: bool,
+}
+
+/// The answer to `/load`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Loaded {
+    pub architecture: String,
+    pub device: String,
+    pub vocab_size: usize,
+    pub context_length: usize,
+    pub weights_bytes: u64,
+    pub kv_bytes_per_token: usize,
+    /// Whether the model has a tokenizer, and so can be given text.
+    pub has_tokenizer: bool,
+    /// Whether the model has a chat template, and so can be given messages.
+    pub has_template: bool,
+}
+
+/// `POST /generate`: answered with a stream of [`Event`], one JSON object a line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct GenerateRequest {
+    pub input: Input,
+    pub sampling: SamplerOptions,
+    /// Ids to generate at most; `None` until the model stops, bounded by ten contexts.
+    pub num_predict: Option<usize>,
+    /// Tokens this sequence may have; the loaded context length is applied on top.
+    pub num_ctx: Option<usize>,
+    /// Ids at the front that survive when a full context is shifted.
+    pub num_keep: usize,
+    pub stop: Vec<String>,
+    /// Whether a prompt that is too long is cut, or refused.
+    pub truncate: bool,
+    /// Whether a full context makes room and goes on, or ends the answer.
+    pub shift: bool,
+    /// Whether to report log-probabilities.
+    pub logprobs: bool,
+    pub top_logprobs: usize,
+}
+
+/// What to continue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Input {
+    /// Text as it is; the tokenizer adds what it always adds.
+    Raw { prompt: String },
+    /// One turn: through the chat template where the model has one, after the ids of earlier turns.
+    Prompt { system: Option<String>, prompt: String, context: Vec<u32> },
+    /// A conversation, through the chat template.
+    Chat { messages: Vec<Value>, tools: Vec<Value> },
+}
+
+/// One line of a generation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// One id was generated. `text` may be empty while a character or a stop text is incomplete.
+    Token {
+        text: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        logprob: Option<TokenLogprob>,
+    },
+    /// The last line of a generation that ran to its end.
+    Done(Done),
+    /// The last line of one that did not.
+    Error(RunnerError),
+}
+
+/// How a generation ended and what it took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// Text that was held back and turned out to be no stop text.
+    pub text: String,
+    pub reason: DoneReason,
+    pub prompt_tokens: usize,
+    /// Prompt tokens that were still in the cache from before.
+    pub cached_tokens: usize,
+    pub prompt_ns: u64,
+    pub eval_tokens: usize,
+    pub eval_ns: u64,
+    /// The ids of the prompt and of the answer.
+    pub context: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DoneReason {
+    /// An end-of-sequence id or a stop text.
+    Stop,
+    /// `num_predict`, or a full context.
+    Length,
+}
+
+/// The log-probability of one generated id, under the unmodified distribution.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    #[serde(flatten)]
+    pub token: TokenChance,
+    pub top_logprobs: Vec<TokenChance>,
+}
+
+/// An id as text and bytes (which may be no whole character), and how likely it was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenChance {
+    pub token: String,
+    pub logprob: f32,
+    pub bytes: Vec<u8>,
+}
+
+/// `POST /score`: how likely each id of each window is, given those before it in the window.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ScoreRequest {
+    pub windows: Vec<Vec<u32>>,
+}
+
+/// The answer to `/score`: a window of n ids has n - 1 log-probabilities, for its second id to its last.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScoreResponse {
+    pub logprobs: Vec<Vec<f32>>,
+}
+
+/// `GET /status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub loaded: bool,
+}
+
+/// Why a runner did not do something. The body of every answer that is not 200, and the last line of a broken stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct RunnerError {
+    pub kind: ErrorKind,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The request is at fault: 400.
+    Invalid,
+    /// The model cannot be run here, or cannot do this: 400.
+    Unsupported,
+    /// The runner is at fault: 500.
+    Failed,
+}
+
+impl RunnerError {
+    pub fn invalid(message: impl ToString) -> RunnerError {
+        RunnerError { kind: ErrorKind::Invalid, message: message.to_string() }
+    }
+
+    pub fn unsupported(message: impl ToString) -> RunnerError {
+        RunnerError { kind: ErrorKind::Unsupported, message: message.to_string() }
+    }
+
+    pub fn failed(message: impl ToString) -> RunnerError {
+        RunnerError { kind: ErrorKind::Failed, message: message.to_string() }
+    }
+}

@@ -1,0 +1,212 @@
+//! The inside of a runner process: HTTP on its Unix socket, one model, until its worker goes away.
+//! `lode runner` calls [`main`]; tests serve the router in process.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http::{StatusCode, header};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::engine::Engine;
+
+use super::batch::{Batch, ScoreJob};
+use super::generate::EVENT_QUEUE;
+use super::model::Model;
+use super::protocol::{
+    ErrorKind, Event, GenerateRequest, LoadRequest, RunnerError, ScoreRequest, ScoreResponse, Status,
+};
+
+/// Bodies come from our own worker, which has its own limits; this one only bounds memory.
+const MAX_BODY_BYTES: usize = 256 << 20;
+
+/// Why a runner process could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot listen on {}", .path.display())]
+    Listen { path: PathBuf, source: std::io::Error },
+    #[error("cannot start")]
+    Runtime(#[source] std::io::Error),
+}
+
+/// Runs a runner until its standard input closes, which is how it learns that its worker is gone.
+///
+/// Call it before anything else starts a thread or a runtime. The kernel is also asked to kill us with our parent,
+/// but that signal follows the thread that spawned us; the pipe follows the process.
+pub fn main(socket: PathBuf) -> Result<(), StartError> {
+    // Harmless where it fails: the pipe below says the same.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    std::thread::Builder::new()
+        .name("parent".into())
+        .spawn(|| {
+            // Nothing is ever written to it: the read returns when the other end closes.
+            let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+            std::process::exit(0);
+        })
+        .map_err(StartError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(StartError::Runtime)?;
+    runtime.block_on(async {
+        let listener = tokio::net::UnixListener::bind(&socket)
+            .map_err(|source| StartError::Listen { path: socket.clone(), source })?;
+        let (lost, engine_lost) = oneshot::channel();
+        let serve = axum::serve(listener, router(Runner::new(Arc::new(Model::load), lost)));
+        tokio::select! {
+            result = serve.into_future() => result.map_err(StartError::Runtime),
+            // The engine is gone: only a new process helps. A moment for the last events to be read.
+            _ = engine_lost => {
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                std::process::exit(1);
+            }
+        }
+    })
+}
+
+/// Turns files into a model and the engine that computes it; tests put an engine of their own behind it.
+pub(crate) type Loader = dyn Fn(&LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> + Send + Sync;
+
+/// The state of a runner: empty until loaded.
+pub(crate) struct Runner {
+    loader: Arc<Loader>,
+    model: OnceLock<Served>,
+    loading: tokio::sync::Mutex<Option<oneshot::Sender<Infallible>>>,
+}
+
+struct Served {
+    model: Arc<Model>,
+    batch: Batch,
+}
+
+impl Runner {
+    /// `lost` is dropped when the engine has ended and the process should.
+    pub(crate) fn new(loader: Arc<Loader>, lost: oneshot::Sender<Infallible>) -> Arc<Runner> {
+        Arc::new(Runner { loader, model: OnceLock::new(), loading: tokio::sync::Mutex::new(Some(lost)) })
+    }
+
+    fn served(&self) -> Result<&Served, RunnerError> {
+        self.model.get().ok_or_else(|| RunnerError::invalid("no model is loaded"))
+    }
+}
+
+/// The runner's routes.
+pub(crate) fn router(runner: Arc<Runner>) -> Router {
+    Router::new()
+        .route("/status", get(status))
+        .route("/load", post(load))
+        .route("/generate", post(generate))
+        .route("/score", post(score))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(runner)
+}
+
+async fn status(State(runner): State<Arc<Runner>>) -> Response {
+    json(StatusCode::OK, &Status { loaded: runner.model.get().is_some() })
+}
+
+async fn load(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
+    let request: LoadRequest = parse(&body)?;
+    let mut loading = runner.loading.lock().await;
+    if loading.is_none() {
+        return Err(RunnerError::invalid("a model is loaded already"));
+    }
+    let (num_parallel, batch_tokens) = (request.num_parallel, request.batch_tokens);
+    let loader = runner.loader.clone();
+    let (model, engine) = blocking(move || loader(&request)).await?;
+    let lost = loading.take();
+    let batch = Batch::start(engine, num_parallel, batch_tokens, move || drop(lost)).map_err(RunnerError::failed)?;
+    let answer = json(StatusCode::OK, &model.loaded());
+    if runner.model.set(Served { model: Arc::new(model), batch }).is_err() {
+        return Err(RunnerError::invalid("a model is loaded already"));
+    }
+    Ok(answer)
+}
+
+async fn generate(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
+    let request: GenerateRequest = parse(&body)?;
+    let served = runner.served()?;
+    let (events, receiver) = mpsc::channel(EVENT_QUEUE);
+    let model = served.model.clone();
+    let job = blocking(move || model.prepare(request, events)).await?;
+    served.batch.generate(job)?;
+    // Dropping the receiver, when the worker hangs up, is what cancels.
+    let lines = futures::stream::unfold(Some(receiver), |receiver| async move {
+        let mut receiver = receiver?;
+        let event = receiver.recv().await;
+        let (event, last) = match event {
+            Some(event @ (Event::Done(_) | Event::Error(_))) => (event, true),
+            Some(event) => (event, false),
+            None => (Event::Error(RunnerError::failed("the model stopped while answering")), true),
+        };
+        let line = line(&event);
+        Some((Ok::<_, Infallible>(line), (!last).then_some(receiver)))
+    });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
+}
+
+async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
+    let request: ScoreRequest = parse(&body)?;
+    let served = runner.served()?;
+    let loaded = served.model.loaded();
+    for window in &request.windows {
+        if window.len() > loaded.context_length + 1 {
+            return Err(RunnerError::invalid(format!(
+                "a window of {} ids is longer than the context of {}",
+                window.len(),
+                loaded.context_length
+            )));
+        }
+        if let Some(id) = window.iter().find(|&&id| id as usize >= loaded.vocab_size) {
+            return Err(RunnerError::invalid(format!(
+                "token id {id} is outside the model's vocabulary of {}",
+                loaded.vocab_size
+            )));
+        }
+    }
+    let (answer, scores) = oneshot::channel();
+    served.batch.score(ScoreJob { windows: request.windows, answer })?;
+    let logprobs = scores.await.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while scoring")))?;
+    Ok(json(StatusCode::OK, &ScoreResponse { logprobs }))
+}
+
+impl IntoResponse for RunnerError {
+    fn into_response(self) -> Response {
+        let status = match self.kind {
+            ErrorKind::Invalid | ErrorKind::Unsupported => StatusCode::BAD_REQUEST,
+            ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        json(status, &self)
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RunnerError> + Send + 'static,
+) -> Result<T, RunnerError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|_| Err(RunnerError::failed("the runner failed on this request")))
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, RunnerError> {
+    serde_json::from_slice(body).map_err(RunnerError::invalid)
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(value).unwrap_or_default();
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn line(event: &Event) -> Bytes {
+    let mut line = serde_json::to_vec(event).unwrap_or_default();
+    line.push(b'\n');
+    line.into()
+}

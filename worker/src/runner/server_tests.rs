@@ -1,0 +1,198 @@
+//! A runner behind its socket, seen through the worker's client.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::client::{CallError, Client};
+use super::model::Model;
+use super::protocol::{
+    DoneReason, ErrorKind, Event, GenerateRequest, Input, LoadRequest, ModelSpec, RunnerError, ScoreRequest,
+};
+use super::server::{Loader, Runner, router};
+use super::testing::{FakeEngine, PANIC, answer, demo_file, demo_tokenizer};
+use crate::engine::Engine;
+use crate::text::SamplerOptions;
+
+const CONTEXT: usize = 256;
+
+fn loader() -> Arc<Loader> {
+    Arc::new(|request: &LoadRequest| {
+        if request.model.name == "bad" {
+            return Err(RunnerError::unsupported("bad: tensor `x` is missing"));
+        }
+        let engine = FakeEngine::new(request.context_length, request.num_parallel);
+        let model = Model::read(&request.model, &json!({"eos_token_id": 2}), engine.info().clone())?;
+        Ok((model, Box::new(engine) as Box<dyn Engine>))
+    })
+}
+
+fn load_request(name: &str) -> LoadRequest {
+    let file = |name: &str| (name.to_owned(), demo_file(name));
+    LoadRequest {
+        model: ModelSpec {
+            name: name.into(),
+            files: ["config.json", "tokenizer.json", "tokenizer_config.json"].map(file).into(),
+            tensors: Vec::new(),
+        },
+        kv_cache_type: "f32".into(),
+        context_length: CONTEXT,
+        num_parallel: 2,
+        batch_tokens: 64,
+        threads: None,
+    }
+}
+
+fn request(input: Input) -> GenerateRequest {
+    GenerateRequest {
+        input,
+        sampling: SamplerOptions { temperature: 0.0, ..SamplerOptions::default() },
+        num_predict: Some(12),
+        num_ctx: None,
+        num_keep: 4,
+        stop: Vec::new(),
+        truncate: true,
+        shift: true,
+        logprobs: false,
+        top_logprobs: 0,
+    }
+}
+
+async fn start() -> (Client, tempfile::TempDir, oneshot::Receiver<std::convert::Infallible>) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let (lost, engine_lost) = oneshot::channel();
+    tokio::spawn(async move { axum::serve(listener, router(Runner::new(loader(), lost))).await });
+    (Client::new(socket), folder, engine_lost)
+}
+
+async fn context(client: &Client, request: &GenerateRequest) -> Result<Vec<u32>, CallError> {
+    let mut events = client.generate(request).await?;
+    let mut last = None;
+    while let Some(event) = events.next().await {
+        last = Some(event);
+    }
+    match last {
+        Some(Event::Done(done)) => Ok(done.context),
+        Some(Event::Error(error)) => Err(error.into()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusal(error: CallError) -> RunnerError {
+    match error {
+        CallError::Runner(error) => error,
+        CallError::Gone(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn load_then_generate() {
+    let (client, _folder, _lost) = start().await;
+    assert!(!client.status().await.unwrap().loaded);
+    let early = context(&client, &request(Input::Raw { prompt: "x".into() })).await.unwrap_err();
+    assert_eq!(refusal(early).message, "no model is loaded");
+    let bad = refusal(client.load(&load_request("bad")).await.unwrap_err());
+    assert_eq!((bad.kind, bad.message.as_str()), (ErrorKind::Unsupported, "bad: tensor `x` is missing"));
+    let loaded = client.load(&load_request("demo")).await.unwrap();
+    assert!(loaded.has_template && loaded.has_tokenizer && loaded.context_length == CONTEXT);
+    assert!(client.load(&load_request("demo")).await.is_err());
+    assert!(client.status().await.unwrap().loaded);
+
+    let tokenizer = demo_tokenizer();
+    let raw = tokenizer.encode("Define water.", true).unwrap();
+    let got = context(&client, &request(Input::Raw { prompt: "Define water.".into() })).await.unwrap();
+    assert_eq!(got, [raw.clone(), answer(&raw, 12)].concat());
+
+    let turn = |system: &str| format!("{system}<|im_start|>user\nDefine water.<|im_end|>\n<|im_start|>assistant\n");
+    let prompt = |system: Option<&str>, context: &[u32]| Input::Prompt {
+        system: system.map(Into::into),
+        prompt: "Define water.".into(),
+        context: context.to_vec(),
+    };
+    let ids = tokenizer.encode(&turn(""), true).unwrap();
+    let first = context(&client, &request(prompt(None, &[]))).await.unwrap();
+    assert_eq!(first, [ids.clone(), answer(&ids, 12)].concat());
+    let messages = vec![json!({"role": "user", "content": "Define water."})];
+    let chat = request(Input::Chat { messages, tools: Vec::new() });
+    assert_eq!(context(&client, &chat).await.unwrap(), first);
+
+    let second = context(&client, &request(prompt(None, &first))).await.unwrap();
+    assert_eq!(second[..first.len()], first);
+    assert_eq!(second[first.len()], 2, "the earlier turn is closed");
+    assert_eq!(second[first.len() + 1..first.len() + 1 + ids.len()], ids);
+
+    let ids = tokenizer.encode(&turn("<|im_start|>system\nBe brief.<|im_end|>\n"), true).unwrap();
+    let system = context(&client, &request(prompt(Some("Be brief."), &[]))).await.unwrap();
+    assert_eq!(system[..ids.len()], ids);
+}
+
+#[tokio::test]
+async fn what_does_not_fit() {
+    let (client, _folder, _lost) = start().await;
+    client.load(&load_request("demo")).await.unwrap();
+    let long = "one two three ".repeat(200);
+    let mut raw = request(Input::Raw { prompt: long.clone() });
+    raw.truncate = false;
+    let error = refusal(context(&client, &raw).await.unwrap_err());
+    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Invalid, "the input length exceeds the context length"));
+    raw.truncate = true;
+    raw.num_predict = Some(1);
+    let ids = demo_tokenizer().encode(&long, true).unwrap();
+    let got = context(&client, &raw).await.unwrap();
+    assert_eq!(got[..CONTEXT], [&ids[..4], &ids[ids.len() - CONTEXT + 4..]].concat());
+
+    // Old turns go first, the system message and the last turn stay.
+    let user = |content: &str| json!({"role": "user", "content": content});
+    let messages = vec![json!({"role": "system", "content": "S"}), user(&long), user("old"), user("last")];
+    let mut chat = request(Input::Chat { messages, tools: Vec::new() });
+    chat.num_predict = Some(0);
+    let text = demo_tokenizer().decode(&context(&client, &chat).await.unwrap()).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.starts_with("<|im_start|>system\nS<|im_end|>") && text.contains("last") && !text.contains("one two"));
+
+    for (ids, expect) in [(vec![4096], "outside"), (vec![u32::MAX], "outside")] {
+        let input = Input::Prompt { system: None, prompt: "x".into(), context: ids };
+        assert!(refusal(context(&client, &request(input)).await.unwrap_err()).message.contains(expect));
+    }
+    let tools = Input::Chat { messages: vec![user("x")], tools: vec![json!({})] };
+    assert!(refusal(context(&client, &request(tools)).await.unwrap_err()).message.contains("does not support tools"));
+    let error = client.score(&ScoreRequest { windows: vec![vec![0; CONTEXT + 2]] }).await.unwrap_err();
+    assert!(refusal(error).message.contains("longer than the context"));
+    let error = client.score(&ScoreRequest { windows: vec![vec![1, 9999]] }).await.unwrap_err();
+    assert!(refusal(error).message.contains("outside"));
+    let scores = client.score(&ScoreRequest { windows: vec![vec![300; 100], vec![1]] }).await.unwrap();
+    assert_eq!(scores.logprobs.iter().map(Vec::len).collect::<Vec<_>>(), [99, 0]);
+}
+
+#[tokio::test]
+async fn dropping_the_stream_cancels() {
+    let (client, _folder, _lost) = start().await;
+    client.load(&load_request("demo")).await.unwrap();
+    let mut endless = request(Input::Raw { prompt: "x".into() });
+    endless.num_predict = None;
+    endless.sampling = SamplerOptions { temperature: 0.9, seed: 3, ..SamplerOptions::default() };
+    // Two places: without cancelling, the later ones would wait for ten contexts' worth of tokens.
+    for _ in 0..6 {
+        let mut events = client.generate(&endless).await.unwrap();
+        assert!(matches!(events.next().await, Some(Event::Token { .. })));
+    }
+    let mut short = request(Input::Raw { prompt: "y".into() });
+    short.num_predict = Some(2);
+    let events: Vec<Event> = client.generate(&short).await.unwrap().collect().await;
+    assert!(matches!(events.last(), Some(Event::Done(done)) if done.reason == DoneReason::Length || done.eval_tokens < 2));
+}
+
+#[tokio::test]
+async fn a_lost_engine_ends_the_streams() {
+    let (client, _folder, lost) = start().await;
+    client.load(&load_request("demo")).await.unwrap();
+    let input = Input::Prompt { system: None, prompt: "x".into(), context: vec![PANIC] };
+    let error = refusal(context(&client, &request(input)).await.unwrap_err());
+    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Failed, "the model stopped while answering"));
+    assert!(lost.await.is_err(), "main is told");
+    assert!(context(&client, &request(Input::Raw { prompt: "x".into() })).await.is_err());
+}

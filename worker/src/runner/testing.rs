@@ -1,0 +1,165 @@
+//! An engine without a model, for tests: what comes next is a pure function of all the ids so far.
+//! Whatever the batch loop does with slots, pieces and prefixes must not show in any answer.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use crate::engine::{Engine, Full, Logits, ModelInfo, SequenceId, Slice, StepError, Want};
+use crate::text::Tokenizer;
+
+pub(crate) const VOCAB: usize = 4096;
+/// The demo model's end-of-sequence id.
+pub(crate) const EOS: u32 = 2;
+/// A step with this id in it fails, naming the sequence.
+pub(crate) const POISON: u32 = 4000;
+/// The logits after this id are no numbers.
+pub(crate) const NAN: u32 = 4001;
+/// A step with this id in it breaks the device.
+pub(crate) const BREAK: u32 = 4002;
+/// A step with this id in it panics.
+pub(crate) const PANIC: u32 = 4003;
+
+/// The tokens of each slice of each step.
+pub(crate) type StepLog = Arc<Mutex<Vec<Vec<usize>>>>;
+
+pub(crate) struct FakeEngine {
+    info: ModelInfo,
+    sequences: HashMap<SequenceId, Vec<u32>>,
+    next: u64,
+    max_sequences: usize,
+    pub(crate) log: StepLog,
+}
+
+impl FakeEngine {
+    pub(crate) fn new(context_length: usize, max_sequences: usize) -> FakeEngine {
+        let info = ModelInfo {
+            architecture: "fake",
+            vocab_size: VOCAB,
+            context_length,
+            embedding_length: 8,
+            layers: 1,
+            kv_bytes_per_token: 16,
+            weights_bytes: 1000,
+            device: "test".into(),
+        };
+        FakeEngine { info, sequences: HashMap::new(), next: 0, max_sequences, log: StepLog::default() }
+    }
+}
+
+/// The row of logits after `ids`.
+pub(crate) fn row(ids: &[u32]) -> Vec<f32> {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for id in ids {
+        hash = (hash ^ u64::from(*id)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash ^= hash >> 29;
+    let mut row: Vec<f32> = (0..VOCAB).map(|id| ((hash.wrapping_mul(id as u64 | 1) >> 40) % 100) as f32 / 100.0).collect();
+    // Ordinary tokens, and now and then the end.
+    let best = if hash.is_multiple_of(41) { u64::from(EOS) } else { 300 + hash % 3000 };
+    row[best as usize] = 6.0;
+    if ids.last() == Some(&NAN) {
+        row.fill(f32::NAN);
+    }
+    row
+}
+
+/// The greedy answer to a prompt, without the end-of-sequence id.
+pub(crate) fn answer(prompt: &[u32], num_predict: usize) -> Vec<u32> {
+    let mut ids = prompt.to_vec();
+    while ids.len() < prompt.len() + num_predict {
+        let id = crate::text::sampler::argmax(&row(&ids)).unwrap();
+        if id == EOS {
+            break;
+        }
+        ids.push(id);
+    }
+    ids.split_off(prompt.len())
+}
+
+impl Engine for FakeEngine {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SequenceId, Full> {
+        if max_len > self.info.context_length {
+            return Err(Full::Context { wanted: max_len, context_length: self.info.context_length });
+        }
+        if self.sequences.len() >= self.max_sequences {
+            return Err(Full::Sequences { max_sequences: self.max_sequences });
+        }
+        self.next += 1;
+        self.sequences.insert(SequenceId(self.next), Vec::new());
+        Ok(SequenceId(self.next))
+    }
+
+    fn close(&mut self, sequence: SequenceId) {
+        self.sequences.remove(&sequence);
+    }
+
+    fn truncate(&mut self, sequence: SequenceId, len: usize) {
+        if let Some(ids) = self.sequences.get_mut(&sequence) {
+            ids.truncate(len);
+        }
+    }
+
+    fn len(&self, sequence: SequenceId) -> usize {
+        self.sequences.get(&sequence).map_or(0, Vec::len)
+    }
+
+    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, Full> {
+        let mut ids = self.sequences.get(&sequence).ok_or(Full::UnknownSequence)?.clone();
+        ids.truncate(len);
+        let fork = self.open(max_len)?;
+        self.sequences.insert(fork, ids);
+        Ok(fork)
+    }
+
+    fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError> {
+        let max_len = self.info.context_length;
+        for slice in slices {
+            let sequence = slice.sequence;
+            let len = self.sequences.get(&sequence).ok_or(StepError::UnknownSequence(sequence))?.len();
+            if len + slice.tokens.len() > max_len {
+                return Err(StepError::TooLong { sequence, len: len + slice.tokens.len(), max_len });
+            }
+            if slice.tokens.contains(&POISON) {
+                return Err(StepError::TokenOutOfRange { sequence, token: POISON, vocab_size: VOCAB });
+            }
+            assert!(!slice.tokens.contains(&PANIC), "asked to");
+            if slice.tokens.contains(&BREAK) {
+                return Err(StepError::Device(broken_device()));
+            }
+        }
+        self.log.lock().unwrap().push(slices.iter().map(|slice| slice.tokens.len()).collect());
+        let mut logits = Logits::default();
+        for slice in slices {
+            let ids = self.sequences.get_mut(&slice.sequence).unwrap();
+            let mut rows = Vec::new();
+            for &token in slice.tokens {
+                ids.push(token);
+                if slice.want == Want::All {
+                    rows.extend(row(ids));
+                }
+            }
+            if slice.want == Want::Last {
+                rows.extend(row(ids));
+            }
+            logits.push_slice(&rows, VOCAB);
+        }
+        Ok(logits)
+    }
+}
+
+fn broken_device() -> crate::kernels::DeviceError {
+    crate::kernels::DeviceError::OutOfMemory { what: "a test", wanted_bytes: 1 }
+}
+
+pub(crate) fn demo_file(name: &str) -> PathBuf {
+    PathBuf::from(format!("{}/../tests/models/lode-demo/{name}", env!("CARGO_MANIFEST_DIR")))
+}
+
+pub(crate) fn demo_tokenizer() -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::from_json(&std::fs::read(demo_file("tokenizer.json")).unwrap()).unwrap())
+}
