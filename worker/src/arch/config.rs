@@ -1,0 +1,250 @@
+//! A checkpoint's `config.json`, read and range-checked. Written for the arch modules; both published spellings of
+//! RoPE (`rope_theta` with `rope_scaling`, and `rope_parameters`) are read.
+
+use serde_json::{Map, Value};
+
+use super::rope::{RopeConfig, RopeKind};
+
+/// Why a configuration was refused. The field is named as the file spells it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("it is not a JSON object")]
+    NotAnObject,
+    #[error("it is not JSON")]
+    Json(#[from] serde_json::Error),
+    #[error("`{field}` is missing")]
+    Missing { field: &'static str },
+    #[error("`{field}` is {found}, {expected} expected")]
+    Type { field: String, found: String, expected: &'static str },
+    #[error("`{field}` is {found}, which is outside {min} to {max}")]
+    Range { field: String, found: f64, min: f64, max: f64 },
+    #[error("`{field}` {found} cannot be run (can be: {supported})")]
+    Unsupported { field: String, found: String, supported: &'static str },
+    #[error("`{field}`: {rule}")]
+    Relation { field: &'static str, rule: String },
+}
+
+/// The configuration as JSON, with access by field that names what is wrong.
+pub struct Config(Map<String, Value>);
+
+impl Config {
+    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+        match serde_json::from_slice(bytes)? {
+            Value::Object(map) => Ok(Self(map)),
+            _ => Err(ConfigError::NotAnObject),
+        }
+    }
+
+    /// The first of `architectures`, else `model_type`: what a refusal names.
+    pub fn architecture(&self) -> String {
+        let first = self.0.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
+        first.or(self.model_type()).unwrap_or("").to_owned()
+    }
+
+    pub fn model_type(&self) -> Option<&str> {
+        self.0.get("model_type").and_then(Value::as_str)
+    }
+
+    fn get(&self, field: &str) -> Option<&Value> {
+        self.0.get(field).filter(|v| !v.is_null())
+    }
+
+    /// A whole number within `min..=max`; absent (or null) is `None`.
+    pub fn integer(&self, field: &'static str, min: u64, max: u64) -> Result<Option<usize>, ConfigError> {
+        self.get(field).map(|v| integer(field, v, min, max)).transpose()
+    }
+
+    /// The same for a field that must be there.
+    pub fn need(&self, field: &'static str, min: u64, max: u64) -> Result<usize, ConfigError> {
+        self.integer(field, min, max)?.ok_or(ConfigError::Missing { field })
+    }
+
+    /// A number within `min..=max`, or `default` when absent.
+    pub fn number(&self, field: &'static str, default: f64, min: f64, max: f64) -> Result<f64, ConfigError> {
+        self.get(field).map_or(Ok(default), |v| number(field, v, min, max))
+    }
+
+    pub fn flag(&self, field: &'static str, default: bool) -> Result<bool, ConfigError> {
+        Ok(self.optional_flag(field)?.unwrap_or(default))
+    }
+
+    pub fn optional_flag(&self, field: &'static str) -> Result<Option<bool>, ConfigError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::Bool(b)) => Ok(Some(*b)),
+            Some(other) => Err(type_error(field, other, "true or false")),
+        }
+    }
+
+    pub fn text(&self, field: &'static str) -> Result<Option<&str>, ConfigError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s)),
+            Some(other) => Err(type_error(field, other, "text")),
+        }
+    }
+
+    /// The rotary embedding in either spelling. `rope_parameters` wins where both are there, as in the library that writes it.
+    pub fn rope(&self, default_theta: f64) -> Result<RopeConfig, ConfigError> {
+        let empty = Map::new();
+        let newer = object("rope_parameters", self.get("rope_parameters"))?;
+        let older = object("rope_scaling", self.get("rope_scaling"))?;
+        let (prefix, fields) = match (newer, older) {
+            (Some(fields), _) => ("rope_parameters", fields),
+            (None, Some(fields)) => ("rope_scaling", fields),
+            (None, None) => ("rope_scaling", &empty),
+        };
+        let field = |name: &str| (format!("{prefix}.{name}"), fields.get(name).filter(|v| !v.is_null()));
+        let wanted = |name: &str, min: f64, max: f64| match field(name) {
+            (path, Some(v)) => number(&path, v, min, max),
+            (path, None) => Err(ConfigError::Type { field: path, found: "absent".into(), expected: "a number" }),
+        };
+
+        let theta = match field("rope_theta") {
+            (path, Some(v)) => number(&path, v, 1.0, 1e12)?,
+            (_, None) => self.number("rope_theta", default_theta, 1.0, 1e12)?,
+        };
+        // Older files say `type`; where both are there they agree or the newer word counts.
+        let (path, kind) = match (field("rope_type"), field("type")) {
+            ((path, Some(v)), _) | (_, (path, Some(v))) => (path, v.as_str().unwrap_or("?")),
+            ((path, None), _) => (path, "default"),
+        };
+        let kind = match kind {
+            "default" => RopeKind::Default,
+            "linear" => RopeKind::Linear { factor: wanted("factor", 1e-3, 1e6)? },
+            "llama3" => RopeKind::Llama3 {
+                factor: wanted("factor", 1e-3, 1e6)?,
+                low_freq_factor: wanted("low_freq_factor", 1e-3, 1e6)?,
+                high_freq_factor: wanted("high_freq_factor", 1e-3, 1e6)?,
+                original_context: wanted("original_max_position_embeddings", 1.0, 1e9)?,
+            },
+            other => {
+                let supported = "default, linear, llama3";
+                return Err(ConfigError::Unsupported { field: path, found: format!("`{other}`"), supported });
+            }
+        };
+        if let RopeKind::Llama3 { low_freq_factor, high_freq_factor, .. } = kind
+            && high_freq_factor <= low_freq_factor
+        {
+            let rule = "high_freq_factor must be above low_freq_factor".to_owned();
+            return Err(ConfigError::Relation { field: prefix, rule });
+        }
+        Ok(RopeConfig { theta, kind })
+    }
+}
+
+fn object<'a>(field: &str, value: Option<&'a Value>) -> Result<Option<&'a Map<String, Value>>, ConfigError> {
+    match value {
+        None => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(other) => Err(type_error(field, other, "an object")),
+    }
+}
+
+fn type_error(field: &str, found: &Value, expected: &'static str) -> ConfigError {
+    let mut found = found.to_string();
+    if found.len() > 40 {
+        let cut = (0..=37).rev().find(|&i| found.is_char_boundary(i)).unwrap_or(0);
+        found.truncate(cut);
+        found.push_str("...");
+    }
+    ConfigError::Type { field: field.to_owned(), found, expected }
+}
+
+fn integer(field: &str, value: &Value, min: u64, max: u64) -> Result<usize, ConfigError> {
+    let number = match value.as_u64() {
+        Some(n) => n,
+        None if value.is_number() => {
+            let found = value.as_f64().unwrap_or(f64::NAN);
+            return Err(ConfigError::Range { field: field.into(), found, min: min as f64, max: max as f64 });
+        }
+        None => return Err(type_error(field, value, "a whole number")),
+    };
+    match usize::try_from(number) {
+        Ok(n) if (min..=max).contains(&number) => Ok(n),
+        _ => Err(ConfigError::Range {
+            field: field.into(),
+            found: number as f64,
+            min: min as f64,
+            max: max as f64,
+        }),
+    }
+}
+
+fn number(field: &str, value: &Value, min: f64, max: f64) -> Result<f64, ConfigError> {
+    let found = value.as_f64().ok_or_else(|| type_error(field, value, "a number"))?;
+    if (min..=max).contains(&found) {
+        Ok(found)
+    } else {
+        Err(ConfigError::Range { field: field.to_owned(), found, min, max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rope_in_both_spellings() {
+        let check = |json: &str, theta: f64, kind: RopeKind| {
+            let config = Config::parse(json.as_bytes()).unwrap();
+            assert_eq!(config.rope(10_000.0).unwrap(), RopeConfig { theta, kind }, "{json}");
+        };
+        let llama3 = RopeKind::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 64.0,
+        };
+        check("{}", 10_000.0, RopeKind::Default);
+        check(r#"{"rope_theta": 5e5, "rope_scaling": null}"#, 5e5, RopeKind::Default);
+        check(r#"{"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}"#, 1e6, RopeKind::Default);
+        check(
+            r#"{"rope_theta": 7, "rope_scaling": {"type": "linear", "factor": 2}}"#,
+            7.0,
+            RopeKind::Linear { factor: 2.0 },
+        );
+        check(
+            r#"{"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}"#,
+            5e5,
+            llama3,
+        );
+        check(
+            r#"{"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}"#,
+            5e5,
+            llama3,
+        );
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        let check = |json: &str, expect: &str| {
+            let config = Config::parse(json.as_bytes()).unwrap();
+            let error = config
+                .need("hidden_size", 1, 1 << 20)
+                .err()
+                .or_else(|| config.rope(1e4).err())
+                .or_else(|| config.flag("attention_bias", false).err());
+            assert_eq!(error.map(|e| e.to_string()).as_deref(), Some(expect), "{json}");
+        };
+        check("{}", "`hidden_size` is missing");
+        check(r#"{"hidden_size": 0}"#, "`hidden_size` is 0, which is outside 1 to 1048576");
+        check(r#"{"hidden_size": -5}"#, "`hidden_size` is -5, which is outside 1 to 1048576");
+        check(r#"{"hidden_size": "64"}"#, "`hidden_size` is \"64\", a whole number expected");
+        check(
+            r#"{"hidden_size": 4, "rope_theta": 0}"#,
+            "`rope_theta` is 0, which is outside 1 to 1000000000000",
+        );
+        check(
+            r#"{"hidden_size": 4, "rope_scaling": {"type": "yarn"}}"#,
+            "`rope_scaling.type` `yarn` cannot be run (can be: default, linear, llama3)",
+        );
+        check(
+            r#"{"hidden_size": 4, "rope_scaling": {"type": "linear"}}"#,
+            "`rope_scaling.factor` is absent, a number expected",
+        );
+        check(r#"{"hidden_size": 4, "attention_bias": 1}"#, "`attention_bias` is 1, true or false expected");
+    }
+}

@@ -1,0 +1,97 @@
+//! One file a model architecture: what its configuration must say, which tensors it needs, and its forward pass.
+//! Written over the kernels, so that it runs on any device; the native engine builds a model here and calls it a step at a time.
+
+mod config;
+mod llama;
+mod rope;
+
+pub use config::{Config, ConfigError};
+pub use rope::{RopeConfig, RopeKind};
+
+use crate::engine::LoadError;
+use crate::kernels::{Batch, DeviceError, Kernels, Weight};
+
+/// What can be run, by the names that `architectures` in config.json has.
+pub const SUPPORTED: &[&str] = &["LlamaForCausalLM"];
+
+/// A model's tensors by name, checked as they are taken.
+pub trait Tensors {
+    /// Whether there is such a tensor.
+    fn has(&self, name: &str) -> bool;
+
+    /// The matrix `[rows, cols]` of this name; anything else is refused.
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, LoadError>;
+
+    /// The vector of `len` floats of this name; anything else is refused.
+    fn vector(&mut self, name: &str, len: usize) -> Result<Weight, LoadError>;
+}
+
+/// The numbers that decide the size of everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// As this crate names it.
+    pub architecture: &'static str,
+    pub vocab_size: usize,
+    /// Positions the model was made for.
+    pub context_length: usize,
+    pub embedding_length: usize,
+    pub hidden_dim: usize,
+    pub layers: usize,
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+}
+
+/// The rows that a pass leaves on the host.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// For the rows of `Batch::logits`: `[L, vocab_size]`.
+    pub logits: Vec<f32>,
+    /// For the rows of `Batch::hidden`: `[H, embedding_length]`.
+    pub hidden: Vec<f32>,
+}
+
+/// A model's forward pass on the device of `K`.
+pub trait Forward<K: Kernels>: Send {
+    /// Computes a batch, whose keys and values go to the cache, and appends the rows it asks for to `output`.
+    fn forward(
+        &mut self,
+        kernels: &mut K,
+        batch: &Batch,
+        cache: &mut K::Cache,
+        output: &mut Output,
+    ) -> Result<(), DeviceError>;
+}
+
+/// A configuration that was recognised and checked, before any tensor is touched.
+pub enum Plan {
+    Llama(llama::Plan),
+}
+
+impl Plan {
+    /// Recognises the architecture and range-checks its numbers.
+    pub fn new(config: &Config) -> Result<Self, LoadError> {
+        let architecture = config.architecture();
+        match (architecture.as_str(), config.model_type()) {
+            ("LlamaForCausalLM", _) | ("llama", Some("llama")) => Ok(Self::Llama(llama::Plan::new(config)?)),
+            _ => Err(LoadError::UnsupportedArchitecture { architecture, supported: SUPPORTED }),
+        }
+    }
+
+    pub fn shape(&self) -> Shape {
+        match self {
+            Self::Llama(plan) => plan.shape,
+        }
+    }
+
+    /// Takes the tensors and hands them to the device.
+    pub fn build<K: Kernels + 'static>(
+        &self,
+        tensors: &mut dyn Tensors,
+        kernels: &mut K,
+    ) -> Result<Box<dyn Forward<K>>, LoadError> {
+        match self {
+            Self::Llama(plan) => Ok(Box::new(llama::Llama::build(plan, tensors, kernels)?)),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The native engine: a model of `arch` on the kernels of a device, with a paged cache shared by its sequences.
+//! The runner loads one with [`load`] and keeps it on one thread.
+
+mod map;
+mod pages;
+mod tensors;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::pages::{Pages, pages_for};
+use super::{
+    Engine, Full, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, SequenceId, Slice, StepError, Want,
+};
+use crate::arch::{Config, Forward, Output, Plan};
+use crate::kernels::cpu::Cpu;
+use crate::kernels::{Batch, CacheShape, Float, Kernels, Kind, PAGE_LEN, Span};
+
+/// Rows of one pass: longer slices are computed in pieces of this many tokens.
+const PASS_ROWS: usize = 512;
+/// Rows of logits of one pass; they are `vocab_size` wide.
+const PASS_LOGITS: usize = 128;
+
+/// Loads a model onto the CPU.
+pub fn load(files: &ModelFiles, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
+    let kernels = Cpu::new(options.threads, options.scalar)?;
+    Ok(Box::new(Native::load(files, &options, kernels)?))
+}
+
+/// A model on the device of `K`.
+struct Native<K: Kernels> {
+    info: ModelInfo,
+    kernels: K,
+    model: Box<dyn Forward<K>>,
+    cache: K::Cache,
+    pages: Pages,
+    sequences: BTreeMap<SequenceId, Sequence>,
+    max_sequences: usize,
+    next_id: u64,
+}
+
+struct Sequence {
+    /// Page t / PAGE_LEN holds token t; there are `pages_for(len)` of them.
+    pages: Vec<u32>,
+    len: usize,
+    max_len: usize,
+}
+
+/// What a pass computes of one slice.
+struct Piece {
+    slice: usize,
+    tokens: std::ops::Range<usize>,
+}
+
+impl<K: Kernels + 'static> Native<K> {
+    fn load(files: &ModelFiles, options: &LoadOptions, mut kernels: K) -> Result<Self, LoadError> {
+        let plan = Plan::new(&Config::parse(&files.config_json)?)?;
+        let shape = plan.shape();
+        let kind = match options.kv_type {
+            KvType::F32 => Kind::Float(Float::F32),
+            KvType::F16 => Kind::Float(Float::F16),
+            KvType::Q8_0 => Kind::Q8_0,
+        };
+        let (head_dim, multiple) = (shape.head_dim, kind.multiple());
+        if !head_dim.is_multiple_of(multiple) {
+            return Err(LoadError::KvType { kv_type: options.kv_type, multiple, head_dim });
+        }
+        let mut tensors = tensors::Mapped::open(&files.tensors)?;
+        let model = plan.build(&mut tensors, &mut kernels)?;
+
+        let context_length = options.context_length.unwrap_or(usize::MAX).clamp(1, shape.context_length);
+        let max_sequences = options.max_sequences.max(1);
+        let pages = u32::try_from(max_sequences.saturating_mul(pages_for(context_length))).unwrap_or(u32::MAX);
+        let cache_shape = CacheShape {
+            layers: shape.layers,
+            pages: pages as usize,
+            n_kv_heads: shape.n_kv_heads,
+            head_dim,
+            kind,
+        };
+        let cache = kernels.cache(&cache_shape)?;
+        let info = ModelInfo {
+            architecture: shape.architecture,
+            vocab_size: shape.vocab_size,
+            context_length,
+            embedding_length: shape.embedding_length,
+            layers: shape.layers,
+            kv_bytes_per_token: cache_shape.bytes_per_token(),
+            weights_bytes: tensors.taken_bytes(),
+            device: kernels.describe(),
+        };
+        let (pages, sequences) = (Pages::new(pages), BTreeMap::new());
+        Ok(Self { info, kernels, model, cache, pages, sequences, max_sequences, next_id: 0 })
+    }
+
+    /// Promises the pages of a new sequence.
+    fn admit(&mut self, max_len: usize) -> Result<(), Full> {
+        let context_length = self.info.context_length;
+        if max_len > context_length {
+            return Err(Full::Context { wanted: max_len, context_length });
+        }
+        if self.sequences.len() >= self.max_sequences {
+            return Err(Full::Sequences { max_sequences: self.max_sequences });
+        }
+        if !self.pages.promise(pages_for(max_len)) {
+            return Err(Full::Pages { wanted: max_len, free: self.pages.unpromised() * PAGE_LEN });
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, sequence: Sequence) -> SequenceId {
+        let id = SequenceId(self.next_id);
+        self.next_id += 1;
+        self.sequences.insert(id, sequence);
+        id
+    }
+
+    fn check(&self, slices: &[Slice<'_>]) -> Result<(), StepError> {
+        let mut seen = BTreeSet::new();
+        for slice in slices {
+            let id = slice.sequence;
+            let sequence = self.sequences.get(&id).ok_or(StepError::UnknownSequence(id))?;
+            if !seen.insert(id) {
+                return Err(StepError::DuplicateSequence(id));
+            }
+            if slice.tokens.is_empty() {
+                return Err(StepError::EmptySlice(id));
+            }
+            let vocab_size = self.info.vocab_size;
+            if let Some(&token) = slice.tokens.iter().find(|t| **t as usize >= vocab_size) {
+                return Err(StepError::TokenOutOfRange { sequence: id, token, vocab_size });
+            }
+            let (len, max_len) = (sequence.len.saturating_add(slice.tokens.len()), sequence.max_len);
+            if len > max_len {
+                return Err(StepError::TooLong { sequence: id, len, max_len });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the pages of tokens `len..len + more` this sequence's own, and lengthens it.
+    fn extend(&mut self, id: SequenceId, more: usize) {
+        let sequence = self.sequences.get_mut(&id).expect("the step was checked");
+        if !sequence.len.is_multiple_of(PAGE_LEN) {
+            let last = sequence.pages.last_mut().expect("a partial page is there");
+            if self.pages.is_shared(*last) {
+                let own = self.pages.take();
+                self.kernels.copy_page(&mut self.cache, *last, own);
+                self.pages.give_back(std::mem::replace(last, own));
+            }
+        }
+        sequence.len += more;
+        while sequence.pages.len() < pages_for(sequence.len) {
+            sequence.pages.push(self.pages.take());
+        }
+    }
+
+    /// Computes some pieces of the slices; the rows they want are added to each slice's numbers.
+    fn pass(&mut self, slices: &[Slice<'_>], pieces: &[Piece], rows: &mut [Vec<f32>]) -> Result<(), StepError> {
+        let mut batch = Batch::default();
+        for piece in pieces {
+            let slice = &slices[piece.slice];
+            let (first_row, start) = (batch.tokens.len(), self.len(slice.sequence));
+            self.extend(slice.sequence, piece.tokens.len());
+            let first_page = batch.pages.len();
+            batch.pages.extend_from_slice(&self.sequences[&slice.sequence].pages);
+            batch.spans.push(Span { first_row, rows: piece.tokens.len(), start, first_page });
+            batch.tokens.extend_from_slice(&slice.tokens[piece.tokens.clone()]);
+            batch.positions.extend((start..start + piece.tokens.len()).map(|t| t as u32));
+            let (first_row, end) = (first_row as u32, batch.tokens.len() as u32);
+            match slice.want {
+                Want::Nothing => {}
+                Want::Last if piece.tokens.end == slice.tokens.len() => batch.logits.push(end - 1),
+                Want::Last => {}
+                Want::All => batch.logits.extend(first_row..end),
+                Want::Hidden => batch.hidden.extend(first_row..end),
+            }
+        }
+        let mut output = Output::default();
+        self.model.forward(&mut self.kernels, &batch, &mut self.cache, &mut output)?;
+
+        let (mut logits, mut hidden) = (output.logits.as_slice(), output.hidden.as_slice());
+        for piece in pieces {
+            let want = slices[piece.slice].want;
+            let wanted = match want {
+                Want::Nothing => 0,
+                Want::Last => usize::from(piece.tokens.end == slices[piece.slice].tokens.len()),
+                Want::All | Want::Hidden => piece.tokens.len(),
+            };
+            let from = if want == Want::Hidden { &mut hidden } else { &mut logits };
+            let (numbers, rest) = from.split_at(wanted * self.width(want));
+            rows[piece.slice].extend_from_slice(numbers);
+            *from = rest;
+        }
+        Ok(())
+    }
+
+    fn width(&self, want: Want) -> usize {
+        if want == Want::Hidden { self.info.embedding_length } else { self.info.vocab_size }
+    }
+}
+
+impl<K: Kernels + 'static> Engine for Native<K> {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SequenceId, Full> {
+        self.admit(max_len)?;
+        Ok(self.insert(Sequence { pages: Vec::new(), len: 0, max_len }))
+    }
+
+    fn close(&mut self, sequence: SequenceId) {
+        if let Some(sequence) = self.sequences.remove(&sequence) {
+            sequence.pages.iter().for_each(|page| self.pages.give_back(*page));
+            self.pages.release_promise(pages_for(sequence.max_len));
+        }
+    }
+
+    fn truncate(&mut self, sequence: SequenceId, len: usize) {
+        if let Some(sequence) = self.sequences.get_mut(&sequence)
+            && len < sequence.len
+        {
+            sequence.len = len;
+            let kept = pages_for(len).min(sequence.pages.len());
+            sequence.pages.drain(kept..).for_each(|page| self.pages.give_back(page));
+        }
+    }
+
+    fn len(&self, sequence: SequenceId) -> usize {
+        self.sequences.get(&sequence).map_or(0, |s| s.len)
+    }
+
+    fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, Full> {
+        let source = self.sequences.get(&sequence).ok_or(Full::UnknownSequence)?;
+        let len = len.min(source.len);
+        let mut pages = source.pages[..pages_for(len)].to_vec();
+        let max_len = max_len.max(len);
+        self.admit(max_len)?;
+        let (whole, partial) = pages.split_at_mut(len / PAGE_LEN);
+        whole.iter().for_each(|page| self.pages.share(*page));
+        for page in partial {
+            let own = self.pages.take();
+            self.kernels.copy_page(&mut self.cache, *page, own);
+            *page = own;
+        }
+        Ok(self.insert(Sequence { pages, len, max_len }))
+    }
+
+    fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError> {
+        self.check(slices)?;
+        let mut rows: Vec<Vec<f32>> = vec![Vec::new(); slices.len()];
+        let (mut pieces, mut free_rows, mut free_logits) = (Vec::new(), PASS_ROWS, PASS_LOGITS);
+        for (index, slice) in slices.iter().enumerate() {
+            let mut done = 0;
+            while done < slice.tokens.len() {
+                let mut n = free_rows.min(slice.tokens.len() - done);
+                if slice.want == Want::All {
+                    n = n.min(free_logits);
+                }
+                if n == 0 {
+                    self.pass(slices, &std::mem::take(&mut pieces), &mut rows)?;
+                    (free_rows, free_logits) = (PASS_ROWS, PASS_LOGITS);
+                    continue;
+                }
+                pieces.push(Piece { slice: index, tokens: done..done + n });
+                done += n;
+                free_rows -= n;
+                let wanted = match slice.want {
+                    Want::All => n,
+                    Want::Last => usize::from(done == slice.tokens.len()),
+                    Want::Nothing | Want::Hidden => 0,
+                };
+                free_logits = free_logits.saturating_sub(wanted);
+            }
+        }
+        if !pieces.is_empty() {
+            self.pass(slices, &pieces, &mut rows)?;
+        }
+        let mut logits = Logits::default();
+        for (slice, rows) in slices.iter().zip(&rows) {
+            logits.push_slice(rows, self.width(slice.want));
+        }
+        Ok(logits)
+    }
+}

@@ -1,0 +1,98 @@
+//! Which page of the cache belongs to which sequences: a free list and a count of owners a page.
+//! Only the native engine uses it; a page with several owners is never written.
+
+use crate::kernels::PAGE_LEN;
+
+/// Pages that a sequence of `len` tokens takes.
+pub(super) fn pages_for(len: usize) -> usize {
+    len.div_ceil(PAGE_LEN)
+}
+
+/// The pages of one cache, and how many have been promised to open sequences.
+///
+/// Every sequence is promised the pages of its full length as its own, shared or not, so taking a page within the
+/// promise never fails.
+#[derive(Debug)]
+pub(super) struct Pages {
+    owners: Vec<u32>,
+    free: Vec<u32>,
+    promised: usize,
+}
+
+impl Pages {
+    pub(super) fn new(pages: u32) -> Self {
+        // The lowest ids are taken first, so memory is touched from the front.
+        Self { owners: vec![0; pages as usize], free: (0..pages).rev().collect(), promised: 0 }
+    }
+
+    /// Pages that may still be promised.
+    pub(super) fn unpromised(&self) -> usize {
+        self.owners.len() - self.promised
+    }
+
+    /// Promises `pages`, or changes nothing.
+    pub(super) fn promise(&mut self, pages: usize) -> bool {
+        let fits = pages <= self.unpromised();
+        self.promised += if fits { pages } else { 0 };
+        fits
+    }
+
+    pub(super) fn release_promise(&mut self, pages: usize) {
+        self.promised -= pages;
+    }
+
+    /// A page with one owner, within a promise.
+    pub(super) fn take(&mut self) -> u32 {
+        let page = self.free.pop().expect("no more pages are taken than were promised");
+        self.owners[page as usize] = 1;
+        page
+    }
+
+    /// One owner more.
+    pub(super) fn share(&mut self, page: u32) {
+        self.owners[page as usize] += 1;
+    }
+
+    /// One owner less; without any the page is free.
+    pub(super) fn give_back(&mut self, page: u32) {
+        let owners = &mut self.owners[page as usize];
+        *owners -= 1;
+        if *owners == 0 {
+            self.free.push(page);
+        }
+    }
+
+    pub(super) fn is_shared(&self, page: u32) -> bool {
+        self.owners[page as usize] > 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promises_and_owners() {
+        let mut pages = Pages::new(3);
+        assert!(pages.promise(2));
+        assert!(!pages.promise(2));
+        assert_eq!(pages.unpromised(), 1);
+        let (a, b) = (pages.take(), pages.take());
+        assert_eq!((a, b), (0, 1));
+        pages.share(a);
+        assert!(pages.is_shared(a) && !pages.is_shared(b));
+        pages.give_back(a);
+        pages.give_back(b);
+        assert!(!pages.is_shared(a));
+        assert_eq!(pages.take(), b);
+        pages.release_promise(2);
+        assert_eq!(pages.unpromised(), 3);
+    }
+
+    #[test]
+    fn lengths() {
+        for (len, expect) in [(0, 0), (1, 1), (PAGE_LEN, 1), (PAGE_LEN + 1, 2)] {
+            assert_eq!(pages_for(len), expect);
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The engine against known answers, and the promises of `Engine`: sequences do not feel each other.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::*;
+use crate::engine::{BlobFile, ModelFiles};
+
+fn repository(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+fn checkpoint(folder: &str) -> ModelFiles {
+    let folder = repository(folder);
+    let tensors = vec![BlobFile { path: folder.join("model.safetensors"), name: None, whole_file: true }];
+    ModelFiles { config_json: std::fs::read(folder.join("config.json")).unwrap(), tensors }
+}
+
+fn expected(folder: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(repository(folder).join("expected.json")).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+fn f32_cache() -> LoadOptions {
+    LoadOptions { kv_type: KvType::F32, threads: Some(2), ..LoadOptions::default() }
+}
+
+fn llama() -> Box<dyn Engine> {
+    load(&checkpoint("tests/fixtures/arch/llama"), f32_cache()).unwrap()
+}
+
+fn step(engine: &mut dyn Engine, sequence: SequenceId, tokens: &[u32], want: Want) -> Vec<Vec<f32>> {
+    let logits = engine.step(&[Slice { sequence, tokens, want }]).unwrap();
+    logits.rows(0).unwrap().map(<[f32]>::to_vec).collect()
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32
+}
+
+/// The next `n` ids by argmax, stopping before any of `stop`.
+fn greedy(engine: &mut dyn Engine, prompt: &[u32], n: usize, stop: &[u32]) -> Vec<u32> {
+    let sequence = engine.open(prompt.len() + n).unwrap();
+    let mut rows = step(engine, sequence, prompt, Want::Last);
+    let mut answer = Vec::new();
+    while answer.len() < n {
+        let next = argmax(&rows[0]);
+        if stop.contains(&next) {
+            break;
+        }
+        answer.push(next);
+        rows = step(engine, sequence, &[next], Want::Last);
+    }
+    engine.close(sequence);
+    answer
+}
+
+#[test]
+fn logits_and_greedy_ids_of_the_reference() {
+    for folder in ["tests/fixtures/arch/llama", "tests/fixtures/arch/llama3-rope"] {
+        for scalar in [false, true] {
+            let mut engine = load(&checkpoint(folder), LoadOptions { scalar, ..f32_cache() }).unwrap();
+            for case in expected(folder)["cases"].as_array().unwrap() {
+                let prompt = ids(&case["token_ids"]);
+                let sequence = engine.open(prompt.len()).unwrap();
+                let rows = step(engine.as_mut(), sequence, &prompt, Want::Last);
+                engine.close(sequence);
+                let expect = case["last_logits"].as_array().unwrap();
+                assert_eq!(rows[0].len(), expect.len());
+                for (found, expect) in rows[0].iter().zip(expect) {
+                    let error = (f64::from(*found) - expect.as_f64().unwrap()).abs();
+                    assert!(error <= 1e-4, "{folder} scalar {scalar} {prompt:?}: {error}");
+                }
+                let answer = ids(&case["greedy"]);
+                assert_eq!(greedy(engine.as_mut(), &prompt, answer.len(), &[]), answer, "{folder} {prompt:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn smaller_caches_stay_close() {
+    // Heads of 16 do not hold a block of q8_0; the demo model's of 64 do.
+    let folder = "tests/models/lode-demo";
+    let prompt = ids(&expected(folder)["cases"][0]["prompt_ids"]);
+    let mut rows = Vec::new();
+    for kv_type in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        let mut engine = load(&checkpoint(folder), LoadOptions { kv_type, ..f32_cache() }).unwrap();
+        let sequence = engine.open(prompt.len()).unwrap();
+        rows.push(step(engine.as_mut(), sequence, &prompt, Want::Last).remove(0));
+    }
+    let nmse = |found: &[f32]| {
+        let size: f32 = rows[0].iter().map(|v| v * v).sum();
+        rows[0].iter().zip(found).map(|(a, b)| (a - b) * (a - b)).sum::<f32>() / size
+    };
+    assert!(nmse(&rows[1]) < 1e-6, "{}", nmse(&rows[1]));
+    assert!(nmse(&rows[2]) < 1e-3, "{}", nmse(&rows[2]));
+}
+
+#[test]
+fn the_demo_model_gives_its_answers() {
+    let folder = "tests/models/lode-demo";
+    let mut engine = load(&checkpoint(folder), f32_cache()).unwrap();
+    for case in expected(folder)["cases"].as_array().unwrap() {
+        let answer = ids(&case["answer_ids"]);
+        let found = greedy(engine.as_mut(), &ids(&case["prompt_ids"]), answer.len() + 1, &[0, 2]);
+        assert_eq!(found, answer, "{}", case["user"]);
+    }
+}
+
+#[test]
+fn the_demo_model_has_its_perplexity() {
+    let folder = "tests/models/lode-demo";
+    let tokenizer = tokenizers::Tokenizer::from_file(repository(folder).join("tokenizer.json")).unwrap();
+    let text = std::fs::read_to_string(repository(folder).join("heldout.txt")).unwrap();
+    let ids = tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec();
+    let expect = &expected(folder)["perplexity"];
+
+    let mut engine = load(&checkpoint(folder), f32_cache()).unwrap();
+    let (mut nll, mut tokens, window) = (0.0, 0, 256);
+    let mut first = 0;
+    while first + window < ids.len() {
+        let sequence = engine.open(window).unwrap();
+        let rows = step(engine.as_mut(), sequence, &ids[first..first + window], Want::All);
+        engine.close(sequence);
+        for (row, next) in rows.iter().zip(&ids[first + 1..]) {
+            let max = row.iter().fold(f32::MIN, |m, v| m.max(*v));
+            let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
+            nll += sum.ln() - f64::from(row[*next as usize] - max);
+            tokens += 1;
+        }
+        first += window;
+    }
+    assert_eq!(tokens, expect["tokens"].as_u64().unwrap());
+    let (found, expect) = ((nll / tokens as f64).exp(), expect["value"].as_f64().unwrap());
+    assert!((found / expect - 1.0).abs() < 1e-3, "{found} {expect}");
+}
+
+/// A prompt that spans several pages.
+fn long_prompt(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * 7919 + 13) % 512).collect()
+}
+
+#[test]
+fn cutting_a_prompt_changes_no_bit() {
+    let mut engine = llama();
+    let prompt = long_prompt(101);
+    let sequence = engine.open(101).unwrap();
+    let whole = step(engine.as_mut(), sequence, &prompt, Want::All);
+    engine.close(sequence);
+    for size in [1, 3, 32, 50, 100] {
+        let sequence = engine.open(101).unwrap();
+        let cut: Vec<Vec<f32>> =
+            prompt.chunks(size).flat_map(|tokens| step(engine.as_mut(), sequence, tokens, Want::All)).collect();
+        engine.close(sequence);
+        assert!(whole == cut, "pieces of {size}");
+    }
+}
+
+#[test]
+fn company_changes_no_bit() {
+    for threads in [1, 3] {
+        let files = checkpoint("tests/fixtures/arch/llama");
+        let mut engine = load(&files, LoadOptions { threads: Some(threads), ..f32_cache() }).unwrap();
+        let prompts: Vec<Vec<u32>> = [70, 1, 33].iter().map(|n| long_prompt(*n)).collect();
+        let alone: Vec<Vec<Vec<f32>>> = prompts
+            .iter()
+            .map(|prompt| {
+                let sequence = engine.open(prompt.len() + 2).unwrap();
+                let mut rows = step(engine.as_mut(), sequence, prompt, Want::All);
+                rows.extend(step(engine.as_mut(), sequence, &[5], Want::Last));
+                rows.extend(step(engine.as_mut(), sequence, &[9], Want::Last));
+                engine.close(sequence);
+                rows
+            })
+            .collect();
+
+        let open: Vec<SequenceId> = prompts.iter().map(|p| engine.open(p.len() + 2).unwrap()).collect();
+        let mut together: Vec<Vec<Vec<f32>>> = vec![Vec::new(); prompts.len()];
+        for tokens in [None, Some([5]), Some([9])] {
+            let slices: Vec<Slice<'_>> = (open.iter().zip(&prompts))
+                .map(|(sequence, prompt)| {
+                    let tokens = tokens.as_ref().map_or(prompt.as_slice(), |t| t.as_slice());
+                    Slice { sequence: *sequence, tokens, want: Want::All }
+                })
+                .collect();
+            let logits = engine.step(&slices).unwrap();
+            assert_eq!(logits.slices(), 3);
+            for (index, rows) in together.iter_mut().enumerate() {
+                rows.extend(logits.rows(index).unwrap().map(<[f32]>::to_vec));
+            }
+        }
+        assert!(alone == together, "{threads} threads");
+    }
+}
+
+#[test]
+fn a_long_slice_is_computed_in_pieces() {
+    let mut engine = llama();
+    let prompt = long_prompt(512);
+    let sequence = engine.open(512).unwrap();
+    let all = step(engine.as_mut(), sequence, &prompt, Want::All);
+    assert_eq!(all.len(), 512);
+    engine.truncate(sequence, 0);
+    assert!(step(engine.as_mut(), sequence, &prompt, Want::Last)[0] == all[511]);
+    engine.truncate(sequence, 0);
+    assert_eq!(step(engine.as_mut(), sequence, &prompt, Want::Hidden).len(), 512);
+}
+
+#[test]
+fn forks_share_a_prefix_and_part_ways() {
+    let mut engine = llama();
+    let prompt = long_prompt(80);
+    let fresh = |engine: &mut dyn Engine, tokens: &[u32]| {
+        let sequence = engine.open(tokens.len()).unwrap();
+        let rows = step(engine, sequence, tokens, Want::Last);
+        engine.close(sequence);
+        rows
+    };
+    let with = |n: usize, more: &[u32]| [&prompt[..n], more].concat();
+
+    let first = engine.open(200).unwrap();
+    step(engine.as_mut(), first, &prompt, Want::Nothing);
+    for n in [0, 31, 32, 50, 64, 80, 1000] {
+        let fork = engine.fork(first, n, 120).unwrap();
+        let n = n.min(80);
+        assert_eq!(engine.len(fork), n);
+        let found = step(engine.as_mut(), fork, &[3, 4], Want::Last);
+        assert!(found == fresh(engine.as_mut(), &with(n, &[3, 4])), "fork at {n}");
+        engine.close(fork);
+    }
+    // Cutting into a page that a fork shares leaves the fork alone.
+    let fork = engine.fork(first, 64, 120).unwrap();
+    engine.truncate(first, 40);
+    assert!(step(engine.as_mut(), first, &[7], Want::Last) == fresh(engine.as_mut(), &with(40, &[7])));
+    assert!(step(engine.as_mut(), fork, &[8], Want::Last) == fresh(engine.as_mut(), &with(64, &[8])));
+    engine.close(first);
+    assert!(step(engine.as_mut(), fork, &[9], Want::Last) == fresh(engine.as_mut(), &with(64, &[8, 9])));
+}
+
+#[test]
+fn space_is_promised_when_a_sequence_opens() {
+    let files = checkpoint("tests/fixtures/arch/llama");
+    let options = LoadOptions { context_length: Some(64), max_sequences: 2, ..f32_cache() };
+    let mut engine = load(&files, options).unwrap();
+    assert_eq!(engine.info().context_length, 64);
+    assert_eq!(engine.open(65), Err(Full::Context { wanted: 65, context_length: 64 }));
+    let a = engine.open(64).unwrap();
+    let b = engine.open(10).unwrap();
+    assert_eq!(engine.open(1), Err(Full::Sequences { max_sequences: 2 }));
+    assert_eq!(engine.fork(a, 1, 8), Err(Full::Sequences { max_sequences: 2 }));
+    engine.close(b);
+    engine.close(b);
+    let tokens = long_prompt(64);
+    step(engine.as_mut(), a, &tokens, Want::Nothing);
+    let fork = engine.fork(a, 40, 64).unwrap();
+    step(engine.as_mut(), fork, &tokens[..24], Want::Nothing);
+    engine.truncate(a, 3);
+    step(engine.as_mut(), a, &tokens[..61], Want::Nothing);
+    assert_eq!(engine.fork(b, 0, 1), Err(Full::UnknownSequence));
+}
+
+#[test]
+fn steps_are_refused_whole() {
+    let mut engine = llama();
+    let (a, b) = (engine.open(4).unwrap(), engine.open(4).unwrap());
+    let slice = |sequence, tokens| Slice { sequence, tokens, want: Want::Last };
+    let good = slice(a, &[1, 2]);
+    let mut check = |second: Slice<'_>, expect: StepError| {
+        assert_eq!(engine.step(&[good, second]).unwrap_err(), expect);
+        assert_eq!((engine.len(a), engine.len(b)), (0, 0));
+    };
+    check(slice(SequenceId(99), &[1]), StepError::UnknownSequence(SequenceId(99)));
+    check(slice(a, &[1]), StepError::DuplicateSequence(a));
+    check(slice(b, &[]), StepError::EmptySlice(b));
+    check(slice(b, &[512]), StepError::TokenOutOfRange { sequence: b, token: 512, vocab_size: 512 });
+    check(slice(b, &[1; 5]), StepError::TooLong { sequence: b, len: 5, max_len: 4 });
+    assert!(engine.step(&[]).unwrap().slices() == 0);
+    assert!(engine.step(&[good]).unwrap().last(0).unwrap().is_some());
+}

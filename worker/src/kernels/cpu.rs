@@ -1,0 +1,413 @@
+//! The kernels on a CPU: one table of operations, chosen once, on all cores. Weights stay where they are mapped.
+//! Every row's numbers depend on that row alone, so what shares a step with a sequence changes none of its bits.
+#![allow(unsafe_code)] // Deals out parts of one buffer to threads.
+
+use super::pool::{Pool, Scratch};
+use super::window::Shared;
+use super::*;
+
+pub struct Cpu {
+    ops: &'static Ops,
+    pool: Pool,
+    normed: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// Rows of numbers, `cols` each.
+#[derive(Default)]
+pub struct Buffer {
+    numbers: Vec<f32>,
+    cols: usize,
+}
+
+impl Buffer {
+    fn resize(&mut self, rows: usize, cols: usize) -> &mut [f32] {
+        self.cols = cols;
+        self.numbers.resize(rows * cols, 0.0);
+        &mut self.numbers
+    }
+}
+
+/// One allocation a layer. The row of head h, slot s in page p is row `((2 p + kv) * n_kv_heads + h) * PAGE_LEN + s`,
+/// kv 0 for keys and 1 for values, so that a head's part of a page is one run of rows.
+pub struct Cache {
+    shape: CacheShape,
+    layers: Vec<Box<[u8]>>,
+}
+
+impl Cache {
+    fn row_bytes(&self) -> usize {
+        self.shape.kind.row_bytes(self.shape.head_dim)
+    }
+
+    fn first_row(&self, page: u32, kv: usize, head: usize) -> usize {
+        ((2 * page as usize + kv) * self.shape.n_kv_heads + head) * PAGE_LEN
+    }
+
+    /// The first `n` rows of a head in a page.
+    fn page(&self, layer: usize, page: u32, kv: usize, head: usize, n: usize) -> Rows<'_> {
+        let (first, row) = (self.first_row(page, kv, head), self.row_bytes());
+        Rows::new(self.shape.kind, self.shape.head_dim, &self.layers[layer][first * row..(first + n) * row])
+    }
+}
+
+/// A batch with the rotation of each row.
+pub struct Step {
+    batch: Batch,
+    rotations: Vec<Rotation>,
+}
+
+struct Rotation {
+    pairing: Pairing,
+    pairs: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+/// A matrix product of a job: `out[R, rows] = x * weight^T + bias`.
+struct Product<'a> {
+    weight: &'a Weight,
+    bias: Option<&'a Vec<f32>>,
+    out: Shared<'a, f32>,
+}
+
+impl<'a> Product<'a> {
+    fn new(linear: &'a Linear<Cpu>, out: Shared<'a, f32>) -> Self {
+        Self { weight: &linear.matrix, bias: linear.bias.as_ref(), out }
+    }
+}
+
+/// Chunks a thread should get of a job, so that one held up costs the others little.
+const CHUNKS_A_THREAD: usize = 6;
+/// Below this many bytes times columns a chunk costs more to deal out than to do.
+const LEAST_WORK: usize = 1 << 14;
+/// Columns (query rows times heads of a group) of one attention task.
+const ATTENTION_COLUMNS: usize = 24;
+
+impl Cpu {
+    /// On `threads` threads (one a core for `None`), with the best instructions this processor has or the scalar ones.
+    pub fn new(threads: Option<usize>, scalar: bool) -> Result<Self, DeviceError> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.unwrap_or_else(cores).clamp(1, 1024);
+        let ops = if scalar { Ops::scalar() } else { Ops::best() };
+        let (normed, keys, values) = Default::default();
+        Ok(Self { ops, pool: Pool::new(threads)?, normed, keys, values })
+    }
+
+    /// The norm of all rows of x into `self.normed`.
+    fn normalise(&mut self, x: &Buffer, norm: &Norm<Self>) {
+        let (cols, ops) = (x.cols, self.ops);
+        self.normed.resize(x.numbers.len(), 0.0);
+        let rows = x.numbers.len() / cols;
+        let chunk = LEAST_WORK.div_ceil(cols);
+        let out = Shared::new(&mut self.normed, cols);
+        self.pool.run(rows.div_ceil(chunk), &|index, _| {
+            for row in index * chunk..rows.min((index + 1) * chunk) {
+                // SAFETY: every row belongs to one chunk.
+                let out = unsafe { out.part(row, 0, cols) };
+                ops.rms_norm(&x.numbers[row * cols..(row + 1) * cols], &norm.weight, norm.eps, out);
+            }
+        });
+    }
+
+    /// All products of one input in one job.
+    fn products(pool: &mut Pool, ops: &Ops, x: &[f32], products: &[Product<'_>]) {
+        let m = products.first().map_or(0, |p| x.len() / p.weight.cols());
+        if m == 0 {
+            return;
+        }
+        let threads = pool.threads();
+        let sizes: Vec<usize> = products.iter().map(|p| chunk_rows(p.weight, m, threads)).collect();
+        let counts: Vec<usize> = products.iter().zip(&sizes).map(|(p, size)| p.weight.rows().div_ceil(*size)).collect();
+        pool.run(counts.iter().sum(), &|mut chunk, scratch| {
+            let mut which = 0;
+            while chunk >= counts[which] {
+                chunk -= counts[which];
+                which += 1;
+            }
+            let Product { weight, bias, out } = &products[which];
+            let first = chunk * sizes[which];
+            let n = sizes[which].min(weight.rows() - first);
+            // SAFETY: every column belongs to one chunk.
+            let mut out = unsafe { out.columns(first, n) };
+            ops.dot_rows(&Rows::of(weight).range(first, n), x, &mut out, &mut scratch.rows);
+            if let Some(bias) = bias {
+                for row in 0..m {
+                    add(out.row(row), &bias[first..first + n]);
+                }
+            }
+        });
+    }
+}
+
+/// Rows of a weight that make a chunk.
+fn chunk_rows(weight: &Weight, m: usize, threads: usize) -> usize {
+    let row_work = (weight.size_bytes() as usize / weight.rows().max(1)).max(1) * m;
+    let share = weight.rows().div_ceil(threads * CHUNKS_A_THREAD);
+    share.max(LEAST_WORK.div_ceil(row_work)).next_multiple_of(4)
+}
+
+fn add(to: &mut [f32], from: &[f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += from;
+    }
+}
+
+impl Kernels for Cpu {
+    type Matrix = Weight;
+    type Vector = Vec<f32>;
+    type Buffer = Buffer;
+    type Cache = Cache;
+    type Step = Step;
+
+    fn describe(&self) -> String {
+        let threads = self.pool.threads();
+        format!("cpu ({}, {threads} thread{})", self.ops.name, if threads == 1 { "" } else { "s" })
+    }
+
+    fn matrix(&mut self, weight: &Weight) -> Result<Weight, DeviceError> {
+        Ok(weight.clone())
+    }
+
+    fn vector(&mut self, weight: &Weight) -> Result<Vec<f32>, DeviceError> {
+        let mut numbers = vec![0.0; weight.cols()];
+        self.ops.decode_row(&Rows::of(weight), 0, &mut numbers);
+        Ok(numbers)
+    }
+
+    fn buffer(&mut self) -> Buffer {
+        Buffer::default()
+    }
+
+    fn cache(&mut self, shape: &CacheShape) -> Result<Cache, DeviceError> {
+        let row = shape.kind.row_bytes(shape.head_dim) as u128;
+        let bytes = 2 * shape.pages as u128 * shape.n_kv_heads as u128 * PAGE_LEN as u128 * row;
+        let wanted_bytes = u64::try_from(bytes * shape.layers as u128).unwrap_or(u64::MAX);
+        let full = || DeviceError::OutOfMemory { what: "the key/value cache", wanted_bytes };
+        let bytes = usize::try_from(bytes).map_err(|_| full())?;
+        // Zeroed memory costs nothing until it is written.
+        let layer = |_| bytemuck::try_zeroed_slice_box(bytes).map_err(|()| full());
+        Ok(Cache { shape: *shape, layers: (0..shape.layers).map(layer).collect::<Result<_, _>>()? })
+    }
+
+    fn copy_page(&mut self, cache: &mut Cache, from: u32, to: u32) {
+        let rows = |page| cache.first_row(page, 0, 0) * cache.row_bytes();
+        let (from, to, end) = (rows(from), rows(to), rows(from + 1));
+        for layer in &mut cache.layers {
+            layer.copy_within(from..end, to);
+        }
+    }
+
+    fn begin(&mut self, batch: &Batch, ropes: &[Rope]) -> Step {
+        let rotation = |rope: &Rope| {
+            let angles = batch.positions.iter().flat_map(|&position| {
+                rope.inverse_frequencies.iter().map(move |frequency| position as f32 * frequency)
+            });
+            let (cos, sin) = angles.map(|angle| (angle.cos() * rope.scale, angle.sin() * rope.scale)).unzip();
+            Rotation { pairing: rope.pairing, pairs: rope.inverse_frequencies.len(), cos, sin }
+        };
+        Step { rotations: ropes.iter().map(rotation).collect(), batch: batch.clone() }
+    }
+
+    fn embed(&mut self, step: &Step, table: &Weight, x: &mut Buffer) {
+        let (tokens, cols, ops) = (&step.batch.tokens, table.cols(), self.ops);
+        let out = x.resize(tokens.len(), cols);
+        for (token, out) in tokens.iter().zip(out.chunks_exact_mut(cols)) {
+            ops.decode_row(&Rows::of(table), *token as usize, out);
+        }
+    }
+
+    fn qkv(&mut self, step: &Step, x: &Buffer, w: &Qkv<Self>, cache: &mut Cache, layer: usize, q: &mut Buffer) {
+        self.normalise(x, &w.norm);
+        let rows = step.batch.tokens.len();
+        let (q_cols, kv_cols) = (w.q.matrix.rows(), w.k.matrix.rows());
+        q.resize(rows, q_cols);
+        self.keys.resize(rows * kv_cols, 0.0);
+        self.values.resize(rows * kv_cols, 0.0);
+        let products = [
+            Product::new(&w.q, Shared::new(&mut q.numbers, q_cols)),
+            Product::new(&w.k, Shared::new(&mut self.keys, kv_cols)),
+            Product::new(&w.v, Shared::new(&mut self.values, kv_cols)),
+        ];
+        Self::products(&mut self.pool, self.ops, &self.normed, &products);
+
+        let CacheShape { n_kv_heads, head_dim, kind, .. } = cache.shape;
+        let (ops, rotation) = (self.ops, &step.rotations[w.rope]);
+        let row_bytes = cache.row_bytes();
+        let places: Vec<(u32, usize)> = step.batch.places().collect();
+        let first_rows = |page, head| [cache.first_row(page, 0, head), cache.first_row(page, 1, head)];
+        let first_rows: Vec<[usize; 2]> = places.iter().map(|&(page, _)| first_rows(page, 0)).collect();
+        let entries = Shared::new(&mut cache.layers[layer], row_bytes);
+        let queries = Shared::new(&mut q.numbers, q_cols);
+        let keys = Shared::new(&mut self.keys, kv_cols);
+        let values = &self.values;
+        let chunk = (LEAST_WORK / (q_cols + 2 * kv_cols)).max(1);
+        self.pool.run(rows.div_ceil(chunk), &|index, _| {
+            for row in index * chunk..rows.min((index + 1) * chunk) {
+                let angles = row * rotation.pairs..(row + 1) * rotation.pairs;
+                let (cos, sin) = (&rotation.cos[angles.clone()], &rotation.sin[angles]);
+                // SAFETY: every row of q and of the keys belongs to one chunk.
+                let (query, key) = unsafe { (queries.part(row, 0, q_cols), keys.part(row, 0, kv_cols)) };
+                let value = &values[row * kv_cols..(row + 1) * kv_cols];
+                query.chunks_exact_mut(head_dim).for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
+                key.chunks_exact_mut(head_dim).for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
+                for (from, first) in [(&*key, first_rows[row][0]), (value, first_rows[row][1])] {
+                    for head in 0..n_kv_heads {
+                        // SAFETY: no two rows of a step have the same place in the cache.
+                        let to = unsafe { entries.part(first + head * PAGE_LEN + places[row].1, 0, row_bytes) };
+                        ops.encode_row(kind, &from[head * head_dim..(head + 1) * head_dim], to);
+                    }
+                }
+            }
+        });
+    }
+
+    fn attention(&mut self, step: &Step, q: &Buffer, scale: f32, cache: &Cache, layer: usize, out: &mut Buffer) {
+        let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
+        let group = q.cols / head_dim / n_kv_heads;
+        let rows_a_task = (ATTENTION_COLUMNS / group).max(1);
+        let tasks: Vec<Task<'_>> = (step.batch.spans.iter())
+            .flat_map(|span| (0..span.rows).step_by(rows_a_task).map(move |row| (span, row)))
+            .flat_map(|(span, row)| (0..n_kv_heads).map(move |head| (span, row, head)))
+            .map(|(span, row, head)| {
+                let rows = rows_a_task.min(span.rows - row);
+                let pages = (span.start + row + rows).div_ceil(PAGE_LEN);
+                let pages = &step.batch.pages[span.first_page..span.first_page + pages];
+                Task { first_row: span.first_row + row, rows, before: span.start + row, head, pages }
+            })
+            .collect();
+        out.resize(step.batch.tokens.len(), q.cols);
+        let out = Shared::new(&mut out.numbers, q.cols);
+        let ops = self.ops;
+        self.pool.run(tasks.len(), &|task, scratch| {
+            let task = &tasks[task];
+            let part = |row| {
+                // SAFETY: every row's part for this head belongs to one task.
+                unsafe { out.part(task.first_row + row, task.head * group * head_dim, group * head_dim) }
+            };
+            attend(ops, task, &q.numbers, group, scale, (cache, layer), part, scratch);
+        });
+    }
+
+    fn matmul_add(&mut self, step: &Step, input: &Buffer, linear: &Linear<Self>, x: &mut Buffer) {
+        let (rows, cols) = (step.batch.tokens.len(), linear.matrix.rows());
+        self.normed.resize(rows * cols, 0.0);
+        let out = Shared::new(&mut self.normed, cols);
+        let product = Product::new(linear, out);
+        Self::products(&mut self.pool, self.ops, &input.numbers, &[product]);
+        add(&mut x.numbers, &self.normed);
+    }
+
+    fn gate_up(&mut self, step: &Step, x: &Buffer, w: &GateUp<Self>, out: &mut Buffer) {
+        self.normalise(x, &w.norm);
+        let (rows, cols) = (step.batch.tokens.len(), w.gate.matrix.rows());
+        let (ops, threads) = (self.ops, self.pool.threads());
+        let out = Shared::new(out.resize(rows, cols), cols);
+        let chunk = chunk_rows(&w.gate.matrix, 2 * rows, threads);
+        let normed = &self.normed;
+        self.pool.run(cols.div_ceil(chunk), &|index, scratch| {
+            let first = index * chunk;
+            let n = chunk.min(cols - first);
+            let Scratch { rows: decoded, numbers: up, .. } = scratch;
+            up.resize(rows * n, 0.0);
+            // SAFETY: every column belongs to one chunk.
+            let mut gate = unsafe { out.columns(first, n) };
+            ops.dot_rows(&Rows::of(&w.gate.matrix).range(first, n), normed, &mut gate, decoded);
+            let up_rows = Rows::of(&w.up.matrix).range(first, n);
+            ops.dot_rows(&up_rows, normed, &mut window::Window::new(up, n, 0, n), decoded);
+            for (row, up) in up.chunks_exact_mut(n).enumerate() {
+                if let Some(bias) = &w.gate.bias {
+                    add(gate.row(row), &bias[first..first + n]);
+                }
+                if let Some(bias) = &w.up.bias {
+                    add(up, &bias[first..first + n]);
+                }
+                ops.swiglu(gate.row(row), up);
+            }
+        });
+    }
+
+    fn logits(&mut self, step: &Step, x: &Buffer, norm: &Norm<Self>, head: &Weight, out: &mut Buffer) {
+        let cols = x.cols;
+        self.gather(&step.batch.logits, x, norm);
+        let out = Shared::new(out.resize(step.batch.logits.len(), head.rows()), head.rows());
+        let rows = &self.normed[..step.batch.logits.len() * cols];
+        Self::products(&mut self.pool, self.ops, rows, &[Product { weight: head, bias: None, out }]);
+    }
+
+    fn hidden(&mut self, step: &Step, x: &Buffer, norm: &Norm<Self>, out: &mut Buffer) {
+        self.gather(&step.batch.hidden, x, norm);
+        out.resize(step.batch.hidden.len(), x.cols).copy_from_slice(&self.normed);
+    }
+
+    fn read(&mut self, buffer: &Buffer, to: &mut Vec<f32>) -> Result<(), DeviceError> {
+        to.extend_from_slice(&buffer.numbers);
+        Ok(())
+    }
+}
+
+impl Cpu {
+    /// The norm of some rows of x into `self.normed`.
+    fn gather(&mut self, rows: &[u32], x: &Buffer, norm: &Norm<Self>) {
+        self.normed.resize(rows.len() * x.cols, 0.0);
+        for (row, out) in rows.iter().zip(self.normed.chunks_exact_mut(x.cols)) {
+            let first = *row as usize * x.cols;
+            self.ops.rms_norm(&x.numbers[first..first + x.cols], &norm.weight, norm.eps, out);
+        }
+    }
+}
+
+/// Some query rows of a sequence, for the query heads of one key head.
+struct Task<'a> {
+    first_row: usize,
+    rows: usize,
+    /// Position of the first row.
+    before: usize,
+    head: usize,
+    pages: &'a [u32],
+}
+
+/// Scores, softmax, mean. The columns are (row, head of the group), in that order.
+#[expect(clippy::too_many_arguments, reason = "one call, of one closure")]
+fn attend<'a>(
+    ops: &Ops,
+    task: &Task<'_>,
+    q: &[f32],
+    group: usize,
+    scale: f32,
+    (cache, layer): (&Cache, usize),
+    part: impl Fn(usize) -> &'a mut [f32],
+    scratch: &mut Scratch,
+) {
+    let head_dim = cache.shape.head_dim;
+    let (width, q_cols) = (group * head_dim, group * head_dim * cache.shape.n_kv_heads);
+    let kv_len = task.before + task.rows;
+    let Scratch { rows: decoded, numbers: scores, more: queries } = scratch;
+    queries.clear();
+    for row in task.first_row..task.first_row + task.rows {
+        queries.extend_from_slice(&q[row * q_cols + task.head * width..][..width]);
+    }
+    let columns = task.rows * group;
+    scores.resize(columns * kv_len, 0.0);
+    for (index, page) in task.pages.iter().enumerate() {
+        let (first, n) = (index * PAGE_LEN, PAGE_LEN.min(kv_len - index * PAGE_LEN));
+        let keys = cache.page(layer, *page, 0, task.head, n);
+        ops.dot_rows(&keys, queries, &mut window::Window::new(scores, kv_len, first, n), decoded);
+    }
+    // A row sees keys up to its own position.
+    let seen = |column: usize| task.before + column / group + 1;
+    for (column, scores) in scores.chunks_exact_mut(kv_len).enumerate() {
+        ops.softmax(&mut scores[..seen(column)], scale);
+    }
+    (0..task.rows).for_each(|row| part(row).fill(0.0));
+    for (index, page) in task.pages.iter().enumerate() {
+        let (first, n) = (index * PAGE_LEN, PAGE_LEN.min(kv_len - index * PAGE_LEN));
+        let values = cache.page(layer, *page, 1, task.head, n);
+        for column in 0..columns {
+            let weights = &scores[column * kv_len..][first.min(seen(column))..(first + n).min(seen(column))];
+            let out = &mut part(column / group)[column % group * head_dim..][..head_dim];
+            ops.mix_rows(&values, weights, out, decoded);
+        }
+    }
+}

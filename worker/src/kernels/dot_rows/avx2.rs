@@ -1,0 +1,188 @@
+//! `dot_rows` with AVX2: eight partial sums a product, number k into sum k mod 8, in rising k.
+#![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
+
+use std::arch::x86_64::*;
+
+use super::super::decode::avx2::{Load, RowAt, with_loader};
+use super::super::rows::Rows;
+use super::super::window::Window;
+
+/// Rows that share the loads of x.
+const R: usize = 4;
+/// Columns that share a decoded row: 4 x 3 sums and 4 operands fill the 16 registers.
+const C: usize = 3;
+/// From this many columns on it pays to decode rows into memory first.
+const DECODE_FIRST: usize = 8;
+/// Bytes of x that stay in the second-level cache while rows pass by.
+const X_BYTES: usize = 1 << 19;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+    let (n, cols) = (rows.len(), rows.cols());
+    let m = x.len() / cols;
+    assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);
+    if m < DECODE_FIRST {
+        with_loader!(rows.kind(), loader => block(loader, rows, x, 0, out));
+        return;
+    }
+    // The same sums from decoded numbers: a block of columns stays in the cache while all rows pass by.
+    let step = (X_BYTES / (4 * cols) / C).max(4) * C;
+    scratch.resize(R * cols, 0.0);
+    for (b, x) in x.chunks(step * cols).enumerate() {
+        for first in (0..n).step_by(R) {
+            let some = rows.range(first, R.min(n - first));
+            for (i, to) in scratch.chunks_exact_mut(cols).take(some.len()).enumerate() {
+                super::super::decode::avx2::decode_row(&some, i, to);
+            }
+            decoded(&scratch[..some.len() * cols], x, (b * step, first), cols, out);
+        }
+    }
+}
+
+/// All products of packed rows with a few columns.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], first_column: usize, out: &mut Window<'_>) {
+    let cols = rows.cols();
+    let whole = rows.len() / R * R;
+    for (b, x) in x.chunks(C * cols).enumerate() {
+        let j = first_column + b * C;
+        for i in (0..whole).step_by(R) {
+            match x.len() / cols {
+                1 => tile::<L, R, 1>(loader, rows, i, x, out, j),
+                2 => tile::<L, R, 2>(loader, rows, i, x, out, j),
+                _ => tile::<L, R, C>(loader, rows, i, x, out, j),
+            }
+        }
+        for i in whole..rows.len() {
+            match x.len() / cols {
+                1 => tile::<L, 1, 1>(loader, rows, i, x, out, j),
+                2 => tile::<L, 1, 2>(loader, rows, i, x, out, j),
+                _ => tile::<L, 1, C>(loader, rows, i, x, out, j),
+            }
+        }
+    }
+}
+
+/// `RN` rows from row `i` times the `CN` columns of x; `out` column i, rows from `j`.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn tile<L: Load, const RN: usize, const CN: usize>(
+    loader: L,
+    rows: &Rows<'_>,
+    i: usize,
+    x: &[f32],
+    out: &mut Window<'_>,
+    j: usize,
+) {
+    let cols = rows.cols();
+    assert!(x.len() == CN * cols);
+    let at: [RowAt; RN] = std::array::from_fn(|r| RowAt::new(rows, i + r));
+    let mut sums = [[_mm256_setzero_ps(); RN]; CN];
+    let whole = cols / 32 * 32;
+    for k in (0..whole).step_by(32) {
+        for r in 0..RN {
+            // SAFETY: k + 32 <= cols, and `RowAt` points at a row of `cols` numbers.
+            let w = unsafe { loader.block(at[r], k) };
+            for (v, w) in w.into_iter().enumerate() {
+                for c in 0..CN {
+                    // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
+                    let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k + 8 * v)) };
+                    sums[c][r] = _mm256_fmadd_ps(w, x, sums[c][r]);
+                }
+            }
+        }
+    }
+    if whole < cols {
+        // Products of the padding are zero and change no sum.
+        for r in 0..RN {
+            // SAFETY: the row has `cols - whole` < 32 numbers from `whole`.
+            let w = unsafe { loader.tail(at[r], whole, cols - whole) };
+            for c in 0..CN {
+                let mut padded = [0.0; 32];
+                padded[..cols - whole].copy_from_slice(&x[c * cols + whole..(c + 1) * cols]);
+                for (v, w) in w.into_iter().enumerate() {
+                    // SAFETY: 8 v + 8 <= 32.
+                    let x = unsafe { _mm256_loadu_ps(padded.as_ptr().add(8 * v)) };
+                    sums[c][r] = _mm256_fmadd_ps(w, x, sums[c][r]);
+                }
+            }
+        }
+    }
+    for (c, sums) in sums.iter().enumerate() {
+        store(sums, &mut out.row(j + c)[i..i + RN]);
+    }
+}
+
+/// As `block` over rows already decoded, `[some][cols]`: columns in the inner loop share the loads of four rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut Window<'_>) {
+    let full = w.len() == R * cols;
+    for (b, x) in x.chunks(C * cols).enumerate() {
+        let j = j + b * C;
+        match (full, x.len() / cols) {
+            (true, 1) => decoded_tile::<R, 1>(w, x, cols, out, (j, i)),
+            (true, 2) => decoded_tile::<R, 2>(w, x, cols, out, (j, i)),
+            (true, _) => decoded_tile::<R, C>(w, x, cols, out, (j, i)),
+            (false, n) => {
+                for (r, w) in w.chunks_exact(cols).enumerate() {
+                    for (c, x) in x.chunks_exact(cols).take(n).enumerate() {
+                        decoded_tile::<1, 1>(w, x, cols, out, (j + c, i + r));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decoded_tile<const RN: usize, const CN: usize>(
+    w: &[f32],
+    x: &[f32],
+    cols: usize,
+    out: &mut Window<'_>,
+    (j, i): (usize, usize),
+) {
+    assert!(w.len() == RN * cols && x.len() == CN * cols);
+    let mut sums = [[_mm256_setzero_ps(); RN]; CN];
+    let whole = cols / 8 * 8;
+    for k in (0..whole).step_by(8) {
+        // SAFETY: k + 8 <= cols; w and x have RN and CN rows of `cols` numbers, by the assertion above.
+        let x: [__m256; CN] = std::array::from_fn(|c| unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k)) });
+        for r in 0..RN {
+            // SAFETY: as above.
+            let w = unsafe { _mm256_loadu_ps(w.as_ptr().add(r * cols + k)) };
+            for c in 0..CN {
+                sums[c][r] = _mm256_fmadd_ps(w, x[c], sums[c][r]);
+            }
+        }
+    }
+    if whole < cols {
+        let pad = |from: &[f32]| {
+            let mut padded = [0.0; 8];
+            padded[..from.len()].copy_from_slice(from);
+            // SAFETY: eight numbers.
+            unsafe { _mm256_loadu_ps(padded.as_ptr()) }
+        };
+        for c in 0..CN {
+            let x = pad(&x[c * cols + whole..(c + 1) * cols]);
+            for r in 0..RN {
+                sums[c][r] = _mm256_fmadd_ps(pad(&w[r * cols + whole..(r + 1) * cols]), x, sums[c][r]);
+            }
+        }
+    }
+    for (c, sums) in sums.iter().enumerate() {
+        store(sums, &mut out.row(j + c)[i..i + RN]);
+    }
+}
+
+/// Adds the eight partial sums of each product: ((0+1)+(2+3)) + ((4+5)+(6+7)).
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn store<const RN: usize>(sums: &[__m256; RN], to: &mut [f32]) {
+    let sum = |r: usize| if r < RN { sums[r] } else { _mm256_setzero_ps() };
+    let pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum(0), sum(1)), _mm256_hadd_ps(sum(2), sum(3)));
+    let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+    let mut found = [0.0; 4];
+    // SAFETY: four numbers.
+    unsafe { _mm_storeu_ps(found.as_mut_ptr(), four) };
+    to.copy_from_slice(&found[..RN]);
+}

@@ -1,0 +1,243 @@
+//! What a device must be able to do, in the fused steps of a transformer, over buffers that only it understands.
+//! The forward passes in `arch` are written once over [`Kernels`]; `cpu` implements it, a GPU gets its own file.
+//!
+//! A folder here is one operation: `mod.rs` has its contract, the scalar version that is right by definition, and the
+//! test that holds the versions for instruction sets beside it to a written bound.
+
+pub mod cpu;
+mod decode;
+mod dot_rows;
+mod exp;
+mod mix_rows;
+mod ops;
+mod pool;
+mod rms_norm;
+mod rope;
+mod rows;
+mod softmax;
+mod swiglu;
+mod weight;
+mod window;
+#[cfg(test)]
+mod testing;
+
+pub use ops::Ops;
+pub use rows::{Kind, Rows};
+pub use weight::{DTYPES, Dtype, Float, Weight, WeightError};
+
+/// The device stopped working. The engine that used it is finished.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    #[error("out of device memory: {wanted_bytes} bytes wanted for {what}")]
+    OutOfMemory { what: &'static str, wanted_bytes: u64 },
+    #[error("cannot start the compute threads: {reason}")]
+    Threads { reason: String },
+}
+
+/// One device's arithmetic. `R` below is the number of rows of the step, one a token.
+///
+/// Every method queues work and returns; only [`read`](Kernels::read) waits. A device that fails says so there.
+/// Buffers take the shape that the last method wrote. Shapes are checked when a model is built, so a mismatch
+/// here is a broken invariant and may panic.
+pub trait Kernels: Send {
+    /// A weight matrix `[rows, cols]`, in its stored form.
+    type Matrix: Send;
+    /// A small vector (norm weight, bias) as f32.
+    type Vector: Send;
+    /// Rows of activations.
+    type Buffer: Send;
+    /// Paged keys and values of all layers.
+    type Cache: Send;
+    /// A batch as the device holds it: ids, positions, page ids, cosines and sines.
+    type Step: Send;
+
+    /// For people: `cpu (avx2, 8 threads)`.
+    fn describe(&self) -> String;
+
+    /// Takes a weight matrix. It stays packed; the mapped bytes may be used where they lie.
+    fn matrix(&mut self, weight: &Weight) -> Result<Self::Matrix, DeviceError>;
+
+    /// Takes a weight of one row.
+    fn vector(&mut self, weight: &Weight) -> Result<Self::Vector, DeviceError>;
+
+    /// An empty buffer.
+    fn buffer(&mut self) -> Self::Buffer;
+
+    /// Memory for keys and values, to be filled by [`qkv`](Kernels::qkv).
+    fn cache(&mut self, shape: &CacheShape) -> Result<Self::Cache, DeviceError>;
+
+    /// Copies page `from` to page `to`, in every layer.
+    fn copy_page(&mut self, cache: &mut Self::Cache, from: u32, to: u32);
+
+    /// Takes the description of a step; `ropes` are the rotary tables that [`Qkv::rope`] points into.
+    fn begin(&mut self, batch: &Batch, ropes: &[Rope]) -> Self::Step;
+
+    /// `x[R, cols] = table[id]` for each row's id.
+    fn embed(&mut self, step: &Self::Step, table: &Self::Matrix, x: &mut Self::Buffer);
+
+    /// Norm, projections, biases, rotation; keys and values go to layer `layer` of the cache, at each row's position in
+    /// its sequence's pages, and `q[R, n_heads * head_dim]` stays.
+    fn qkv(
+        &mut self,
+        step: &Self::Step,
+        x: &Self::Buffer,
+        weights: &Qkv<Self>,
+        cache: &mut Self::Cache,
+        layer: usize,
+        q: &mut Self::Buffer,
+    );
+
+    /// `out[R, n_heads * head_dim]`: each row's query heads over keys 0..=position of its sequence:
+    /// softmax of `scale * q.k`, then the mean of v by it. Query head h reads key head `h / (n_heads / n_kv_heads)`.
+    fn attention(
+        &mut self,
+        step: &Self::Step,
+        q: &Self::Buffer,
+        scale: f32,
+        cache: &Self::Cache,
+        layer: usize,
+        out: &mut Self::Buffer,
+    );
+
+    /// `x[R, rows] += input[R, cols] * matrix^T + bias`.
+    fn matmul_add(
+        &mut self,
+        step: &Self::Step,
+        input: &Self::Buffer,
+        linear: &Linear<Self>,
+        x: &mut Self::Buffer,
+    );
+
+    /// Norm, gate and up projections with biases, `out[R, hidden_dim] = silu(gate) * up`.
+    fn gate_up(&mut self, step: &Self::Step, x: &Self::Buffer, weights: &GateUp<Self>, out: &mut Self::Buffer);
+
+    /// Norm and head for the rows of [`Batch::logits`]: `out[L, vocab_size]`, in that order.
+    fn logits(
+        &mut self,
+        step: &Self::Step,
+        x: &Self::Buffer,
+        norm: &Norm<Self>,
+        head: &Self::Matrix,
+        out: &mut Self::Buffer,
+    );
+
+    /// The norm alone for the rows of [`Batch::hidden`]: `out[H, cols]`, in that order.
+    fn hidden(&mut self, step: &Self::Step, x: &Self::Buffer, norm: &Norm<Self>, out: &mut Self::Buffer);
+
+    /// Waits for the queued work and appends a buffer's numbers to `to`. Errors of earlier methods surface here.
+    fn read(&mut self, buffer: &Self::Buffer, to: &mut Vec<f32>) -> Result<(), DeviceError>;
+}
+
+/// A root-mean-square norm: `x / sqrt(mean(x^2) + eps) * weight`.
+pub struct Norm<K: Kernels + ?Sized> {
+    pub weight: K::Vector,
+    pub eps: f32,
+}
+
+/// A matrix `[out, in]` and perhaps a bias `[out]`.
+pub struct Linear<K: Kernels + ?Sized> {
+    pub matrix: K::Matrix,
+    pub bias: Option<K::Vector>,
+}
+
+/// The weights before attention.
+pub struct Qkv<K: Kernels + ?Sized> {
+    pub norm: Norm<K>,
+    /// `[n_heads * head_dim, embedding]`
+    pub q: Linear<K>,
+    /// `[n_kv_heads * head_dim, embedding]`
+    pub k: Linear<K>,
+    /// `[n_kv_heads * head_dim, embedding]`
+    pub v: Linear<K>,
+    /// Which of the step's rotary tables.
+    pub rope: usize,
+}
+
+/// The weights before the activation.
+pub struct GateUp<K: Kernels + ?Sized> {
+    pub norm: Norm<K>,
+    /// `[hidden_dim, embedding]`
+    pub gate: Linear<K>,
+    /// `[hidden_dim, embedding]`
+    pub up: Linear<K>,
+}
+
+/// Tokens a page of the cache holds.
+pub const PAGE_LEN: usize = 32;
+
+/// How large a cache is.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheShape {
+    pub layers: usize,
+    pub pages: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub kind: Kind,
+}
+
+impl CacheShape {
+    /// Bytes of one token's keys and values in all layers.
+    pub fn bytes_per_token(&self) -> usize {
+        2 * self.layers * self.n_kv_heads * self.kind.row_bytes(self.head_dim)
+    }
+}
+
+/// A rotary table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Radians a position, one a pair; the first `2 * len` dimensions of a head rotate, the others pass.
+    pub inverse_frequencies: Vec<f32>,
+    /// Cosines and sines are multiplied by it.
+    pub scale: f32,
+    pub pairing: Pairing,
+}
+
+/// Which two dimensions of a head rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// p and p + n/2: Hugging Face checkpoints.
+    Halves,
+    /// 2p and 2p + 1: GGUF files of the llama family.
+    Adjacent,
+}
+
+/// The tokens of one step: rows grouped by sequence.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// One id a row.
+    pub tokens: Vec<u32>,
+    /// One position a row: consecutive within a span.
+    pub positions: Vec<u32>,
+    /// The sequences of the step; their rows follow each other and cover all rows.
+    pub spans: Vec<Span>,
+    /// Page ids, cut up by the spans: token t of a sequence lies in its page `t / PAGE_LEN`, slot `t % PAGE_LEN`.
+    pub pages: Vec<u32>,
+    /// Rows whose logits are wanted, ascending.
+    pub logits: Vec<u32>,
+    /// Rows whose final hidden state is wanted, ascending.
+    pub hidden: Vec<u32>,
+}
+
+/// One sequence's part of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub first_row: usize,
+    pub rows: usize,
+    /// Tokens already in the cache; the first row's position.
+    pub start: usize,
+    /// Where its page ids begin in [`Batch::pages`]; there are enough for `start + rows` tokens.
+    pub first_page: usize,
+}
+
+impl Batch {
+    /// The page and the slot of each row.
+    pub fn places(&self) -> impl Iterator<Item = (u32, usize)> {
+        self.spans.iter().flat_map(|span| {
+            (span.start..span.start + span.rows)
+                .map(|t| (self.pages[span.first_page + t / PAGE_LEN], t % PAGE_LEN))
+        })
+    }
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("packed numbers are little-endian and are read in place");

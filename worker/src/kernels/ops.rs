@@ -1,0 +1,108 @@
+//! The operations on rows as a table of functions, one table an instruction set.
+//! A table is handed out only after its instructions were found on this processor, so calling through it is safe.
+#![allow(unsafe_code)] // Functions for an instruction set are unsafe to call without it.
+
+use super::window::Window;
+use super::{Kind, Pairing, Rows};
+use super::{decode, dot_rows, mix_rows, rms_norm, rope, softmax, swiglu};
+
+/// One version of every operation. See the folder of the same name for each contract.
+pub struct Ops {
+    pub name: &'static str,
+    decode_row: unsafe fn(&Rows<'_>, usize, &mut [f32]),
+    encode_row: unsafe fn(Kind, &[f32], &mut [u8]),
+    dot_rows: unsafe fn(&Rows<'_>, &[f32], &mut Window<'_>, &mut Vec<f32>),
+    mix_rows: unsafe fn(&Rows<'_>, &[f32], &mut [f32], &mut Vec<f32>),
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    rotate: unsafe fn(&mut [f32], &[f32], &[f32], Pairing),
+    softmax: unsafe fn(&mut [f32], f32),
+    swiglu: unsafe fn(&mut [f32], &[f32]),
+}
+
+/// The specification.
+static SCALAR: Ops = Ops {
+    name: "scalar",
+    decode_row: decode::scalar,
+    encode_row: decode::encode_scalar,
+    dot_rows: dot_rows::scalar,
+    mix_rows: mix_rows::scalar,
+    rms_norm: rms_norm::scalar,
+    rotate: rope::scalar,
+    softmax: softmax::scalar,
+    swiglu: swiglu::scalar,
+};
+
+/// AVX2 with FMA and F16C: every x86-64 server since 2013.
+#[cfg(target_arch = "x86_64")]
+static AVX2: Ops = Ops {
+    name: "avx2",
+    decode_row: decode::avx2::decode_row,
+    encode_row: decode::avx2::encode_row,
+    dot_rows: dot_rows::avx2::dot_rows,
+    mix_rows: mix_rows::avx2::mix_rows,
+    rms_norm: rms_norm::avx2::rms_norm,
+    rotate: rope::avx2::rotate,
+    softmax: softmax::avx2::softmax,
+    swiglu: swiglu::avx2::swiglu,
+};
+
+impl Ops {
+    pub fn scalar() -> &'static Self {
+        &SCALAR
+    }
+
+    /// Every table that this processor can run, the best one last.
+    pub fn all() -> Vec<&'static Self> {
+        let mut all = vec![&SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+            all.push(&AVX2);
+        }
+        all
+    }
+
+    /// The best table for this processor.
+    pub fn best() -> &'static Self {
+        Self::all().pop().unwrap_or(&SCALAR)
+    }
+
+    pub fn decode_row(&self, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
+        // SAFETY: this table was handed out, so its instructions are there. The same holds below.
+        unsafe { (self.decode_row)(rows, row, to) }
+    }
+
+    pub fn encode_row(&self, kind: Kind, from: &[f32], to: &mut [u8]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.encode_row)(kind, from, to) }
+    }
+
+    pub fn dot_rows(&self, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.dot_rows)(rows, x, out, scratch) }
+    }
+
+    pub fn mix_rows(&self, rows: &Rows<'_>, weights: &[f32], out: &mut [f32], scratch: &mut Vec<f32>) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.mix_rows)(rows, weights, out, scratch) }
+    }
+
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.rms_norm)(x, weight, eps, out) }
+    }
+
+    pub fn rotate(&self, head: &mut [f32], cos: &[f32], sin: &[f32], pairing: Pairing) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.rotate)(head, cos, sin, pairing) }
+    }
+
+    pub fn softmax(&self, x: &mut [f32], scale: f32) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.softmax)(x, scale) }
+    }
+
+    pub fn swiglu(&self, gate: &mut [f32], up: &[f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.swiglu)(gate, up) }
+    }
+}

@@ -1,0 +1,254 @@
+//! A few threads that share one job at a time: chunks dealt out by a counter, so that a thread the machine holds up
+//! costs one chunk. The CPU kernels own one; a thread waits by spinning a little, then sleeps.
+#![allow(unsafe_code)] // Lends a borrowed closure to threads that outlive the call.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+
+use super::DeviceError;
+
+/// Working space of one thread.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Decoded rows.
+    pub(super) rows: Vec<f32>,
+    /// Whatever the job puts there.
+    pub(super) numbers: Vec<f32>,
+    pub(super) more: Vec<f32>,
+}
+
+type Work<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
+
+/// How long a thread spins before it sleeps: some tens of microseconds, the time between two jobs of a step.
+const SPINS: u32 = 600;
+/// Set in `state` while threads may join the job. Below it: how many have joined. Above it: the job's number.
+const OPEN: u64 = 1 << 31;
+const JOINED: u64 = OPEN - 1;
+
+struct Job {
+    work: *const Work<'static>,
+    chunks: usize,
+    caller: Thread,
+}
+
+struct State {
+    state: AtomicU64,
+    next: AtomicUsize,
+    /// Written only while the job is closed and nobody has joined.
+    job: UnsafeCell<Option<Job>>,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    asleep: Vec<AtomicBool>,
+}
+
+// SAFETY: `job` is written by the one caller before it opens the job and read by threads that joined while it was
+// open; the caller waits for them before it touches it again. The work itself is Sync.
+unsafe impl Sync for State {}
+// SAFETY: as above.
+unsafe impl Send for State {}
+
+pub(super) struct Pool {
+    state: Arc<State>,
+    threads: Vec<JoinHandle<()>>,
+    scratch: Scratch,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, one of which is the caller.
+    pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
+        let others = threads.saturating_sub(1);
+        let state = Arc::new(State {
+            state: AtomicU64::new(0),
+            next: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            asleep: (0..others).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let mut pool = Self { state, threads: Vec::new(), scratch: Scratch::default() };
+        for index in 0..others {
+            let state = Arc::clone(&pool.state);
+            let thread = std::thread::Builder::new()
+                .name(format!("compute-{}", index + 1))
+                .spawn(move || state.serve(index))
+                .map_err(|e| DeviceError::Threads { reason: e.to_string() })?;
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Calls `work` for every chunk in `0..chunks`, on all threads, and returns when all are done.
+    ///
+    /// # Panics
+    /// When `work` does.
+    pub(super) fn run(&mut self, chunks: usize, work: &Work<'_>) {
+        if chunks <= 1 || self.threads.is_empty() {
+            (0..chunks).for_each(|chunk| work(chunk, &mut self.scratch));
+            return;
+        }
+        // SAFETY: only the lifetime changes; `Closing` below keeps this call from ending, also by a panic, while a
+        // thread may still use the closure.
+        let work: &Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &Work<'static>>(work) };
+        let state = &*self.state;
+        // SAFETY: the last job is closed and nobody is in it, so nobody reads this.
+        unsafe { *state.job.get() = Some(Job { work, chunks, caller: std::thread::current() }) };
+        state.next.store(0, Ordering::Relaxed);
+        let number = (state.state.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
+        state.state.store(number | OPEN, Ordering::SeqCst);
+        let closing = Closing(state);
+        for (asleep, thread) in state.asleep.iter().zip(&self.threads) {
+            if asleep.load(Ordering::SeqCst) {
+                thread.thread().unpark();
+            }
+        }
+        state.deal(work, chunks, &mut self.scratch);
+        drop(closing);
+        if state.panicked.swap(false, Ordering::Relaxed) {
+            resume_unwind(Box::new("a compute thread panicked"));
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // A thread catches the panics of its work, so there is nothing to learn here.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Lets nobody else join, and waits for those who did.
+struct Closing<'a>(&'a State);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let mut now = self.0.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut spins = 0;
+        while now & JOINED != 0 {
+            if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                // The last to leave wakes this thread; a wake-up that came early makes this return at once.
+                std::thread::park();
+            }
+            now = self.0.state.load(Ordering::Acquire);
+        }
+    }
+}
+
+impl State {
+    fn deal(&self, work: &Work<'_>, chunks: usize, scratch: &mut Scratch) {
+        loop {
+            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= chunks {
+                return;
+            }
+            work(chunk, scratch);
+        }
+    }
+
+    /// The life of thread `index`.
+    fn serve(&self, index: usize) {
+        let mut scratch = Scratch::default();
+        let mut last = 0;
+        let mut spins = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = self.state.load(Ordering::SeqCst);
+            if now & OPEN != 0 && now >> 32 != last {
+                if self.state.compare_exchange(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    last = now >> 32;
+                    spins = 0;
+                    self.join(&mut scratch);
+                }
+            } else if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                self.sleep(index, last);
+                spins = 0;
+            }
+        }
+    }
+
+    /// Takes part in the job that this thread has just joined.
+    fn join(&self, scratch: &mut Scratch) {
+        // SAFETY: having joined while the job was open, this thread keeps the caller inside `run`: the job is set,
+        // and what it borrows is alive.
+        let (work, chunks, caller) = unsafe {
+            let job = (*self.job.get()).as_ref().expect("a job is set before it is opened");
+            (&*job.work, job.chunks, job.caller.clone())
+        };
+        if catch_unwind(AssertUnwindSafe(|| self.deal(work, chunks, scratch))).is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+        let before = self.state.fetch_sub(1, Ordering::AcqRel);
+        if before & (OPEN | JOINED) == 1 {
+            caller.unpark();
+        }
+    }
+
+    fn sleep(&self, index: usize, last: u64) {
+        self.asleep[index].store(true, Ordering::SeqCst);
+        // Whoever opens a job after this load sees the flag.
+        let now = self.state.load(Ordering::SeqCst);
+        let idle = now & OPEN == 0 || now >> 32 == last;
+        if idle && !self.stop.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
+        self.asleep[index].store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_runs_once() {
+        for threads in [1, 2, 3, 8] {
+            let mut pool = Pool::new(threads).unwrap();
+            for round in 0..300 {
+                let chunks = round % 23;
+                let counts: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(chunks, &|chunk, _| {
+                    counts[chunk].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sleeping_pool_wakes() {
+        let mut pool = Pool::new(3).unwrap();
+        while !pool.state.asleep.iter().all(|a| a.load(Ordering::SeqCst)) {
+            std::thread::yield_now();
+        }
+        let sum = AtomicUsize::new(0);
+        pool.run(100, &|chunk, _| {
+            sum.fetch_add(chunk, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 4950);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let mut pool = Pool::new(4).unwrap();
+        for _ in 0..20 {
+            let result = catch_unwind(AssertUnwindSafe(|| pool.run(64, &|chunk, _| assert_ne!(chunk, 40))));
+            assert!(result.is_err());
+            pool.run(8, &|_, _| ());
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Rows of packed numbers as the operations read them, whether they are a weight's or a page of the cache.
+//! Lengths are checked on construction, which is what the unsafe code of the operations rests on.
+
+use super::weight::{Dtype, Float, Weight};
+
+/// How a row is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Float(Float),
+    /// See [`Dtype::Affine`]; scales and biases lie apart.
+    Affine {
+        bits: u8,
+        group: usize,
+        scales: Float,
+    },
+    /// ggml's block_q8_0: `d` as f16, then 32 signed bytes; value = `d * q`.
+    Q8_0,
+}
+
+/// Numbers in a Q8_0 block.
+pub const QK8_0: usize = 32;
+/// Bytes of a Q8_0 block.
+pub const BLOCK_Q8_0: usize = 2 + QK8_0;
+
+impl Kind {
+    /// Bytes of a row's codes. `cols` suits the kind: see [`Kind::multiple`].
+    pub fn row_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::Float(float) => cols * float.size(),
+            Self::Affine { bits, .. } => cols / 8 * usize::from(bits),
+            Self::Q8_0 => cols / QK8_0 * BLOCK_Q8_0,
+        }
+    }
+
+    /// Row lengths are multiples of this.
+    pub fn multiple(self) -> usize {
+        match self {
+            Self::Float(_) => 1,
+            Self::Affine { group, .. } => group,
+            Self::Q8_0 => QK8_0,
+        }
+    }
+
+    fn row_scale_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::Affine { group, scales, .. } => cols / group * scales.size(),
+            _ => 0,
+        }
+    }
+}
+
+/// `n` rows of `cols` numbers. Invariant: every slice is as long as kind and shape say.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    kind: Kind,
+    n: usize,
+    cols: usize,
+    codes: &'a [u8],
+    scales: &'a [u8],
+    biases: &'a [u8],
+}
+
+impl<'a> Rows<'a> {
+    /// Rows of floats or of Q8_0 blocks that lie one after the other.
+    ///
+    /// # Panics
+    /// When `codes` is no whole number of rows, or the kind has scales of its own.
+    pub fn new(kind: Kind, cols: usize, codes: &'a [u8]) -> Self {
+        let row = kind.row_bytes(cols);
+        assert!(cols > 0 && cols.is_multiple_of(kind.multiple()) && codes.len().is_multiple_of(row));
+        assert!(!matches!(kind, Kind::Affine { .. }));
+        Self { kind, n: codes.len() / row, cols, codes, scales: &[], biases: &[] }
+    }
+
+    /// The rows of f32 numbers in native order.
+    pub fn f32s(cols: usize, numbers: &'a [f32]) -> Self {
+        Self::new(Kind::Float(Float::F32), cols, bytemuck::cast_slice(numbers))
+    }
+
+    pub fn of(weight: &'a Weight) -> Self {
+        let kind = match weight.dtype() {
+            Dtype::Float(float) => Kind::Float(float),
+            Dtype::Affine { bits, group, scales } => Kind::Affine { bits, group, scales },
+        };
+        // `Weight::new` checked the lengths.
+        let (codes, scales, biases) = (weight.codes(), weight.scales(), weight.biases());
+        Self { kind, n: weight.rows(), cols: weight.cols(), codes, scales, biases }
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub fn len(&self) -> usize {
+        self.n
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The codes, scales and biases of row `row`.
+    pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
+        let part = |bytes: &'a [u8], size: usize| &bytes[row * size..(row + 1) * size];
+        let scale_bytes = self.kind.row_scale_bytes(self.cols);
+        (
+            part(self.codes, self.kind.row_bytes(self.cols)),
+            part(self.scales, scale_bytes),
+            part(self.biases, scale_bytes),
+        )
+    }
+
+    /// A run of the rows.
+    pub fn range(&self, first: usize, n: usize) -> Self {
+        let part = |bytes: &'a [u8], size: usize| &bytes[first * size..(first + n) * size];
+        let scale_bytes = self.kind.row_scale_bytes(self.cols);
+        Self {
+            n,
+            codes: part(self.codes, self.kind.row_bytes(self.cols)),
+            scales: part(self.scales, scale_bytes),
+            biases: part(self.biases, scale_bytes),
+            ..*self
+        }
+    }
+}
+
+/// Number `index` of packed floats.
+pub(super) fn float_at(float: Float, bytes: &[u8], index: usize) -> f32 {
+    let at = index * float.size();
+    match float {
+        Float::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
+        Float::F16 => half::f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        Float::BF16 => half::bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+    }
+}

@@ -1,0 +1,91 @@
+//! Random inputs for the tests of the operations.
+//! Numbers are the same on every run.
+
+use super::decode;
+use super::rows::{Kind, Rows};
+use super::weight::{Dtype, Float, Weight};
+
+const fn affine(bits: u8, group: usize, scales: Float) -> Kind {
+    Kind::Affine { bits, group, scales }
+}
+
+/// One of every kind the operations read.
+pub(super) const KINDS: &[Kind] = &[
+    Kind::Float(Float::F32),
+    Kind::Float(Float::F16),
+    Kind::Float(Float::BF16),
+    Kind::Q8_0,
+    affine(4, 32, Float::BF16),
+    affine(4, 64, Float::F32),
+    affine(4, 128, Float::F16),
+    affine(8, 32, Float::F32),
+    affine(8, 64, Float::BF16),
+    affine(8, 128, Float::F16),
+];
+
+/// `n` numbers within -2 and 2 (splitmix64).
+pub(super) fn random(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..n)
+        .map(|_| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 22) as f32 - 2.0
+        })
+        .collect()
+}
+
+/// Random rows in a packed form, at an odd address.
+pub(super) struct Packed {
+    weight: Option<Weight>,
+    kind: Kind,
+    cols: usize,
+    bytes: Vec<u8>,
+}
+
+impl Packed {
+    pub(super) fn random(kind: Kind, n: usize, cols: usize, seed: u64) -> Self {
+        let floats = |float: Float, n: usize, seed: u64| -> Vec<u8> {
+            let pack = |v: f32| match float {
+                Float::F32 => v.to_le_bytes().to_vec(),
+                Float::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
+                Float::BF16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
+            };
+            [0].into_iter().chain(random(n, seed).into_iter().flat_map(pack)).collect()
+        };
+        match kind {
+            Kind::Float(float) => {
+                Self { weight: None, kind, cols, bytes: floats(float, n * cols, seed) }
+            }
+            Kind::Q8_0 => {
+                let mut bytes = vec![0; 1 + n * kind.row_bytes(cols)];
+                decode::encode_scalar(kind, &random(n * cols, seed), &mut bytes[1..]);
+                Self { weight: None, kind, cols, bytes }
+            }
+            Kind::Affine { bits, group, scales } => {
+                let codes = random(1 + n * kind.row_bytes(cols), seed);
+                let codes: Vec<u8> = codes.iter().map(|v| ((v + 2.0) * 64.0) as u8).collect();
+                let part = |bytes: Vec<u8>| bytes::Bytes::from(bytes).slice(1..);
+                let some = |seed| part(floats(scales, n * cols / group, seed));
+                let dtype = Dtype::Affine { bits, group, scales };
+                let weight = Weight::new(dtype, (n, cols), part(codes), some(seed + 1), some(seed + 2));
+                Self { weight: Some(weight.unwrap()), kind, cols, bytes: Vec::new() }
+            }
+        }
+    }
+
+    pub(super) fn rows(&self) -> Rows<'_> {
+        match &self.weight {
+            Some(weight) => Rows::of(weight),
+            None => Rows::new(self.kind, self.cols, &self.bytes[1..]),
+        }
+    }
+
+    pub(super) fn decoded(&self, row: usize) -> Vec<f32> {
+        let mut to = vec![0.0; self.cols];
+        decode::scalar(&self.rows(), row, &mut to);
+        to
+    }
+}

@@ -1,0 +1,159 @@
+//! A weight as it lies in a file: bytes, dtype and shape, checked against each other once.
+//! Loaders build it, `Kernels::matrix` and `Kernels::vector` take it; nobody turns it into floats on the host without need.
+
+use bytes::Bytes;
+
+/// The dtypes that can be run, by the name a tensor index shows.
+pub const DTYPES: &[&str] = &["F32", "F16", "BF16", "int4", "int8"];
+
+/// A floating-point storage type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float {
+    F32,
+    F16,
+    BF16,
+}
+
+impl Float {
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+}
+
+/// How the numbers of a weight are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    Float(Float),
+    /// MLX's affine codes: value = `scale * q + bias`, `bits` (4 or 8) a code, one scale and bias per `group` codes of a row.
+    /// Codes are a byte stream, for 4 bits the even element in the low nibble.
+    Affine {
+        bits: u8,
+        group: usize,
+        scales: Float,
+    },
+}
+
+impl Dtype {
+    /// Bytes of one row's codes; `None` where the row length does not fit the format.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        match self {
+            Self::Float(float) => cols.checked_mul(float.size()),
+            Self::Affine { bits: bits @ (4 | 8), group: group @ (32 | 64 | 128), .. } => {
+                cols.is_multiple_of(group).then_some(cols / 8 * usize::from(bits))
+            }
+            Self::Affine { .. } => None,
+        }
+    }
+
+    /// Bytes of one row's scales, and again of its biases.
+    pub fn row_scale_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::Float(_) => 0,
+            Self::Affine { group, scales, .. } => cols / group * scales.size(),
+        }
+    }
+}
+
+/// A matrix of `rows` rows of `cols` numbers (a vector is one row), row-major, any alignment.
+///
+/// The bytes usually point into a mapped file; cloning copies none of them.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+    codes: Bytes,
+    scales: Bytes,
+    biases: Bytes,
+}
+
+/// The parts of a weight do not fit each other.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightError {
+    #[error("rows of {cols} numbers cannot be stored as {dtype:?}")]
+    RowLength { dtype: Dtype, cols: usize },
+    #[error("its {part} take {found} bytes, {expected} expected")]
+    Size { part: &'static str, expected: u128, found: usize },
+}
+
+impl Weight {
+    /// Checks every length. `scales` and `biases` are empty for floats.
+    pub fn new(
+        dtype: Dtype,
+        (rows, cols): (usize, usize),
+        codes: Bytes,
+        scales: Bytes,
+        biases: Bytes,
+    ) -> Result<Self, WeightError> {
+        let row_bytes = dtype.row_bytes(cols).ok_or(WeightError::RowLength { dtype, cols })?;
+        let scale_bytes = dtype.row_scale_bytes(cols);
+        let parts = [("codes", &codes, row_bytes), ("scales", &scales, scale_bytes), ("biases", &biases, scale_bytes)];
+        for (part, bytes, row) in parts {
+            let expected = rows as u128 * row as u128;
+            if bytes.len() as u128 != expected {
+                return Err(WeightError::Size { part, expected, found: bytes.len() });
+            }
+        }
+        Ok(Self { dtype, rows, cols, codes, scales, biases })
+    }
+
+    /// A weight of floats.
+    pub fn floats(float: Float, shape: (usize, usize), bytes: Bytes) -> Result<Self, WeightError> {
+        Self::new(Dtype::Float(float), shape, bytes, Bytes::new(), Bytes::new())
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub fn codes(&self) -> &Bytes {
+        &self.codes
+    }
+
+    pub fn scales(&self) -> &Bytes {
+        &self.scales
+    }
+
+    pub fn biases(&self) -> &Bytes {
+        &self.biases
+    }
+
+    /// All bytes that a pass over the weight reads.
+    pub fn size_bytes(&self) -> u64 {
+        (self.codes.len() + self.scales.len() + self.biases.len()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_checked() {
+        let bytes = |n: usize| Bytes::from(vec![0; n]);
+        let int4 = |group| Dtype::Affine { bits: 4, group, scales: Float::BF16 };
+        let check = |dtype, shape, codes, scales, ok: bool| {
+            let weight = Weight::new(dtype, shape, bytes(codes), bytes(scales), bytes(scales));
+            assert_eq!(weight.is_ok(), ok, "{dtype:?} {shape:?} {codes} {scales}");
+        };
+        check(Dtype::Float(Float::BF16), (3, 5), 30, 0, true);
+        check(Dtype::Float(Float::BF16), (3, 5), 31, 0, false);
+        check(Dtype::Float(Float::F32), (3, 5), 60, 4, false);
+        check(int4(64), (3, 128), 192, 12, true);
+        check(int4(64), (3, 128), 192, 10, false);
+        check(int4(64), (3, 96), 144, 6, false);
+        check(int4(16), (3, 96), 144, 36, false);
+        check(Dtype::Float(Float::F32), (usize::MAX, usize::MAX), 0, 0, false);
+    }
+}
