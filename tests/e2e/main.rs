@@ -1,1 +1,42 @@
+//! The end-to-end tests: real processes, real sockets, one file a story. `tests/run e2e` runs them against the release build;
+//! LODE_BIN names another program, and a word after `--` picks tests by name as with any `cargo test`.
 
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed, and says where")]
+
+mod bad_input;
+mod bad_models;
+mod demo;
+mod docker;
+mod expiry;
+mod full_disk;
+mod gc;
+mod guard;
+mod import;
+mod inference;
+mod kill;
+mod manifests;
+mod memory;
+mod oras;
+mod push_pull;
+mod quantised;
+mod referrers;
+mod resume;
+mod skopeo;
+mod start_stop;
+mod tags;
+mod visibility;
+mod wire;
+
+#[test]
+fn no_file_is_forgotten() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e");
+    let here = include_str!("main.rs");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let module = name.strip_suffix(".rs").unwrap_or_else(|| panic!("{name} is no module"));
+        assert!(
+            module == "main" || here.contains(&format!("\nmod {module};\n")),
+            "main.rs does not name {module}"
+        );
+    }
+}

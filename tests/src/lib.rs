@@ -1,1 +1,11 @@
-//! Lode: tests.
+//! Fixtures of the end-to-end tests: the server as a process, the programs that talk to it, and things to push.
+//! Only `tests/e2e` uses them; they link none of the crates under test, so what they hash, parse and compare is a second opinion.
+
+pub mod artifact;
+pub mod checkpoint;
+pub mod clients;
+pub mod command;
+pub mod oci;
+pub mod raw;
+pub mod report;
+pub mod server;

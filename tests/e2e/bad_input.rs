@@ -1,0 +1,266 @@
+//! Malformed requests: every one gets a clear error in the envelope, none a panic, a hang or a half-stored thing.
+//! After each table the server must still serve, and an fsck must find nothing wrong.
+
+use std::io::Write;
+
+use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
+use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST};
+use lode_tests::raw;
+use lode_tests::server::Server;
+use serde_json::json;
+
+async fn still_well(server: &Server) {
+    let registry = server.registry();
+    registry.get("/healthz").await.expect(200);
+    let digest = registry.blob_push("still/well", b"fine").await;
+    assert_eq!(registry.blob_get("still/well", &digest).await.expect(200).body, b"fine".as_slice());
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+    assert!(!server.output().contains("panicked"), "{}", server.output());
+}
+
+#[tokio::test]
+async fn names_digests_and_references() {
+    let server = Server::fresh().await;
+    let good = sha256(b"x");
+    let too_long = "a".repeat(256);
+    let long_tag = "t".repeat(129);
+    let upper = good.to_uppercase().replace("SHA256", "sha256");
+    let table: &[(&str, String, &[u16], &str)] = &[
+        ("POST", "/v2/Upper/blobs/uploads/".into(), &[400], "NAME_INVALID"),
+        ("POST", "/v2/-x/blobs/uploads/".into(), &[400], "NAME_INVALID"),
+        ("POST", "/v2/a..b/blobs/uploads/".into(), &[400], "NAME_INVALID"),
+        ("POST", "/v2/a___b/blobs/uploads/".into(), &[400], "NAME_INVALID"),
+        ("POST", "/v2/a//b/blobs/uploads/".into(), &[400], "NAME_INVALID"),
+        ("POST", "/v2/a%2F..%2Fb/blobs/uploads/".into(), &[400], "NAME_INVALID"),
+        ("POST", format!("/v2/{too_long}/blobs/uploads/"), &[400], "NAME_INVALID"),
+        ("GET", "/v2/a/../../etc/passwd/blobs/uploads/".into(), &[400, 404, 405], ""),
+        ("GET", "/v2/ok/blobs/sha256:short".into(), &[400], "DIGEST_INVALID"),
+        ("GET", format!("/v2/ok/blobs/{upper}"), &[400], "DIGEST_INVALID"),
+        ("GET", "/v2/ok/blobs/md5:d41d8cd98f00b204e9800998ecf8427e".into(), &[400], "DIGEST_INVALID"),
+        ("GET", "/v2/ok/blobs/nodigest".into(), &[400], "DIGEST_INVALID"),
+        ("GET", "/v2/ok/blobs/sha256:..%2F..%2Fetc%2Fpasswd".into(), &[400], "DIGEST_INVALID"),
+        ("GET", format!("/v2/ok/blobs/{good}"), &[404], ""),
+        ("GET", "/v2/ok/manifests/sha256:baddigeststring".into(), &[400, 404], ""),
+        ("GET", "/v2/ok/manifests/.hidden".into(), &[400, 404], ""),
+        ("GET", format!("/v2/ok/manifests/{long_tag}"), &[400, 404], ""),
+        ("GET", "/v2/ok/manifests/absent".into(), &[404], ""),
+        ("DELETE", "/v2/ok/manifests/absent".into(), &[404], ""),
+        ("DELETE", format!("/v2/ok/blobs/{good}"), &[404], ""),
+        ("GET", "/v2/ok/blobs/uploads/not-a-session".into(), &[400, 404], ""),
+        (
+            "GET",
+            "/v2/ok/blobs/uploads/00000000-0000-4000-8000-000000000000".into(),
+            &[404],
+            "BLOB_UPLOAD_UNKNOWN",
+        ),
+        ("POST", "/v2/ok/blobs/uploads/?digest=sha256:bad".into(), &[400], "DIGEST_INVALID"),
+        ("POST", "/v2/ok/blobs/uploads/?digest-algorithm=crc32".into(), &[400], "DIGEST_INVALID"),
+        ("POST", "/v2/ok/blobs/uploads/?mount=sha256:bad&from=ok".into(), &[202, 400], ""),
+        ("GET", "/v2/ok/nonsense/x".into(), &[404], ""),
+        ("GET", "/v2/%FF%FE/tags/list".into(), &[400, 404], ""),
+        ("PATCH", "/v2/ok/manifests/v1".into(), &[404, 405], ""),
+    ];
+    for (method, target, statuses, code) in table {
+        let length = if *method == "GET" { "" } else { "content-length: 0\r\n" };
+        let answer = raw::ask(server.address, method, target, length);
+        assert!(statuses.contains(&answer.status), "{method} {target}: {} {}", answer.status, answer.text());
+        if answer.status >= 400 && answer.status != 405 {
+            let body: serde_json::Value = serde_json::from_slice(&answer.body)
+                .unwrap_or_else(|e| panic!("{target}: {e}: {}", answer.text()));
+            let got =
+                body["errors"][0]["code"].as_str().unwrap_or_else(|| panic!("{target}: {}", answer.text()));
+            assert!(code.is_empty() || got == *code, "{method} {target}: {got}");
+        }
+    }
+    still_well(&server).await;
+}
+
+#[tokio::test]
+async fn manifests_that_are_none() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let absent = json!({"mediaType": "application/vnd.oci.image.config.v1+json", "digest": sha256(b"absent"), "size": 6});
+    let image = |config: serde_json::Value| json!({"schemaVersion": 2, "mediaType": IMAGE_MANIFEST, "config": config, "layers": []});
+    let mut upper = absent.clone();
+    upper["digest"] = json!(sha256(b"absent").to_uppercase());
+    let mut negative = absent.clone();
+    negative["size"] = json!(-1);
+    let table: Vec<(&str, Vec<u8>, &str)> = vec![
+        ("empty", b"".to_vec(), "MANIFEST_INVALID"),
+        ("not JSON", b"hello".to_vec(), "MANIFEST_INVALID"),
+        ("cut JSON", br#"{"schemaVersion": 2, "config": {"#.to_vec(), "MANIFEST_INVALID"),
+        ("not UTF-8", vec![0xff, 0xfe, 0x00], "MANIFEST_INVALID"),
+        ("an array", b"[]".to_vec(), "MANIFEST_INVALID"),
+        ("a number", b"2".to_vec(), "MANIFEST_INVALID"),
+        ("an object without anything", b"{}".to_vec(), "MANIFEST_INVALID"),
+        (
+            "schema 1",
+            br#"{"schemaVersion": 1, "name": "x", "tag": "y", "fsLayers": []}"#.to_vec(),
+            "MANIFEST_INVALID",
+        ),
+        ("config is a number", image(json!(5)).to_string().into_bytes(), "MANIFEST_INVALID"),
+        ("an upper-case digest", image(upper).to_string().into_bytes(), "MANIFEST_INVALID"),
+        ("a negative size", image(negative).to_string().into_bytes(), "MANIFEST_INVALID"),
+        ("a config that is absent", image(absent.clone()).to_string().into_bytes(), "MANIFEST_BLOB_UNKNOWN"),
+        ("nested too deep", [vec![b'['; 100_000], vec![b']'; 100_000]].concat(), "MANIFEST_INVALID"),
+        (
+            "another media type inside",
+            json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": []}).to_string().into_bytes(),
+            "MANIFEST_INVALID",
+        ),
+    ];
+    for (what, bytes, code) in &table {
+        let answer = registry.manifest_put("bad/manifests", "v1", IMAGE_MANIFEST, bytes).await;
+        assert!([400, 404].contains(&answer.status), "{what}: {}", answer.status);
+        assert_eq!(answer.code().as_deref(), Some(*code), "{what}: {}", answer.text());
+        registry.manifest_get("bad/manifests", "v1").await.expect(404);
+    }
+    // Over the limit, with and without a length that says so in advance.
+    let pad = " ".repeat(5 << 20);
+    let big = format!("{{\"schemaVersion\":2,{pad}\"manifests\":[]}}");
+    registry
+        .manifest_put("bad/manifests", "v1", IMAGE_INDEX, big.as_bytes())
+        .await
+        .expect_error(413, "SIZE_INVALID");
+    let parts: Vec<Result<Vec<u8>, std::io::Error>> =
+        big.as_bytes().chunks(65536).map(|part| Ok(part.to_vec())).collect();
+    let body = reqwest::Body::wrap_stream(futures::stream::iter(parts));
+    let request = registry
+        .request("PUT", "/v2/bad/manifests/manifests/v1")
+        .header("content-type", IMAGE_INDEX)
+        .body(body);
+    registry.send(request).await.expect_error(413, "SIZE_INVALID");
+    // Four million bytes are within it.
+    let pad = " ".repeat(4_000_000);
+    let large = format!("{{\"schemaVersion\":2,{pad}\"mediaType\":\"{IMAGE_INDEX}\",\"manifests\":[]}}");
+    registry.manifest_put("bad/manifests", "large", IMAGE_INDEX, large.as_bytes()).await.expect(201);
+    // The digest in the path is not that of the body.
+    let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": []}).to_string();
+    registry
+        .manifest_put("bad/manifests", &sha256(b"other"), IMAGE_INDEX, index.as_bytes())
+        .await
+        .expect_error(400, "DIGEST_INVALID");
+    registry
+        .manifest_put("bad/manifests", "sha256:bad", IMAGE_INDEX, index.as_bytes())
+        .await
+        .expect_error(400, "DIGEST_INVALID");
+    still_well(&server).await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_what_its_length_or_digest_says() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let bytes = random_bytes(fresh_seed(), 300_000);
+    let digest = sha256(&bytes);
+    let separator = |path: &str| if path.contains('?') { '&' } else { '?' };
+    // A PUT that promises more than it sends, then hangs up.
+    let location = registry.upload_open("bad/length").await;
+    let path = location.trim_start_matches(&server.url()).to_owned();
+    let head = format!(
+        "PUT {path}{}digest={digest} HTTP/1.1\r\nhost: {}\r\ncontent-length: 400000\r\n\r\n",
+        separator(&path),
+        server.address
+    );
+    let answer = raw::exchange(server.address, &[head.as_bytes(), &bytes].concat());
+    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)), "a short body is not acknowledged");
+    registry.blob_head("bad/length", &digest).await.expect(404);
+    // A single POST cut in the middle.
+    let head = format!(
+        "POST /v2/bad/length/blobs/uploads/?digest={digest} HTTP/1.1\r\nhost: {}\r\ncontent-length: 300000\r\n\r\n",
+        server.address
+    );
+    let answer = raw::exchange(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
+    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
+    registry.blob_head("bad/length", &digest).await.expect(404);
+    // A chunked body that stops without its last chunk.
+    let location = registry.upload_open("bad/length").await;
+    let path = location.trim_start_matches(&server.url()).to_owned();
+    let head = format!(
+        "PUT {path}{}digest={digest} HTTP/1.1\r\nhost: {}\r\ntransfer-encoding: chunked\r\n\r\n",
+        separator(&path),
+        server.address
+    );
+    let part = [format!("{:x}\r\n", bytes.len()).as_bytes(), &bytes, b"\r\n"].concat();
+    let answer = raw::exchange(server.address, &[head.as_bytes(), &part].concat());
+    assert!(
+        answer.is_none_or(|a| (400..500).contains(&a.status)),
+        "a body without an end is not acknowledged, even if its bytes are right"
+    );
+    registry.blob_head("bad/length", &digest).await.expect(404);
+    // A cut manifest.
+    let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": []}).to_string();
+    let head = format!(
+        "PUT /v2/bad/length/manifests/v1 HTTP/1.1\r\nhost: {}\r\ncontent-type: {IMAGE_INDEX}\r\ncontent-length: {}\r\n\r\n{index}",
+        server.address,
+        index.len() + 10
+    );
+    let answer = raw::exchange(server.address, head.as_bytes());
+    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
+    registry.manifest_get("bad/length", "v1").await.expect(404);
+    // The bytes of another digest; no digest at all.
+    let location = registry.upload_open("bad/length").await;
+    registry.upload_finish(&location, &sha256(b"other"), &bytes).await.expect_error(400, "DIGEST_INVALID");
+    let location = registry.upload_open("bad/length").await;
+    registry
+        .send(registry.request("PUT", &location).body(bytes.clone()))
+        .await
+        .expect_error(400, "DIGEST_INVALID");
+    for repository in ["bad/length"] {
+        registry.blob_head(repository, &digest).await.expect(404);
+        registry.blob_head(repository, &sha256(b"other")).await.expect(404);
+    }
+    still_well(&server).await;
+}
+
+#[tokio::test]
+async fn lines_that_are_not_http() {
+    let server = Server::fresh().await;
+    let long_header = format!("GET /v2/ HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
+    let table: &[&[u8]] = &[
+        b"\r\n\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        long_header.as_bytes(),
+        b"GET /v2/ HTTP/1.1\r\nbad header\r\n\r\n",
+    ];
+    for bytes in table {
+        let answer = raw::exchange(server.address, bytes);
+        assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
+    }
+    // A client that connects and says nothing, or only half a head, does not keep others waiting.
+    let mut slow = raw::connect(server.address);
+    slow.write_all(b"GET /v2/ HTT").unwrap();
+    let _silent = raw::connect(server.address);
+    still_well(&server).await;
+}
+
+#[tokio::test]
+async fn the_apis_of_models_refuse_politely() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    for path in ["/api/generate", "/api/chat", "/api/embed", "/api/show", "/api/copy"] {
+        for body in
+            ["", "hello", "[]", "{\"model\": 5}", "{\"model\": \"\"}", "{\"model\": \"no such model\"}", "{}"]
+        {
+            let answer = registry.send(registry.request("POST", path).body(body)).await;
+            assert!(
+                (400..500).contains(&answer.status),
+                "{path} {body}: {} {}",
+                answer.status,
+                answer.text()
+            );
+            assert!(answer.json()["error"].is_string(), "{path} {body}: {}", answer.text());
+        }
+    }
+    for path in ["/api/create", "/api/blobs/x", "/hf/api/models", "/nothing"] {
+        let answer = registry.post_json(path, &json!({})).await;
+        assert!(
+            [404, 405].contains(&answer.status),
+            "what a later step serves does not exist yet: {path} {}",
+            answer.status
+        );
+    }
+    still_well(&server).await;
+}

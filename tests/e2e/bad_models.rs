@@ -1,0 +1,189 @@
+//! Hostile and broken checkpoints: refused with the file and the key named, and nothing of them visible afterwards.
+//! Unknown architectures are no error: they are stored with a notice, and refused by name where they would have to run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lode_tests::checkpoint::{copy_folder, demo, file_of, safetensors};
+use lode_tests::command::Lode;
+use lode_tests::server::Server;
+use serde_json::json;
+
+fn folder(server: &Server, name: &str) -> PathBuf {
+    let path = server.folder().path().join(name);
+    fs::create_dir_all(&path).unwrap();
+    fs::write(path.join("config.json"), br#"{"architectures":["LlamaForCausalLM"],"model_type":"llama"}"#)
+        .unwrap();
+    path
+}
+
+async fn refused(lode: &Lode, path: &Path, naming: &[&str]) {
+    let finished = lode.create("bad/model", path, &[]).await;
+    finished.refused(naming);
+    let list = lode.run(&["list"]).await.ok().stdout;
+    assert!(!list.contains("bad/model"), "nothing visible: {list}");
+}
+
+#[tokio::test]
+async fn safetensors_headers_that_lie() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let entry = |dtype: &str, shape: &str, begin: u64, end: u64| {
+        format!("{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[{begin},{end}]}}")
+    };
+    let one = |name: &str, entry: String| format!("{{\"{name}\":{entry}}}");
+    let mut huge = u64::MAX.to_le_bytes().to_vec();
+    huge.extend(b"{}");
+    let mut beyond = 1_000_000u64.to_le_bytes().to_vec();
+    beyond.extend(b"{}");
+    let table: Vec<(&str, Vec<u8>, &[&str])> = vec![
+        ("empty", vec![], &[]),
+        ("seven bytes", vec![1; 7], &[]),
+        ("a header longer than anything", huge, &[]),
+        ("a header longer than the file", beyond, &[]),
+        ("a header that is no JSON", file_of("hello", &[]), &[]),
+        ("a header that is no object", file_of("[1]", &[]), &[]),
+        ("a header cut in the middle", file_of("{\"w\":{\"dtype\":\"F32\"", &[0; 8]), &[]),
+        ("no offsets", file_of("{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", &[0; 4]), &[]),
+        ("an unknown dtype", file_of(&one("w", entry("F99", "[1]", 0, 4)), &[0; 4]), &[]),
+        ("beyond the end", file_of(&one("far.weight", entry("F32", "[4]", 0, 16)), &[0; 8]), &["far.weight"]),
+        ("offsets far beyond", file_of(&one("w", entry("F32", "[1]", 1 << 62, (1 << 62) + 4)), &[0; 4]), &[]),
+        ("end before begin", file_of(&one("w", entry("F32", "[1]", 4, 0)), &[0; 4]), &[]),
+        (
+            "shape and bytes disagree",
+            file_of(&one("odd.weight", entry("F32", "[3]", 0, 8)), &[0; 8]),
+            &["odd.weight"],
+        ),
+        (
+            "a shape that overflows",
+            file_of(&one("w", entry("F32", "[4294967296,4294967296,4294967296]", 0, 8)), &[0; 8]),
+            &[],
+        ),
+        ("a negative shape", file_of(&one("w", entry("F32", "[-1]", 0, 8)), &[0; 8]), &[]),
+        (
+            "overlapping tensors",
+            file_of(
+                &format!(
+                    "{{\"a.weight\":{},\"b.weight\":{}}}",
+                    entry("F32", "[2]", 0, 8),
+                    entry("F32", "[2]", 4, 12)
+                ),
+                &[0; 12],
+            ),
+            &["weight"],
+        ),
+        (
+            "the same name twice",
+            file_of(
+                &format!("{{\"w\":{},\"w\":{}}}", entry("F32", "[1]", 0, 4), entry("F32", "[1]", 4, 8)),
+                &[0; 8],
+            ),
+            &[],
+        ),
+    ];
+    for (i, (what, bytes, naming)) in table.iter().enumerate() {
+        let path = folder(&server, &format!("hostile-{i}"));
+        fs::write(path.join("model.safetensors"), bytes).unwrap();
+        let finished = lode.create("bad/model", &path, &[]).await;
+        assert_eq!(finished.code, 1, "{what}: {finished:?}");
+        finished.refused(&[&["model.safetensors"], *naming].concat());
+    }
+    let list = lode.run(&["list"]).await.ok().stdout;
+    assert!(!list.contains("bad/model"), "{list}");
+    assert_eq!(server.registry().get("/v2/_catalog").await.json()["repositories"], json!([]));
+}
+
+#[tokio::test]
+async fn folders_with_parts_missing() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let path = folder(&server, "shards");
+    fs::write(
+        path.join("model-00001-of-00002.safetensors"),
+        safetensors(&[("a.weight", &[2], vec![1.0, 2.0])]),
+    )
+    .unwrap();
+    let map = json!({"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"});
+    fs::write(path.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+    refused(&lode, &path, &["model-00002-of-00002.safetensors"]).await;
+    let map = json!({"a.weight": "model-00001-of-00002.safetensors", "ghost.weight": "model-00001-of-00002.safetensors"});
+    fs::write(path.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+    refused(&lode, &path, &["ghost.weight"]).await;
+    fs::write(path.join("model.safetensors.index.json"), b"{").unwrap();
+    refused(&lode, &path, &["model.safetensors.index.json"]).await;
+    let map = json!({"a.weight": "../../outside.safetensors"});
+    fs::write(path.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+    refused(&lode, &path, &["outside.safetensors"]).await;
+
+    let path = server.folder().path().join("config");
+    copy_folder(&demo(), &path);
+    fs::write(path.join("config.json"), b"{\"architectures\": [").unwrap();
+    refused(&lode, &path, &["config.json"]).await;
+    refused(&lode, &server.folder().path().join("nowhere"), &["nowhere"]).await;
+}
+
+#[tokio::test]
+async fn tokenizers_that_do_not_fit() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let path = server.folder().path().join("tokenizer");
+    copy_folder(&demo(), &path);
+    let whole = fs::read(path.join("tokenizer.json")).unwrap();
+    fs::write(path.join("tokenizer.json"), b"not json").unwrap();
+    refused(&lode, &path, &["tokenizer.json"]).await;
+    fs::write(path.join("tokenizer.json"), &whole[..whole.len() / 2]).unwrap();
+    refused(&lode, &path, &["tokenizer.json"]).await;
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&whole).unwrap();
+    tokenizer["model"]["vocab"]["one-too-many"] = json!(4096);
+    fs::write(path.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    refused(&lode, &path, &["tokenizer.json", "4096"]).await;
+}
+
+#[tokio::test]
+async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
+    let server = Server::fresh_with_worker().await;
+    let lode = server.lode();
+    let path = server.folder().path().join("zork");
+    copy_folder(&demo(), &path);
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&fs::read(path.join("config.json")).unwrap()).unwrap();
+    config["architectures"] = json!(["ZorkForCausalLM"]);
+    config["model_type"] = json!("zork");
+    fs::write(path.join("config.json"), config.to_string()).unwrap();
+    let created = lode.create("team/zork", &path, &[]).await.ok();
+    let said = format!("{}{}", created.stdout, created.stderr).to_lowercase();
+    assert!(said.contains("zork"), "a notice names the architecture: {said}");
+    let list = lode.run(&["list"]).await.ok().stdout;
+    assert!(list.contains("team/zork"), "{list}");
+    let answer = server
+        .registry()
+        .post_json("/api/generate", &json!({"model": "team/zork", "prompt": "hi", "stream": false}))
+        .await;
+    assert!(
+        answer.status >= 400 && answer.text().to_lowercase().contains("zork"),
+        "{} {}",
+        answer.status,
+        answer.text()
+    );
+    lode.run(&["run", "team/zork", "hi"]).await.refused(&["zork"]);
+    // Something without any tensor is stored as well, and says what it lacks.
+    let bare = server.folder().path().join("bare");
+    fs::create_dir_all(&bare).unwrap();
+    fs::copy(demo().join("tokenizer.json"), bare.join("tokenizer.json")).unwrap();
+    fs::copy(demo().join("config.json"), bare.join("config.json")).unwrap();
+    lode.create("team/bare", &bare, &[]).await.ok();
+    let ids = lode.run_with_input(&["tokenize", "team/bare", "--json"], b"What").await.ok().json();
+    assert!(!ids["ids"].as_array().unwrap().is_empty());
+    let answer = server
+        .registry()
+        .post_json("/api/generate", &json!({"model": "team/bare", "prompt": "hi", "stream": false}))
+        .await;
+    assert!(answer.status >= 400, "{}", answer.text());
+    // The worker is well after both.
+    lode.create("team/demo", &demo(), &[]).await.ok();
+    let answer = server
+        .registry()
+        .post_json("/api/generate", &json!({"model": "team/demo", "prompt": "hi", "stream": false}))
+        .await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}

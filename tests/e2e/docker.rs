@@ -1,0 +1,94 @@
+//! docker with a daemon of its own, on a scratch folder: images go there and come back as the same images.
+//! One test for all of it, because a daemon takes a while to start.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use lode_tests::artifact::{fresh_seed, random_bytes};
+use lode_tests::clients::Docker;
+use lode_tests::command::{succeed, until};
+use lode_tests::server::{Folder, Options};
+
+/// Makes an image of two layers without running anything in it.
+fn build(docker: &Docker, scratch: &Path, name: &str, layer_bytes: usize) -> String {
+    let context = scratch.join("context");
+    fs::create_dir_all(&context).unwrap();
+    for file in ["a.bin", "b.bin"] {
+        fs::write(context.join(file), random_bytes(fresh_seed(), layer_bytes)).unwrap();
+    }
+    fs::write(
+        context.join("Dockerfile"),
+        "FROM scratch\nCOPY a.bin /a.bin\nCOPY b.bin /models/b.bin\nLABEL note=\"two layers\"\n",
+    )
+    .unwrap();
+    succeed(&mut docker.command(&["build", "-q", "-t", name, context.to_str().unwrap()]));
+    succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}}", name])).trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_go_there_and_back() {
+    let folder = Folder::new();
+    let Some(docker) = Docker::start("docker::images_go_there_and_back", folder.path()) else { return };
+    let server = folder.serve().await;
+    let registry = server.registry();
+    let name = format!("{}/team/image:v1", registry.host());
+    let id = build(&docker, folder.path(), &name, 2_000_000);
+    let pushed = succeed(&mut docker.command(&["push", &name]));
+    let answer = registry.manifest_get("team/image", "v1").await.expect(200);
+    let digest = answer.header("docker-content-digest").unwrap().to_owned();
+    assert!(pushed.contains(&digest), "docker computed the same digest: {pushed}");
+    assert_eq!(answer.json()["config"]["digest"], id, "an image's id is its config's digest");
+    assert_eq!(answer.json()["layers"].as_array().unwrap().len(), 2);
+
+    // Away with it, then back by tag and by digest: the same image, so the same layers to the byte.
+    succeed(&mut docker.command(&["image", "rm", "-f", &id]));
+    succeed(&mut docker.command(&["pull", &name]));
+    let inspect = |name: &str| {
+        succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}} {{join .RepoDigests \",\"}}", name]))
+    };
+    let shown = inspect(&name);
+    assert!(shown.contains(&id) && shown.contains(&digest), "{shown}");
+    succeed(&mut docker.command(&["image", "rm", "-f", &id]));
+    let by_digest = format!("{}/team/image@{digest}", registry.host());
+    succeed(&mut docker.command(&["pull", &by_digest]));
+    assert!(inspect(&by_digest).contains(&id));
+
+    // Another name for it: its layers are mounted, not sent; a push of what is there is quick and changes nothing.
+    let other = format!("{}/other/copy:v9", registry.host());
+    succeed(&mut docker.command(&["tag", &id, &other]));
+    let pushed = succeed(&mut docker.command(&["push", &other]));
+    assert!(
+        pushed.contains("Mounted from team/image") || pushed.contains("Layer already exists"),
+        "{pushed}"
+    );
+    assert_eq!(
+        registry.manifest_get("other/copy", "v9").await.expect(200).header("docker-content-digest"),
+        Some(digest.as_str())
+    );
+    let again = succeed(&mut docker.command(&["push", &other]));
+    assert!(again.contains("Layer already exists") && again.contains(&digest), "{again}");
+
+    // A server that dies in the middle of a push: repeated, the push goes through.
+    let big = format!("{}/team/big:v1", registry.host());
+    let id = build(&docker, folder.path(), &big, 40_000_000);
+    let before = crate::start_stop::stored_bytes(&folder);
+    let mut push =
+        docker.command(&["push", &big]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("some of it has arrived", || async {
+        crate::start_stop::stored_bytes(&folder) > before + 2_000_000
+    })
+    .await;
+    let address = server.address;
+    server.kill();
+    let server = folder.start(Options::new().listen(address.to_string())).await;
+    push.wait().unwrap(); // docker tries again by itself and may well succeed
+    succeed(&mut docker.command(&["push", &big]));
+    let registry = server.registry();
+    assert_eq!(registry.manifest_get("team/big", "v1").await.expect(200).json()["config"]["digest"], id);
+    succeed(&mut docker.command(&["image", "rm", "-f", &id]));
+    succeed(&mut docker.command(&["pull", &big]));
+    assert!(inspect(&big).contains(&id));
+    drop(docker);
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+}

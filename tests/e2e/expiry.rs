@@ -1,0 +1,29 @@
+//! Abandoned uploads go away by themselves, with their bytes; live ones stay.
+//! The time is set to a second here, through the same setting that operators have.
+
+use lode_tests::artifact::random_bytes;
+use lode_tests::checkpoint::read_folder;
+use lode_tests::command::until;
+use lode_tests::server::{Folder, Options};
+
+#[tokio::test]
+async fn an_abandoned_upload_expires_with_its_bytes() {
+    let folder = Folder::new();
+    let options = Options::new().env("LODE_UPLOAD_EXPIRY", "1s").env("LODE_GC_INTERVAL", "1s");
+    let server = folder.start(options).await;
+    let registry = server.registry();
+    let location = registry.upload_open("team/abandoned").await;
+    registry.upload_append(&location, 0, &random_bytes(1, 3_000_000)).await.expect(202);
+    until("the session is gone", || async { registry.get(&location).await.status == 404 }).await;
+    until("its bytes are gone", || async {
+        read_folder(folder.data())
+            .iter()
+            .filter(|(name, _)| !name.starts_with("lode.db"))
+            .map(|(_, bytes)| bytes.len())
+            .sum::<usize>()
+            < 1_000_000
+    })
+    .await;
+    registry.upload_append(&location, 3_000_000, b"late").await.expect_error(404, "BLOB_UPLOAD_UNKNOWN");
+    server.lode().run(&["fsck"]).await.ok();
+}

@@ -1,0 +1,113 @@
+//! A full disk: nothing is acknowledged, reads go on, and with room again pushes go on without a restart.
+//! The disk is a small file system in memory, which only root can mount.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
+use lode_tests::clients::is_root;
+use lode_tests::command::succeed;
+use lode_tests::oci::{IMAGE_MANIFEST, Registry};
+use lode_tests::report::skip;
+use lode_tests::server::{Folder, Server};
+
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: PathBuf, mebibytes: u32) -> Self {
+        fs::create_dir_all(&path).unwrap();
+        succeed(
+            Command::new("mount")
+                .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
+                .arg(&path),
+        );
+        Self(path)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+async fn refused_push(registry: &Registry, repository: &str, bytes: &[u8]) {
+    let digest = sha256(bytes);
+    let answer = registry.send(registry.request("POST", &format!("/v2/{repository}/blobs/uploads/"))).await;
+    if answer.status == 202 {
+        let location = registry.at(answer.header("location").unwrap());
+        let request = registry
+            .request("PUT", &lode_tests::oci::with_query(&location, "digest", &digest))
+            .body(bytes.to_vec());
+        // Refused with an answer, or the connection closed under the body: both are no acknowledgement.
+        if let Ok(answer) = registry.try_send(request).await {
+            assert!(answer.status >= 500, "{} {}", answer.status, answer.text());
+            assert!(answer.code().is_some(), "{}", answer.text());
+        }
+    } else {
+        assert!(answer.status >= 500, "{} {}", answer.status, answer.text());
+    }
+    assert_ne!(registry.blob_head(repository, &digest).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
+    if !is_root() {
+        skip("full_disk::a_full_disk_acknowledges_nothing", "only root can mount a small file system");
+        return;
+    }
+    let outer = Folder::new();
+    let disk = SmallDisk::mount(outer.path().join("disk"), 48);
+    let folder = Folder::with_data(disk.0.join("data"));
+    let server: Server = folder.serve().await;
+    let registry = server.registry();
+    let image = Image::random(fresh_seed(), 2, 1_000_000);
+    let digest = image.push(&registry, "full", "v1").await;
+    fs::write(disk.0.join("ballast"), vec![7; 24 << 20]).unwrap();
+
+    // Far too much, in one body and in chunks.
+    let big = random_bytes(fresh_seed(), 40 << 20);
+    refused_push(&registry, "full", &big).await;
+    image.check(&registry, "full", "v1").await;
+
+    // Not one block left: not even the index can grow.
+    let mut left = 8 << 20;
+    while left >= 4096 {
+        match append(&disk.0.join("rest"), left) {
+            Ok(()) => {}
+            Err(_) => left /= 2,
+        }
+    }
+    for i in 0..5 {
+        refused_push(&registry, "full", &random_bytes(i, 200_000)).await;
+        let other = Image::random(i, 0, 0);
+        let answer = registry.manifest_put("full", &format!("x{i}"), IMAGE_MANIFEST, &other.manifest).await;
+        assert!(answer.status >= 400, "{}", answer.status);
+    }
+    image.check(&registry, "full", "v1").await;
+    image.check(&registry, "full", &digest).await;
+    registry.get("/healthz").await.expect(200);
+    assert_eq!(registry.tags("full").await, ["v1"]);
+
+    // Room again.
+    for name in ["ballast", "rest"] {
+        fs::remove_file(disk.0.join(name)).unwrap();
+    }
+    let after = Image::random(fresh_seed(), 2, 1_000_000);
+    after.push(&registry, "full", "v2").await;
+    after.check(&registry, "full", "v2").await;
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+    assert!(!server.output().contains("panicked"), "{}", server.output());
+    server.kill();
+    let server = folder.serve().await;
+    after.check(&server.registry(), "full", "v2").await;
+    image.check(&server.registry(), "full", "v1").await;
+    drop(server);
+}
+
+fn append(path: &std::path::Path, bytes: usize) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(&vec![7; bytes])
+}

@@ -1,0 +1,124 @@
+//! Garbage collection and fsck: what nothing refers to goes after its grace, what is referred to stays, and damage is found.
+//! Pushes race with collections here, because a push that races must win.
+
+use std::fs;
+
+use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
+use lode_tests::server::{Folder, Options, Server};
+
+fn blob_path(server: &Server, digest: &str) -> std::path::PathBuf {
+    server.folder().data().join("blobs").join(digest.replace(':', "/"))
+}
+
+fn at_once() -> Options {
+    Options::new().env("LODE_GC_GRACE", "0s").env("LODE_UPLOAD_LEASE", "0s")
+}
+
+#[tokio::test]
+async fn what_nothing_refers_to_goes_and_the_rest_stays() {
+    let server = Folder::new().start(at_once()).await;
+    let registry = server.registry();
+    let (gone, kept) = (Image::random(fresh_seed(), 2, 10_000), Image::random(fresh_seed(), 2, 10_000));
+    let digest = gone.push(&registry, "gc", "gone").await;
+    kept.push(&registry, "gc", "kept").await;
+    kept.push(&registry, "gc/other", "kept").await;
+    let orphan = registry.blob_push("gc", b"never in a manifest").await;
+    registry.delete(&format!("/v2/gc/manifests/{digest}")).await.expect(202);
+    server.lode().run(&["gc", "--dry-run"]).await.ok();
+    assert!(blob_path(&server, &digest).is_file(), "a dry run deletes nothing");
+    server.lode().run(&["gc"]).await.ok();
+    for digest in gone.layers.iter().map(|l| sha256(l)).chain([digest, orphan]) {
+        assert!(!blob_path(&server, &digest).exists(), "{digest} is gone");
+    }
+    for repository in ["gc", "gc/other"] {
+        kept.check(&registry, repository, "kept").await;
+    }
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+    // What is gone can come again.
+    gone.push(&registry, "gc", "again").await;
+    gone.check(&registry, "gc", "again").await;
+}
+
+#[tokio::test]
+async fn within_the_grace_and_the_lease_nothing_goes() {
+    let server = Server::fresh().await; // 24 hours each
+    let registry = server.registry();
+    let image = Image::random(fresh_seed(), 1, 10_000);
+    let digest = image.push(&registry, "grace", "v1").await;
+    let fresh = registry.blob_push("grace", b"its manifest comes later").await;
+    registry.delete(&format!("/v2/grace/manifests/{digest}")).await.expect(202);
+    server.lode().run(&["gc"]).await.ok();
+    assert!(blob_path(&server, &sha256(&image.layers[0])).is_file());
+    registry.blob_get("grace", &fresh).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_push_that_races_with_collections_wins() {
+    let server = Folder::new().start(Options::new().env("LODE_GC_GRACE", "0s")).await; // the lease protects what is being pushed
+    let registry = server.registry();
+    let collector = {
+        let registry = registry.clone();
+        tokio::spawn(async move {
+            for _ in 0..60 {
+                registry.post_json("/lode/v1/gc", &serde_json::json!({})).await.expect(200);
+            }
+        })
+    };
+    let shared = random_bytes(fresh_seed(), 20_000);
+    let mut round = 0u64;
+    while !collector.is_finished() {
+        let image = Image::of(
+            format!("{{\"round\":{round}}}").into_bytes(),
+            vec![shared.clone()],
+            &serde_json::json!({}),
+        );
+        let digest = image.push(&registry, "race", "v1").await;
+        image.check(&registry, "race", "v1").await;
+        registry.delete(&format!("/v2/race/manifests/{digest}")).await.expect(202);
+        round += 1;
+    }
+    collector.await.unwrap();
+    assert!(round > 3, "{round}");
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+}
+
+#[tokio::test]
+async fn damage_is_found_and_orphans_are_not_damage() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let image = Image::random(fresh_seed(), 2, 10_000);
+    image.push(&registry, "hurt", "v1").await;
+    // Bytes without a row, and an upload that nobody finished.
+    let orphan = blob_path(&server, &sha256(b"orphan"));
+    fs::write(&orphan, b"orphan").unwrap();
+    let location = registry.upload_open("hurt").await;
+    registry.upload_append(&location, 0, b"unfinished").await.expect(202);
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+    // Wrong bytes of the right length are found by --verify, missing ones always.
+    let path = blob_path(&server, &sha256(&image.layers[0]));
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[5_000] ^= 1;
+    make_writable(&path);
+    fs::write(&path, &bytes).unwrap();
+    server.lode().run(&["fsck"]).await.ok();
+    let found = server.lode().run(&["fsck", "--verify"]).await;
+    assert_eq!(found.code, 1, "{found:?}");
+    assert!(
+        format!("{}{}", found.stdout, found.stderr).contains(&sha256(&image.layers[0])),
+        "it names the blob: {found:?}"
+    );
+    fs::remove_file(blob_path(&server, &sha256(&image.layers[1]))).unwrap();
+    let found = server.lode().run(&["fsck"]).await;
+    assert_eq!(found.code, 1, "{found:?}");
+    assert!(format!("{}{}", found.stdout, found.stderr).contains(&sha256(&image.layers[1])), "{found:?}");
+    // A server that is not there cannot be checked.
+    let lode = server.lode();
+    server.kill();
+    assert_eq!(lode.run(&["fsck"]).await.code, 2);
+}
+
+fn make_writable(path: &std::path::Path) {
+    let mut permissions = fs::metadata(path).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
+    fs::set_permissions(path, permissions).unwrap();
+}

@@ -1,0 +1,242 @@
+//! Checkpoints on the way in and out: what create stores, what the listings say, what pull and export give back.
+//! The demo model stands for a checkpoint; a relative of it with one other tensor stands for a fine-tune.
+
+use std::fs;
+use std::path::Path;
+
+use lode_tests::checkpoint::{
+    copy_folder, demo, demo_relative, f32_values, file_of, read_folder, safetensors, tensors_of,
+};
+use lode_tests::report::figure;
+use lode_tests::server::{Folder, Options, Server};
+
+fn stored_blob_bytes(server: &Server) -> u64 {
+    read_folder(&server.folder().data().join("blobs")).values().map(|bytes| bytes.len() as u64).sum()
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let source = server.folder().path().join("source");
+    copy_folder(&demo(), &source);
+    // Odd neighbours come back too: an empty file, a folder, a file of an unknown kind.
+    fs::create_dir_all(source.join("extra/deep")).unwrap();
+    fs::write(source.join("extra/deep/notes.bin"), [0u8, 1, 2, 255]).unwrap();
+    fs::write(source.join("empty"), b"").unwrap();
+    lode.create("team/mini", &source, &[]).await.ok();
+
+    let list = lode.run(&["list"]).await.ok();
+    assert!(list.stdout.contains("team/mini"), "{}", list.stdout);
+    let listed = lode.run(&["list", "--json"]).await.ok().json();
+    assert!(listed.to_string().contains("team/mini"), "{listed}");
+    let show = lode.run(&["show", "team/mini"]).await.ok();
+    assert!(show.stdout.to_lowercase().contains("llama") && show.stdout.contains("4.2M"), "{}", show.stdout);
+    let shown = lode.run(&["show", "team/mini", "--json"]).await.ok().json();
+    assert_eq!(shown["parameters"], 4_196_608, "{shown}");
+
+    let weights = fs::read(source.join("model.safetensors")).unwrap();
+    let tensors = tensors_of(&weights);
+    let listed = lode.run(&["tensor", "ls", "team/mini", "--json"]).await.ok().json();
+    let listed = listed.as_array().or(listed["tensors"].as_array()).unwrap().clone();
+    assert_eq!(listed.len(), tensors.len());
+    for entry in &listed {
+        let tensor = &tensors[entry["name"].as_str().unwrap()];
+        assert_eq!(entry["dtype"], tensor.dtype.as_str());
+        assert_eq!(entry["shape"], serde_json::json!(tensor.shape));
+    }
+
+    let back = server.folder().path().join("back");
+    lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.ok();
+    assert!(
+        read_folder(&back) == read_folder(&source),
+        "every file comes back: {:?}",
+        read_folder(&back).keys()
+    );
+    // Repeated over what is there, it is done at once and changes nothing; a damaged file is made good.
+    fs::write(back.join("config.json"), b"changed").unwrap();
+    lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.ok();
+    assert!(read_folder(&back) == read_folder(&source));
+}
+
+#[tokio::test]
+async fn tensors_are_exported_as_they_were_and_as_f32() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    lode.create("team/mini", &demo(), &[]).await.ok();
+    let source = fs::read(demo().join("model.safetensors")).unwrap();
+    let tensors = tensors_of(&source);
+    let export = async |args: &[&str]| {
+        let path = server.folder().path().join("out.safetensors");
+        let _ = fs::remove_file(&path);
+        lode.run(&[&["tensor", "export", "team/mini"], args, &["--to", path.to_str().unwrap()]].concat())
+            .await
+            .ok();
+        fs::read(&path).unwrap()
+    };
+    let whole = export(&[]).await;
+    let exported = tensors_of(&whole);
+    assert_eq!(exported.keys().collect::<Vec<_>>(), tensors.keys().collect::<Vec<_>>());
+    for (name, tensor) in &tensors {
+        let got = &exported[name];
+        assert_eq!((&got.dtype, &got.shape), (&tensor.dtype, &tensor.shape), "{name}");
+        assert!(whole[got.begin..got.end] == source[tensor.begin..tensor.end], "{name}");
+    }
+    let one = "model.layers.1.self_attn.k_proj.weight";
+    let other = "model.norm.weight";
+    let some = export(&[one, other, "--dtype", "f32"]).await;
+    let exported = tensors_of(&some);
+    assert_eq!(exported.len(), 2);
+    for name in [one, other] {
+        let (got, tensor) = (&exported[name], &tensors[name]);
+        assert_eq!((got.dtype.as_str(), &got.shape), ("F32", &tensor.shape));
+        assert_eq!(
+            f32_values("F32", &some[got.begin..got.end]),
+            f32_values("BF16", &source[tensor.begin..tensor.end])
+        );
+    }
+    let refused =
+        lode.run(&["tensor", "export", "team/mini", "no.such.tensor", "--to", "x.safetensors"]).await;
+    refused.refused(&["no.such.tensor"]);
+}
+
+#[tokio::test]
+async fn a_relative_costs_only_what_differs() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    lode.create("team/base", &demo(), &[]).await.ok();
+    let before = stored_blob_bytes(&server);
+    let changed = "model.layers.2.mlp.up_proj.weight";
+    let tuned = server.folder().path().join("tuned");
+    demo_relative(&tuned, changed);
+    let created = lode.create("team/tuned", &tuned, &[]).await.ok();
+    let grown = stored_blob_bytes(&server) - before;
+    let tensor_bytes = 768 * 256 * 2;
+    assert!(grown < tensor_bytes + 100_000, "{grown} bytes more for one tensor of {tensor_bytes}");
+    let said = format!("{}{}", created.stdout, created.stderr);
+    assert!(
+        said.contains("saved") || said.contains("shared") || said.contains("already"),
+        "it says how much that saved: {said}"
+    );
+    figure(
+        "a fine-tune that differs in one tensor",
+        &format!(
+            "{before} bytes stored for the first checkpoint, {grown} more for the second; create said: {}",
+            said.trim().replace('\n', " / ")
+        ),
+    );
+    let back = server.folder().path().join("back");
+    lode.run(&["pull", "team/tuned", "--to", back.to_str().unwrap()]).await.ok();
+    assert!(read_folder(&back) == read_folder(&tuned));
+    // The same again sends nothing at all.
+    lode.create("team/again", &demo(), &[]).await.ok();
+    assert!(stored_blob_bytes(&server) - before - grown < 10_000);
+    // And what one of them is deleted with, the other keeps.
+    lode.run(&["rm", "team/base"]).await.ok();
+    let back = server.folder().path().join("back2");
+    lode.run(&["pull", "team/again", "--to", back.to_str().unwrap()]).await.ok();
+    lode.run(&["show", "team/base"]).await.refused(&["team/base"]);
+}
+
+#[tokio::test]
+async fn copies_removals_and_names() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    lode.create("a/b/c/deep:v2", &demo(), &[]).await.ok();
+    lode.run(&["cp", "a/b/c/deep:v2", "flat"]).await.ok();
+    let shown = lode.run(&["list"]).await.ok().stdout;
+    assert!(shown.contains("a/b/c/deep:v2") && shown.contains("flat:latest"), "{shown}");
+    lode.run(&["rm", "a/b/c/deep:v2"]).await.ok();
+    lode.run(&["show", "flat"]).await.ok();
+    lode.run(&["show", "a/b/c/deep:v2"]).await.refused(&["a/b/c/deep:v2", "hint:"]);
+    let by_host = format!("{}/flat", server.address);
+    lode.run(&["show", &by_host]).await.ok();
+    for bad in ["Upper/x", "a//b", "x:", "x@sha256:short", ""] {
+        let refused = lode.run(&["show", bad]).await;
+        assert!(refused.code != 0 && refused.stderr.contains("error:"), "{bad}: {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn one_safetensors_file_is_a_checkpoint_without_config() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let path = server.folder().path().join("lonely.safetensors");
+    let bytes = safetensors(&[
+        ("w", &[2, 3], vec![1.0, -2.0, 3.5, 0.0, f32::MIN_POSITIVE, 1e30]),
+        ("scalar", &[], vec![7.0]),
+    ]);
+    fs::write(&path, &bytes).unwrap();
+    lode.create("lonely", &path, &[]).await.ok();
+    let listed = lode.run(&["tensor", "ls", "lonely"]).await.ok().stdout;
+    assert!(listed.contains('w') && listed.contains("scalar"), "{listed}");
+    let back = server.folder().path().join("back");
+    lode.run(&["pull", "lonely", "--to", back.to_str().unwrap()]).await.ok();
+    assert_eq!(fs::read(back.join("lonely.safetensors")).unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn a_sharded_checkpoint_keeps_its_shards_and_its_header_spelling() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let source = server.folder().path().join("sharded");
+    fs::create_dir_all(&source).unwrap();
+    fs::write(source.join("config.json"), br#"{"architectures":["LlamaForCausalLM"],"model_type":"llama"}"#)
+        .unwrap();
+    fs::write(
+        source.join("model-00001-of-00002.safetensors"),
+        safetensors(&[("a.weight", &[4, 4], vec![0.5; 16])]),
+    )
+    .unwrap();
+    // Odd but valid: spaces in the header, metadata, data in another order than the names, trailing padding.
+    let header = "{ \"__metadata__\" : {\"format\":\"pt\"},\n \"z\": {\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[8,12]}, \
+                  \"b.weight\":{\"shape\":[2],\"data_offsets\":[0,8],\"dtype\":\"F32\"}}     ";
+    fs::write(source.join("model-00002-of-00002.safetensors"), file_of(header, &[9; 12])).unwrap();
+    let index = serde_json::json!({"metadata": {"total_size": 76}, "weight_map": {
+        "a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors", "z": "model-00002-of-00002.safetensors"}});
+    fs::write(source.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    lode.create("sharded", &source, &[]).await.ok();
+    let back = server.folder().path().join("back");
+    lode.run(&["pull", "sharded", "--to", back.to_str().unwrap()]).await.ok();
+    assert!(read_folder(&back) == read_folder(&source));
+}
+
+#[tokio::test]
+async fn files_pushed_by_another_client_are_described_too() {
+    let server = Folder::new().start(Options::new()).await;
+    let registry = server.registry();
+    let weights = fs::read(demo().join("model.safetensors")).unwrap();
+    let config = fs::read(demo().join("config.json")).unwrap();
+    let layer = |title: &str, bytes: &[u8]| {
+        let mut layer = lode_tests::artifact::descriptor("application/octet-stream", bytes);
+        layer["annotations"] = serde_json::json!({"org.opencontainers.image.title": title});
+        layer
+    };
+    let layers = serde_json::json!([layer("model.safetensors", &weights), layer("config.json", &config)]);
+    let image = lode_tests::artifact::Image::of(
+        b"{}".to_vec(),
+        vec![weights, config],
+        &serde_json::json!({"layers": layers}),
+    );
+    image.push(&registry, "plain/files", "latest").await;
+    let listed = server.lode().run(&["tensor", "ls", "plain/files", "--json"]).await.ok().json();
+    assert_eq!(listed.as_array().or(listed["tensors"].as_array()).unwrap().len(), 38, "{listed}");
+    // And something that is no model at all is welcome, and described as such.
+    lode_tests::artifact::Image::random(5, 1, 1000).push(&registry, "no/model", "latest").await;
+    server.lode().run(&["show", "no/model"]).await.ok();
+    server.lode().run(&["list"]).await.ok();
+}
+
+#[tokio::test]
+async fn files_are_pushed_as_they_are_and_pulled_again() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let source: &Path = &server.folder().path().join("files");
+    fs::create_dir_all(source.join("sub")).unwrap();
+    fs::write(source.join("a.bin"), lode_tests::artifact::random_bytes(1, 5_000_000)).unwrap();
+    fs::write(source.join("sub/b.txt"), b"b").unwrap();
+    lode.run(&["push", source.to_str().unwrap(), "team/files"]).await.ok();
+    let back = server.folder().path().join("back");
+    lode.run(&["pull", "team/files", "--to", back.to_str().unwrap()]).await.ok();
+    assert!(read_folder(&back) == read_folder(source), "{:?}", read_folder(&back).keys());
+}

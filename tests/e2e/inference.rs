@@ -1,0 +1,258 @@
+//! A pushed model answers: generate and chat, streamed and not, context, options, load and unload, several at once.
+//! Known answers are those of tests/models/lode-demo/expected.json, computed elsewhere in float32.
+
+use lode_tests::checkpoint::{demo, demo_expected};
+use lode_tests::command::until;
+use lode_tests::server::{Folder, Options, Server};
+use serde_json::{Value, json};
+
+/// A server with its worker, computing with an f32 cache, that holds the demo model as `team/demo`.
+async fn with_model() -> Server {
+    let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
+    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server
+}
+
+fn records(ndjson: &str) -> Vec<Value> {
+    ndjson.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+fn ids(value: &Value) -> Vec<u64> {
+    value
+        .as_array()
+        .unwrap_or_else(|| panic!("ids, not {value}"))
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn greedy_answers_are_the_known_ones() {
+    let server = with_model().await;
+    let registry = server.registry();
+    let expected = demo_expected();
+    for case in expected["cases"].as_array().unwrap() {
+        let (question, answer) = (case["user"].as_str().unwrap(), case["answer"].as_str().unwrap());
+        let options = json!({"temperature": 0, "num_predict": 100});
+        let chat = json!({"model": "team/demo", "messages": [{"role": "user", "content": question}], "stream": false, "options": options});
+        let got = registry.post_json("/api/chat", &chat).await.expect(200).json();
+        assert_eq!(got["message"]["content"], answer, "{question}");
+        assert_eq!(
+            (got["message"]["role"].as_str(), got["done"].as_bool(), got["done_reason"].as_str()),
+            (Some("assistant"), Some(true), Some("stop"))
+        );
+        assert_eq!(got["prompt_eval_count"], case["prompt_ids"].as_array().unwrap().len(), "{got}");
+        let generate = json!({"model": "team/demo", "prompt": question, "stream": false, "options": options});
+        let got = registry.post_json("/api/generate", &generate).await.expect(200).json();
+        assert_eq!(got["response"], answer, "{question}");
+        let known: Vec<u64> = [ids(&case["prompt_ids"]), ids(&case["answer_ids"])].concat();
+        assert!(
+            ids(&got["context"]).starts_with(&known),
+            "context {:?} holds prompt and answer {known:?}",
+            got["context"]
+        );
+        for field in
+            ["total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "eval_count"]
+        {
+            assert!(got[field].is_u64(), "{field} in {got}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_the_same_answer_in_pieces() {
+    let server = with_model().await;
+    let registry = server.registry();
+    let body = json!({"model": "team/demo", "prompt": "Define water.", "options": {"temperature": 0, "num_predict": 40}});
+    let answer = registry.post_json("/api/generate", &body).await.expect(200);
+    assert_eq!(answer.header("content-type"), Some("application/x-ndjson"));
+    let pieces = records(&answer.text());
+    assert!(pieces.len() > 3, "{}", answer.text());
+    let (last, before) = pieces.split_last().unwrap();
+    assert!(
+        before.iter().all(|piece| piece["done"] == false && piece["model"] == "team/demo")
+            && last["done"] == true
+    );
+    let streamed: String = pieces.iter().map(|piece| piece["response"].as_str().unwrap()).collect();
+    let mut whole = body.clone();
+    whole["stream"] = false.into();
+    let whole = registry.post_json("/api/generate", &whole).await.expect(200).json();
+    assert_eq!(streamed, whole["response"].as_str().unwrap());
+    assert_eq!(last["context"], whole["context"]);
+
+    let chat = json!({"model": "team/demo", "messages": [{"role": "user", "content": "Define water."}], "options": {"temperature": 0, "num_predict": 40}});
+    let pieces = records(&registry.post_json("/api/chat", &chat).await.expect(200).text());
+    let streamed: String = pieces.iter().map(|piece| piece["message"]["content"].as_str().unwrap()).collect();
+    assert_eq!(streamed, whole["response"].as_str().unwrap());
+}
+
+#[tokio::test]
+async fn the_context_continues_where_it_ended() {
+    let server = with_model().await;
+    let registry = server.registry();
+    let ask = |prompt: &str, more: Value| {
+        let mut body = json!({"model": "team/demo", "prompt": prompt, "stream": false, "raw": true, "options": {"temperature": 0, "num_predict": 8}});
+        for (key, value) in more.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        let registry = registry.clone();
+        async move { registry.post_json("/api/generate", &body).await.expect(200).json() }
+    };
+    let text = "And the king said unto";
+    let long = ask(text, json!({"options": {"temperature": 0, "num_predict": 16}})).await;
+    let first = ask(text, json!({})).await;
+    assert_eq!((first["done_reason"].as_str(), first["eval_count"].as_u64()), (Some("length"), Some(8)));
+    let second = ask("", json!({"context": first["context"]})).await;
+    let together = format!("{}{}", first["response"].as_str().unwrap(), second["response"].as_str().unwrap());
+    assert_eq!(together, long["response"].as_str().unwrap());
+    assert_eq!(second["context"], long["context"]);
+}
+
+#[tokio::test]
+async fn options_do_what_they_say() {
+    let server = with_model().await;
+    let registry = server.registry();
+    let ask = async |options: Value| {
+        let body = json!({"model": "team/demo", "prompt": "In the beginning", "raw": true, "stream": false, "options": options});
+        registry.post_json("/api/generate", &body).await.expect(200).json()
+    };
+    let seeded = json!({"temperature": 1.0, "seed": 7, "num_predict": 24});
+    let (a, b) = (ask(seeded.clone()).await, ask(seeded).await);
+    assert_eq!(a["context"], b["context"], "the same seed gives the same text");
+    let other = ask(json!({"temperature": 1.0, "seed": 8, "num_predict": 24})).await;
+    assert_ne!(a["context"], other["context"]);
+    let (greedy, one) = (
+        ask(json!({"temperature": 0, "num_predict": 24})).await,
+        ask(json!({"temperature": 2.0, "top_k": 1, "num_predict": 24})).await,
+    );
+    assert_eq!(greedy["response"], one["response"], "the best of one is the best");
+    let text = greedy["response"].as_str().unwrap();
+    let stop: String = text.chars().skip(10).take(5).collect();
+    let stopped = ask(json!({"temperature": 0, "num_predict": 24, "stop": [stop]})).await;
+    assert_eq!(
+        stopped["response"].as_str().unwrap(),
+        &text[..text.find(&stop).unwrap()],
+        "up to the stop text, without it"
+    );
+    assert_eq!(stopped["done_reason"], "stop");
+    assert_eq!(ask(json!({"num_predict": 1})).await["eval_count"], 1);
+}
+
+#[tokio::test]
+async fn many_ask_at_once_and_get_what_one_would() {
+    let server = with_model().await;
+    let registry = server.registry();
+    let expected = demo_expected();
+    let cases = expected["cases"].as_array().unwrap();
+    let asked = (0..16).map(|i| {
+        let (registry, case) = (registry.clone(), cases[i % cases.len()].clone());
+        async move {
+            let body = json!({"model": "team/demo", "prompt": case["user"], "stream": false, "options": {"temperature": 0, "num_predict": 100}});
+            let got = registry.post_json("/api/generate", &body).await.expect(200).json();
+            assert_eq!(got["response"], case["answer"]);
+        }
+    });
+    futures::future::join_all(asked).await;
+}
+
+#[tokio::test]
+async fn models_are_loaded_listed_and_stopped() {
+    let server = with_model().await;
+    let (registry, lode) = (server.registry(), server.lode());
+    assert_eq!(registry.get("/api/ps").await.expect(200).json()["models"], json!([]));
+    let out = lode.run(&["run", "team/demo", "What is 40 plus 41?"]).await.ok();
+    assert!(!out.stdout.trim().is_empty(), "{out:?}");
+    let listed = registry.get("/api/ps").await.expect(200).json();
+    assert!(listed["models"][0]["name"].as_str().unwrap().contains("team/demo"), "{listed}");
+    assert!(lode.run(&["ps"]).await.ok().stdout.contains("team/demo"));
+    lode.run(&["stop", "team/demo"]).await.ok();
+    until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) }).await;
+    // It loads again on the next question, and a keep-alive of nothing unloads it right after.
+    let body = json!({"model": "team/demo", "prompt": "Define water.", "stream": false, "keep_alive": 0});
+    registry.post_json("/api/generate", &body).await.expect(200);
+    until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) }).await;
+    let absent = registry.post_json("/api/generate", &json!({"model": "team/absent", "prompt": "x"})).await;
+    assert_eq!(absent.status, 404, "{}", absent.text());
+    assert!(absent.json()["error"].as_str().unwrap().contains("team/absent"));
+    let tags = registry.get("/api/tags").await.expect(200).json();
+    assert!(tags["models"].as_array().unwrap().iter().any(|m| m["name"] == "team/demo:latest"), "{tags}");
+    let shown = registry.post_json("/api/show", &json!({"model": "team/demo"})).await.expect(200).json();
+    assert!(shown["details"].is_object(), "{shown}");
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_frees_the_model() {
+    let server = with_model().await;
+    let registry = server.registry();
+    let body = json!({"model": "team/demo", "prompt": "And it came to pass", "raw": true, "options": {"num_predict": 100_000, "temperature": 1.0}});
+    let request = registry.request("POST", "/api/generate").json(&body).send().await.unwrap();
+    assert_eq!(request.status(), 200);
+    drop(request);
+    let short = json!({"model": "team/demo", "prompt": "What is 5 plus 5?", "stream": false, "options": {"temperature": 0, "num_predict": 20}});
+    let got = registry.post_json("/api/generate", &short).await.expect(200).json();
+    assert_eq!(got["response"], "10.");
+}
+
+#[tokio::test]
+async fn tokens_there_and_back() {
+    let server = with_model().await;
+    let lode = server.lode();
+    let text = "What is 40 plus 41?\n  <|im_end|> \u{e4}\u{1f600}\n";
+    let with = lode.run_with_input(&["tokenize", "team/demo", "--json"], text.as_bytes()).await.ok().json();
+    let without = lode
+        .run_with_input(&["tokenize", "team/demo", "--json", "--no-special"], text.as_bytes())
+        .await
+        .ok()
+        .json();
+    assert!(ids(&with["ids"]).contains(&2) && !ids(&without["ids"]).contains(&2), "{with} {without}");
+    let lines =
+        lode.run_with_input(&["tokenize", "team/demo", "--no-special"], text.as_bytes()).await.ok().stdout;
+    let by_line: Vec<u64> = lines.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(by_line, ids(&without["ids"]));
+    let back = lode.run_with_input(&["tokenize", "team/demo", "--decode"], lines.as_bytes()).await.ok();
+    assert_eq!(back.stdout, text);
+    assert_eq!(
+        lode.run_with_input(&["tokenize", "team/demo", "--json"], b"").await.ok().json(),
+        json!({"ids": []})
+    );
+}
+
+#[tokio::test]
+async fn a_runner_that_dies_takes_down_nothing_else() {
+    let server = with_model().await;
+    let registry = server.registry();
+    let ask = json!({"model": "team/demo", "prompt": "What is 5 plus 5?", "stream": false, "options": {"temperature": 0, "num_predict": 20}});
+    registry.post_json("/api/generate", &ask).await.expect(200);
+    let runners = runners_of(server.pid());
+    assert_eq!(runners.len(), 1, "one process a model");
+    lode_tests::server::signal(runners[0], libc::SIGKILL);
+    until("the model answers again", || async {
+        registry.post_json("/api/generate", &ask).await.status == 200
+    })
+    .await;
+    assert_ne!(runners_of(server.pid()), runners);
+    let pid = server.pid();
+    let runners = runners_of(pid);
+    server.kill(); // a runner dies with its worker
+    until("the runner is gone", || async { runners.iter().all(|pid| !running(*pid)) }).await;
+}
+
+fn running(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or("").trim().starts_with('Z'))
+}
+
+/// The child processes of a server: its runners.
+fn runners_of(pid: u32) -> Vec<u32> {
+    let is_child = |stat: &str| {
+        stat.rsplit(')')
+            .next()
+            .and_then(|rest| rest.split_whitespace().nth(1))
+            .is_some_and(|parent| parent == pid.to_string())
+    };
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_string_lossy().parse::<u32>().ok())
+        .filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_child(&stat)))
+        .collect()
+}

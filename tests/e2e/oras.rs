@@ -1,0 +1,126 @@
+//! oras pushes files as artifacts, attaches others to them, and lists what was attached.
+//! A push killed in the middle goes through when it is repeated.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
+use lode_tests::clients::oras;
+use lode_tests::command::{succeed, until};
+use lode_tests::server::Server;
+
+fn run(program: &Path, folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(folder).env("HOME", folder).env("DOCKER_CONFIG", folder);
+    command
+}
+
+fn scratch(server: &Server, name: &str) -> PathBuf {
+    let path = server.folder().path().join(name);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_go_there_and_back_with_what_is_attached() {
+    let Some(program) = oras("oras::files_go_there_and_back") else { return };
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let (source, back) = (scratch(&server, "source"), scratch(&server, "back"));
+    let files = [("weights.bin", 3_000_000), ("config.json", 200), ("empty.txt", 0)];
+    for (name, len) in files {
+        fs::write(source.join(name), random_bytes(fresh_seed(), len)).unwrap();
+    }
+    let name = format!("{}/oras/files:v1", registry.host());
+    let out = succeed(&mut run(
+        &program,
+        &source,
+        &[
+            "push",
+            "--plain-http",
+            "--artifact-type",
+            "application/vnd.example.model",
+            &name,
+            "weights.bin:application/octet-stream",
+            "config.json:application/json",
+            "empty.txt:text/plain",
+        ],
+    ));
+    let answer = registry.manifest_get("oras/files", "v1").await.expect(200);
+    let digest = answer.header("docker-content-digest").unwrap().to_owned();
+    assert!(out.contains(&digest), "{out}");
+    assert_eq!(sha256(&answer.body), digest);
+    succeed(&mut run(&program, &back, &["pull", "--plain-http", &name]));
+    for (file, _) in files {
+        assert!(fs::read(source.join(file)).unwrap() == fs::read(back.join(file)).unwrap(), "{file}");
+    }
+
+    fs::write(source.join("sbom.json"), b"{\"sbom\": true}").unwrap();
+    succeed(&mut run(
+        &program,
+        &source,
+        &[
+            "attach",
+            "--plain-http",
+            "--artifact-type",
+            "application/vnd.example.sbom",
+            &name,
+            "sbom.json:application/json",
+        ],
+    ));
+    let found =
+        succeed(&mut run(&program, &source, &["discover", "--plain-http", "--format", "json", &name]));
+    let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+    let attached = &found["manifests"].as_array().or(found["referrers"].as_array()).unwrap()[0];
+    assert_eq!(attached["artifactType"], "application/vnd.example.sbom", "{found}");
+    let tags = registry.tags("oras/files").await;
+    assert_eq!(tags, ["v1"], "a registry with a referrers API needs no fallback tags");
+
+    // To another repository with everything attached, then back out of it.
+    let copied = format!("{}/oras/copied:v2", registry.host());
+    succeed(&mut run(
+        &program,
+        &source,
+        &["copy", "-r", "--from-plain-http", "--to-plain-http", &name, &copied],
+    ));
+    assert_eq!(
+        registry.manifest_get("oras/copied", "v2").await.expect(200).header("docker-content-digest"),
+        Some(digest.as_str())
+    );
+    let found = registry.get(&format!("/v2/oras/copied/referrers/{digest}")).await.expect(200).json();
+    assert_eq!(found["manifests"].as_array().unwrap().len(), 1);
+    succeed(&mut run(&program, &source, &["tag", "--plain-http", &name, "v1.1", "stable"]));
+    assert_eq!(
+        succeed(&mut run(&program, &source, &["repo", "tags", "--plain-http", &name.replace(":v1", "")])),
+        "stable\nv1\nv1.1\n"
+    );
+    succeed(&mut run(&program, &source, &["manifest", "delete", "-f", "--plain-http", &copied]));
+    registry.manifest_get("oras/copied", "v2").await.expect(404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_push_goes_through_when_repeated() {
+    let Some(program) = oras("oras::a_killed_push_goes_through") else { return };
+    let server = Server::fresh().await;
+    let source = scratch(&server, "source");
+    let bytes = random_bytes(fresh_seed(), 150_000_000);
+    fs::write(source.join("weights.bin"), &bytes).unwrap();
+    let name = format!("{}/oras/cut:v1", server.address);
+    let args = ["push", "--plain-http", &name, "weights.bin:application/octet-stream"];
+    let mut push = run(&program, &source, &args).spawn().unwrap();
+    until("some of it has arrived", || async {
+        crate::start_stop::stored_bytes(server.folder()) > 4_000_000
+    })
+    .await;
+    push.kill().unwrap();
+    assert!(!push.wait().unwrap().success());
+    let registry = server.registry();
+    registry.manifest_get("oras/cut", "v1").await.expect(404);
+    registry.blob_head("oras/cut", &sha256(&bytes)).await.expect(404);
+    succeed(&mut run(&program, &source, &args));
+    let back = scratch(&server, "back");
+    succeed(&mut run(&program, &back, &["pull", "--plain-http", &name]));
+    assert!(fs::read(back.join("weights.bin")).unwrap() == bytes);
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+}

@@ -1,0 +1,75 @@
+//! The demo model in BF16, int8 and int4: perplexity on text that training did not see, and answers that make sense.
+//! BF16 has to give the known figure; the others may lose a little, and how much is printed.
+
+use lode_tests::checkpoint::{demo, demo_expected, read_folder};
+use lode_tests::report::figure;
+use lode_tests::server::{Folder, Options};
+use serde_json::json;
+
+#[tokio::test]
+async fn perplexity_and_answers_in_bf16_int8_and_int4() {
+    let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
+    let (registry, lode) = (server.registry(), server.lode());
+    let expected = demo_expected();
+    let known = expected["perplexity"]["value"].as_f64().unwrap();
+    let heldout = demo().join("heldout.txt");
+    let cases = expected["cases"].as_array().unwrap();
+    let mut figures = Vec::new();
+    for (name, more, worst) in [
+        ("bf16", &[][..], 1.0005),
+        ("int8", &["--quantize", "int8"][..], 1.05),
+        ("int4", &["--quantize", "int4"][..], 1.6),
+    ] {
+        let model = format!("team/demo-{name}");
+        lode.create(&model, &demo(), more).await.ok();
+        let measured =
+            lode.run(&["perplexity", &model, heldout.to_str().unwrap(), "--json"]).await.ok().json();
+        assert_eq!(measured["tokens"], expected["perplexity"]["tokens"], "{measured}");
+        let perplexity = measured["perplexity"].as_f64().unwrap();
+        assert!(
+            perplexity < known * worst && perplexity > known * 0.97,
+            "{name}: {perplexity}, in BF16 {known}"
+        );
+        let mut right = 0;
+        for case in cases {
+            let body = json!({"model": model, "prompt": case["user"], "stream": false, "options": {"temperature": 0, "num_predict": 100}});
+            let got = registry.post_json("/api/generate", &body).await.expect(200).json();
+            assert!(!got["response"].as_str().unwrap().is_empty());
+            right += usize::from(got["response"] == case["answer"]);
+        }
+        assert!(name != "bf16" || right == cases.len());
+        let shown = lode.run(&["show", &model, "--json"]).await.ok().json();
+        assert_eq!(shown["parameters"], 4_196_608, "{shown}");
+        figures.push(format!("{name} {perplexity:.4} ({right} of {} answers as in float32)", cases.len()));
+        lode.run(&["stop", &model]).await.ok();
+    }
+    figure("perplexity of the demo model on its held-out text", &figures.join(", "));
+    // A quantised model gives assembled files and says so.
+    let back = server.folder().path().join("back");
+    let pulled = lode.run(&["pull", "team/demo-int4", "--to", back.to_str().unwrap()]).await.ok();
+    let said = format!("{}{}", pulled.stdout, pulled.stderr);
+    assert!(said.contains("quantis") || said.contains("quantiz"), "{said}");
+    assert!(read_folder(&back).contains_key("config.json"), "{:?}", read_folder(&back).keys());
+    // Its tensors decode to nearly what they were.
+    let out = server.folder().path().join("int8.safetensors");
+    let name = "model.layers.0.mlp.up_proj.weight";
+    lode.run(&["tensor", "export", "team/demo-int8", name, "--to", out.to_str().unwrap(), "--dtype", "f32"])
+        .await
+        .ok();
+    let (exported, source) =
+        (std::fs::read(out).unwrap(), std::fs::read(demo().join("model.safetensors")).unwrap());
+    let values = |file: &[u8]| {
+        let tensor = lode_tests::checkpoint::tensors_of(file)[name].clone();
+        (
+            tensor.shape.clone(),
+            lode_tests::checkpoint::f32_values(&tensor.dtype, &file[tensor.begin..tensor.end]),
+        )
+    };
+    let ((shape, got), (source_shape, want)) = (values(&exported), values(&source));
+    assert_eq!(shape, source_shape);
+    let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
+    assert!(
+        got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= largest / 100.0),
+        "int8 keeps every value within a hundredth of the largest"
+    );
+}

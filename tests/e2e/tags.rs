@@ -1,0 +1,97 @@
+//! Listing tags and repositories: byte order, pages, `n` and `last` at their edges.
+//! The conformance program looks at little of this, so the whole table is here.
+
+use lode_tests::artifact::Image;
+use lode_tests::oci::{IMAGE_MANIFEST, Registry, strings};
+use lode_tests::server::Server;
+
+async fn page(registry: &Registry, path: &str) -> (Vec<String>, Option<String>) {
+    let answer = registry.get(path).await.expect(200);
+    let key = if path.contains("_catalog") { "repositories" } else { "tags" };
+    let next = answer.header("link").map(|link| {
+        let (target, rel) = link.split_once('>').unwrap();
+        assert!(rel.contains("rel=\"next\""), "{link}");
+        target.trim_start_matches('<').to_owned()
+    });
+    (strings(&answer.json()[key]), next)
+}
+
+#[tokio::test]
+async fn tags_come_in_byte_order_and_in_pages() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let image = Image::random(1, 1, 10);
+    image.push(&registry, "list", "Zeta").await;
+    for tag in ["alpha", "_x", "v1.10", "v1.9", "v1.2", "Alpha", "a-b", "a.b", "10", "9"] {
+        registry.manifest_put("list", tag, IMAGE_MANIFEST, &image.manifest).await.expect(201);
+    }
+    let all = ["10", "9", "Alpha", "Zeta", "_x", "a-b", "a.b", "alpha", "v1.10", "v1.2", "v1.9"];
+    let answer = registry.get("/v2/list/tags/list").await.expect(200);
+    assert_eq!(
+        (answer.json()["name"].as_str(), strings(&answer.json()["tags"])),
+        (Some("list"), all.map(str::to_owned).to_vec())
+    );
+    assert_eq!(answer.header("link"), None);
+
+    let expect = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+    for (query, names, more) in [
+        ("n=3", &all[..3], true),
+        ("n=11", &all[..], false),
+        ("n=10", &all[..10], true),
+        ("n=1000000", &all[..], false),
+        ("n=0", &all[..0], false),
+        ("last=alpha", &all[8..], false),
+        ("last=b", &all[8..], false), // need not exist
+        ("n=2&last=_x", &all[5..7], true),
+        ("n=2&last=v1.10", &all[9..], false),
+        ("last=zzz", &all[..0], false),
+        ("n=2&last=zzz", &all[..0], false),
+    ] {
+        let (tags, next) = page(&registry, &format!("/v2/list/tags/list?{query}")).await;
+        assert_eq!((tags, next.is_some()), (expect(names), more), "{query}");
+    }
+    // Following the links visits everything once.
+    let (mut seen, mut next) = (Vec::new(), Some("/v2/list/tags/list?n=4".to_owned()));
+    while let Some(path) = next {
+        let (tags, more) = page(&registry, &path).await;
+        seen.extend(tags);
+        next = more;
+    }
+    assert_eq!(seen, all);
+    for bad in ["n=-1", "n=x", "n=", "n=1.5", "n=99999999999999999999999"] {
+        let answer = registry.get(&format!("/v2/list/tags/list?{bad}")).await;
+        assert_eq!(answer.status, 400, "{bad}: {}", answer.text());
+        assert!(answer.code().is_some());
+    }
+    registry.get("/v2/nobody/tags/list").await.expect_error(404, "NAME_UNKNOWN");
+}
+
+#[tokio::test]
+async fn a_repository_without_tags_lists_an_empty_array() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    Image::random(2, 1, 10).push(&registry, "bare", "only").await;
+    registry.delete("/v2/bare/manifests/only").await.expect(202);
+    let answer = registry.get("/v2/bare/tags/list").await.expect(200);
+    assert_eq!(answer.json()["tags"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn the_catalog_pages_like_tags() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let image = Image::random(3, 1, 10);
+    let names = ["a", "a/b", "a/b-c", "b", "team/model"];
+    for name in names.iter().rev() {
+        image.push(&registry, name, "v1").await;
+    }
+    assert_eq!(page(&registry, "/v2/_catalog").await, (names.map(str::to_owned).to_vec(), None));
+    let (mut seen, mut next) = (Vec::new(), Some("/v2/_catalog?n=2".to_owned()));
+    while let Some(path) = next {
+        let (some, more) = page(&registry, &path).await;
+        assert!(some.len() <= 2);
+        seen.extend(some);
+        next = more;
+    }
+    assert_eq!(seen, names);
+}

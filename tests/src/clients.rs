@@ -1,0 +1,124 @@
+//! The clients that people have: docker with a daemon of its own, skopeo and oras, found where `tests/run` put them.
+//! Each works in scratch folders only; what is not installed is reported by name.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use crate::report;
+use crate::server::{PATIENCE, output_file, signal};
+
+/// A program by the variable that names it, or by its usual places; none is reported as a skip.
+#[must_use]
+pub fn program(test: &str, variable: &str, places: &[&str]) -> Option<PathBuf> {
+    let named = std::env::var_os(variable).map(PathBuf::from);
+    let found = named.into_iter().chain(places.iter().map(PathBuf::from)).find(|path| path.is_file());
+    if found.is_none() {
+        report::skip(test, &format!("no {} (set {variable})", places.first().copied().unwrap_or("program")));
+    }
+    found
+}
+
+/// Debian's skopeo.
+#[must_use]
+pub fn skopeo(test: &str) -> Option<PathBuf> {
+    program(test, "LODE_SKOPEO", &["/usr/bin/skopeo"])
+}
+
+/// The oras that `tests/run` builds from its module.
+#[must_use]
+pub fn oras(test: &str) -> Option<PathBuf> {
+    program(test, "LODE_ORAS", &["/usr/local/bin/oras", "/usr/bin/oras"])
+}
+
+/// A docker daemon on a scratch folder and socket, and the client to speak to it.
+pub struct Docker {
+    daemon: Child,
+    client: PathBuf,
+    socket: String,
+    scratch: PathBuf,
+}
+
+impl Docker {
+    /// Starts a daemon; reports a skip where there is none, or no right to start one.
+    pub fn start(test: &str, scratch: &Path) -> Option<Self> {
+        let client = program(test, "LODE_DOCKER", &["/usr/bin/docker"])?;
+        let daemon = program(test, "LODE_DOCKERD", &["/usr/sbin/dockerd"])?;
+        if !is_root() {
+            report::skip(test, "a docker daemon is started by root alone");
+            return None;
+        }
+        // The path of a socket has room for about a hundred bytes, so it gets a folder with a short name.
+        let scratch = scratch.join("docker");
+        std::fs::create_dir_all(&scratch).expect("a folder");
+        let socket = format!("unix://{}/d.sock", scratch.display());
+        let (stdout, stderr) = output_file(&scratch.join("daemon.log"));
+        let mut command = Command::new(daemon);
+        command.args([
+            "-H",
+            &socket,
+            "--iptables=false",
+            "--ip6tables=false",
+            "--bridge=none",
+            "--storage-driver=vfs",
+        ]);
+        for (flag, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")] {
+            command.arg(flag).arg(scratch.join(name));
+        }
+        let daemon =
+            command.stdout(stdout).stderr(stderr).process_group(0).spawn().expect("the daemon starts");
+        let mut docker = Self { daemon, client, socket, scratch };
+        docker.wait();
+        Some(docker)
+    }
+
+    /// A client command with these arguments.
+    #[must_use]
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.client);
+        command.args(args).env("DOCKER_HOST", &self.socket).env("DOCKER_CONFIG", self.scratch.join("config"));
+        command.env("DOCKER_BUILDKIT", "0").env_remove("HTTP_PROXY").env_remove("HTTPS_PROXY");
+        command
+    }
+
+    fn wait(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if self.command(&["version"]).output().is_ok_and(|output| output.status.success()) {
+                return;
+            }
+            let ended = self.daemon.try_wait().expect("the daemon can be waited for");
+            let log = || std::fs::read_to_string(self.scratch.join("daemon.log")).unwrap_or_default();
+            assert!(
+                ended.is_none() && Instant::now() < deadline,
+                "the docker daemon does not answer:\n{}",
+                log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Docker {
+    fn drop(&mut self) {
+        signal(self.daemon.id(), libc::SIGTERM); // it ends its own container daemon and unmounts what it mounted
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if !matches!(self.daemon.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+/// Whether this process may mount file systems and start daemons.
+#[must_use]
+#[allow(unsafe_code)]
+pub fn is_root() -> bool {
+    // SAFETY: geteuid takes nothing, returns an integer and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}

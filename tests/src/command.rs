@@ -1,0 +1,162 @@
+//! The program as a client: `lode list`, `lode create` and the others, run to their end against a server under test.
+//! Standard output, standard error and the exit code come back apart, because scripts lean on all three.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::server::{PATIENCE, Server, lode_command};
+
+/// What a finished command left.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// The exit code; -1 when a signal ended it.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Fails the test unless the command did what it was asked.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "exit code {}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr);
+        self
+    }
+
+    /// Fails the test unless the command failed with exit code 1 and an `error:` that names every one of these.
+    #[track_caller]
+    pub fn refused(&self, naming: &[&str]) {
+        assert_eq!(self.code, 1, "exit code {}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr);
+        assert!(self.stderr.contains("error:"), "an error says so: {}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        for word in naming {
+            assert!(self.stderr.contains(word), "the error names `{word}`: {}", self.stderr);
+        }
+    }
+
+    /// Standard output as JSON.
+    ///
+    /// # Panics
+    ///
+    /// When it is none.
+    #[must_use]
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("not JSON ({e}): {}", self.stdout))
+    }
+}
+
+/// Runs commands against one server.
+pub struct Lode {
+    host: String,
+    home: PathBuf,
+    env: Vec<(String, String)>,
+}
+
+impl Server {
+    /// The program as a client of this server.
+    #[must_use]
+    pub fn lode(&self) -> Lode {
+        Lode { host: self.url(), home: self.folder().path().to_owned(), env: Vec::new() }
+    }
+}
+
+impl Lode {
+    /// With one more setting in the environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The command with these arguments, not yet started.
+    #[must_use]
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = lode_command(&self.home);
+        command.args(args).env("LODE_HOST", &self.host).envs(self.env.iter().map(|(k, v)| (k, v)));
+        command.current_dir(&self.home).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs a command to its end.
+    pub async fn run(&self, args: &[&str]) -> Finished {
+        finish(self.command(args), Vec::new()).await
+    }
+
+    /// Runs a command to its end with a standard input.
+    pub async fn run_with_input(&self, args: &[&str], input: &[u8]) -> Finished {
+        let mut command = self.command(args);
+        command.stdin(Stdio::piped());
+        finish(command, input.to_vec()).await
+    }
+
+    /// Imports a checkpoint.
+    pub async fn create(&self, name: &str, path: &Path, more: &[&str]) -> Finished {
+        let path = path.to_str().expect("a path of plain characters");
+        self.run(&[&["create", name, path], more].concat()).await
+    }
+}
+
+/// Runs a command to its end, off the async threads, and fails the test when it does not come to one.
+pub async fn finish(mut command: Command, input: Vec<u8>) -> Finished {
+    let shown = format!("{command:?}");
+    let work = tokio::task::spawn_blocking(move || {
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?} starts: {e}"));
+        if let Some(mut stdin) = child.stdin.take() {
+            let _ = stdin.write_all(&input); // a command that refuses early reads nothing
+        }
+        let output = child.wait_with_output().expect("the command can be waited for");
+        Finished {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    });
+    let started = Instant::now();
+    match tokio::time::timeout(PATIENCE * 2, work).await {
+        Ok(finished) => finished.expect("the command ran"),
+        Err(_) => panic!("{shown} is still running after {:?}", started.elapsed()),
+    }
+}
+
+/// Runs a foreign program to its end and fails the test unless it succeeds.
+#[track_caller]
+pub fn succeed(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?} starts: {e}"));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?} ended with {}\n{stdout}\n{stderr}", output.status);
+    stdout.into_owned()
+}
+
+/// Waits, without blocking the test's own tasks, until there is an answer.
+pub async fn wait_for<T, R>(what: &str, mut attempt: impl FnMut() -> R) -> T
+where
+    R: Future<Output = Option<T>>,
+{
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = attempt().await {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until something holds.
+pub async fn until<R>(what: &str, mut holds: impl FnMut() -> R)
+where
+    R: Future<Output = bool>,
+{
+    wait_for(what, || {
+        let attempt = holds();
+        async { attempt.await.then_some(()) }
+    })
+    .await;
+}

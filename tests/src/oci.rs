@@ -1,0 +1,262 @@
+//! A plain client of the distribution API, one request a call, that hides nothing: status, headers and bytes come back as sent.
+//! The tests use it to look; the crates under test have a client of their own, which is not this one.
+
+use bytes::Bytes;
+use reqwest::header::{HeaderMap, HeaderName};
+use reqwest::{Body, Method, RequestBuilder};
+use serde_json::Value;
+
+use crate::artifact::sha256;
+
+/// Media type of an OCI image manifest.
+pub const IMAGE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Media type of an OCI image index.
+pub const IMAGE_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// Media type of docker's image manifest.
+pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+
+/// A registry at a base address.
+#[derive(Clone)]
+pub struct Registry {
+    /// `http://HOST:PORT`, without a slash at the end.
+    pub url: String,
+    /// Follows no redirects and uses no proxy.
+    pub http: reqwest::Client,
+}
+
+/// What came back.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// The header fields.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+impl Answer {
+    /// A header field as text.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name.parse::<HeaderName>().expect("a header name"))?.to_str().ok()
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Panics
+    ///
+    /// When it is none.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("not JSON ({e}): {}", self.text()))
+    }
+
+    /// The body as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The code of the first error in the envelope, or nothing where there is no envelope.
+    #[must_use]
+    pub fn code(&self) -> Option<String> {
+        let body: Value = serde_json::from_slice(&self.body).ok()?;
+        Some(body["errors"][0]["code"].as_str()?.to_owned())
+    }
+
+    /// Fails the test unless the status is the expected one.
+    #[track_caller]
+    pub fn expect(self, status: u16) -> Self {
+        assert_eq!(
+            self.status,
+            status,
+            "expected {status}, got {} with {:?} and `{}`",
+            self.status,
+            self.headers,
+            self.text()
+        );
+        self
+    }
+
+    /// Fails the test unless this is an error with this status and code.
+    #[track_caller]
+    pub fn expect_error(&self, status: u16, code: &str) {
+        assert_eq!((self.status, self.code().as_deref()), (status, Some(code)), "`{}`", self.text());
+    }
+}
+
+impl Registry {
+    /// A client for the registry at a base address.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .expect("an HTTP client needs no more than memory");
+        Self { url: url.into(), http }
+    }
+
+    /// `HOST:PORT`.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        self.url.trim_start_matches("http://")
+    }
+
+    /// An absolute address: of a path here, or as it is when absolute already.
+    #[must_use]
+    pub fn at(&self, path: &str) -> String {
+        if path.starts_with("http") { path.to_owned() } else { format!("{}{path}", self.url) }
+    }
+
+    /// Begins a request.
+    #[must_use]
+    pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
+        self.http.request(method.parse::<Method>().expect("a method"), self.at(path))
+    }
+
+    /// Sends a request.
+    ///
+    /// # Errors
+    ///
+    /// When the connection breaks before the answer is complete.
+    pub async fn try_send(&self, request: RequestBuilder) -> Result<Answer, reqwest::Error> {
+        let answer = request.send().await?;
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        Ok(Answer { status, headers, body: answer.bytes().await? })
+    }
+
+    /// Sends a request that has to be answered.
+    pub async fn send(&self, request: RequestBuilder) -> Answer {
+        self.try_send(request).await.unwrap_or_else(|e| panic!("no answer: {e:?}"))
+    }
+
+    /// GET.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(self.request("GET", path)).await
+    }
+
+    /// HEAD.
+    pub async fn head(&self, path: &str) -> Answer {
+        self.send(self.request("HEAD", path)).await
+    }
+
+    /// DELETE.
+    pub async fn delete(&self, path: &str) -> Answer {
+        self.send(self.request("DELETE", path)).await
+    }
+
+    /// POST of a JSON document.
+    pub async fn post_json(&self, path: &str, body: &Value) -> Answer {
+        self.send(self.request("POST", path).json(body)).await
+    }
+
+    /// Opens an upload and gives its location as an absolute address.
+    pub async fn upload_open(&self, repository: &str) -> String {
+        let answer =
+            self.send(self.request("POST", &format!("/v2/{repository}/blobs/uploads/"))).await.expect(202);
+        self.at(answer.header("location").expect("an upload has a location"))
+    }
+
+    /// Appends a chunk with its Content-Range.
+    pub async fn upload_append(&self, location: &str, first: u64, chunk: &[u8]) -> Answer {
+        let last = first + chunk.len() as u64 - 1;
+        let request = self.request("PATCH", location).header("content-range", format!("{first}-{last}"));
+        self.send(request.header("content-type", "application/octet-stream").body(chunk.to_vec())).await
+    }
+
+    /// Closes an upload with its digest and, possibly, its last bytes.
+    pub async fn upload_finish(&self, location: &str, digest: &str, rest: &[u8]) -> Answer {
+        self.send(self.request("PUT", &with_query(location, "digest", digest)).body(rest.to_vec())).await
+    }
+
+    /// How many bytes an upload holds, by its status.
+    pub async fn upload_offset(&self, location: &str) -> u64 {
+        let answer = self.get(location).await.expect(204);
+        offset_in(answer.header("range").expect("a status names its range"))
+    }
+
+    /// Pushes a blob by POST and PUT and gives its digest.
+    pub async fn blob_push(&self, repository: &str, bytes: &[u8]) -> String {
+        let digest = sha256(bytes);
+        let location = self.upload_open(repository).await;
+        let answer = self.upload_finish(&location, &digest, bytes).await.expect(201);
+        assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
+        digest
+    }
+
+    /// Pushes a body of any length without holding it in memory.
+    pub async fn blob_push_stream(
+        &self,
+        repository: &str,
+        digest: &str,
+        size_bytes: u64,
+        body: Body,
+    ) -> Answer {
+        let location = self.upload_open(repository).await;
+        let request = self.request("PUT", &with_query(&location, "digest", digest));
+        self.send(request.header("content-length", size_bytes).body(body)).await
+    }
+
+    /// GET of a blob.
+    pub async fn blob_get(&self, repository: &str, digest: &str) -> Answer {
+        self.get(&format!("/v2/{repository}/blobs/{digest}")).await
+    }
+
+    /// HEAD of a blob.
+    pub async fn blob_head(&self, repository: &str, digest: &str) -> Answer {
+        self.head(&format!("/v2/{repository}/blobs/{digest}")).await
+    }
+
+    /// PUT of a manifest under a tag or digest.
+    pub async fn manifest_put(
+        &self,
+        repository: &str,
+        reference: &str,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Answer {
+        let path = format!("/v2/{repository}/manifests/{reference}");
+        self.send(self.request("PUT", &path).header("content-type", media_type).body(bytes.to_vec())).await
+    }
+
+    /// GET of a manifest.
+    pub async fn manifest_get(&self, repository: &str, reference: &str) -> Answer {
+        self.get(&format!("/v2/{repository}/manifests/{reference}")).await
+    }
+
+    /// The tags of a repository, as one answer lists them.
+    pub async fn tags(&self, repository: &str) -> Vec<String> {
+        let answer = self.get(&format!("/v2/{repository}/tags/list")).await.expect(200);
+        strings(&answer.json()["tags"])
+    }
+}
+
+/// The strings of a JSON array.
+///
+/// # Panics
+///
+/// When it is no array of strings.
+#[must_use]
+pub fn strings(array: &Value) -> Vec<String> {
+    let items = array.as_array().unwrap_or_else(|| panic!("an array, not {array}"));
+    items.iter().map(|item| item.as_str().expect("a string").to_owned()).collect()
+}
+
+/// Adds a query parameter to an address that may have some already.
+#[must_use]
+pub fn with_query(location: &str, name: &str, value: &str) -> String {
+    let separator = if location.contains('?') { '&' } else { '?' };
+    format!("{location}{separator}{name}={value}")
+}
+
+/// The number of bytes that a `Range: 0-LAST` stands for; `0-0` is both none and one, and only an empty upload is asked here.
+#[must_use]
+pub fn offset_in(range: &str) -> u64 {
+    let last: u64 = range
+        .strip_prefix("0-")
+        .and_then(|last| last.parse().ok())
+        .unwrap_or_else(|| panic!("0-LAST, not `{range}`"));
+    if last == 0 { 0 } else { last + 1 }
+}

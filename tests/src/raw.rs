@@ -1,0 +1,104 @@
+//! HTTP spoken by hand over a socket: for requests that no client library would send and answers that one would tidy up.
+//! Status line and header fields come back as they stood on the wire.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// An answer as it stood on the wire.
+#[derive(Debug, Clone)]
+pub struct RawAnswer {
+    /// The status code.
+    pub status: u16,
+    /// The header fields in their order, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// What followed the head until the server closed, or as much as Content-Length says where it keeps the connection.
+    pub body: Vec<u8>,
+}
+
+impl RawAnswer {
+    /// The first field of that (lower case) name.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The body as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+}
+
+/// Opens a connection that gives up on silence after half a minute.
+#[must_use]
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("the server accepts connections");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    stream.set_nodelay(true).expect("no delay");
+    stream
+}
+
+/// Sends bytes as they are, says that no more will come, and reads to the end; nothing when the server closes without a word.
+#[must_use]
+pub fn exchange(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
+    let mut stream = connect(address);
+    let _ = stream.write_all(request); // the server may have answered and closed before it read everything
+    let _ = stream.shutdown(Shutdown::Write);
+    read_to_end(&mut stream)
+}
+
+/// Sends a request without a body over a connection that is closed after it; header lines end in `\r\n` each.
+#[must_use]
+pub fn ask(address: SocketAddr, method: &str, target: &str, headers: &str) -> RawAnswer {
+    let request =
+        format!("{method} {target} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}\r\n");
+    exchange(address, request.as_bytes()).expect("an answer")
+}
+
+/// Reads an answer until the server closes.
+pub fn read_to_end(stream: &mut TcpStream) -> Option<RawAnswer> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0u8; 65536];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => bytes.extend_from_slice(&buffer[..n]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => break,
+            Err(e) => panic!("the server neither answered nor closed: {e}"),
+        }
+    }
+    parse(&bytes)
+}
+
+/// Reads one answer from a connection that stays open, by its Content-Length.
+#[must_use]
+pub fn read_one(stream: &mut TcpStream) -> RawAnswer {
+    let mut bytes = Vec::new();
+    let mut buffer = [0u8; 65536];
+    loop {
+        if let Some(answer) = parse(&bytes) {
+            let length =
+                answer.header("content-length").map_or(0, |text| text.parse::<usize>().expect("a length"));
+            if answer.body.len() >= length {
+                return answer;
+            }
+        }
+        let n = stream.read(&mut buffer).expect("the server answers");
+        assert!(n > 0, "the server closed in the middle of an answer: {}", String::from_utf8_lossy(&bytes));
+        bytes.extend_from_slice(&buffer[..n]);
+    }
+}
+
+fn parse(bytes: &[u8]) -> Option<RawAnswer> {
+    let end = bytes.windows(4).position(|w| w == b"\r\n\r\n")?;
+    let head = std::str::from_utf8(&bytes[..end]).expect("a head is text");
+    let mut lines = head.split("\r\n");
+    let status = lines.next()?.split(' ').nth(1)?.parse().expect("a status code");
+    let headers = lines
+        .map(|line| line.split_once(':').unwrap_or_else(|| panic!("a header field, not `{line}`")))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    Some(RawAnswer { status, headers, body: bytes[end + 4..].to_vec() })
+}

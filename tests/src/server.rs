@@ -1,0 +1,435 @@
+//! The server under test: `lode serve` as a real process on a free port and a scratch folder.
+//! A test starts one, asks it over sockets, stops or kills it, and starts it again on the same folder.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::oci::Registry;
+
+/// How long a process may take to do what it was asked before the test gives up on it.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The program under test: LODE_BIN, or what `cargo build --release` made.
+#[must_use]
+pub fn lode_bin() -> PathBuf {
+    let path = std::env::var_os("LODE_BIN")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/lode"), PathBuf::from);
+    assert!(
+        path.is_file(),
+        "no program at {}: `cargo build --release` makes it, LODE_BIN names another",
+        path.display()
+    );
+    path
+}
+
+/// A command for the program with none of the caller's own LODE_* settings and a home of its own.
+#[must_use]
+pub fn lode_command(home: &Path) -> Command {
+    let mut command = Command::new(lode_bin());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("LODE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .env_remove("HTTP_PROXY")
+        .env_remove("HTTPS_PROXY")
+        .env_remove("http_proxy")
+        .env_remove("https_proxy");
+    command.env("HOME", home).env("XDG_CONFIG_HOME", home.join(".config")).stdin(Stdio::null());
+    command
+}
+
+/// A scratch folder that outlives the servers started on it and goes away with its last user.
+#[derive(Clone)]
+pub struct Folder {
+    root: Arc<TempDir>,
+    data: PathBuf,
+}
+
+impl Default for Folder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Folder {
+    /// A new, empty folder; the server's data lies in `data` below it.
+    #[must_use]
+    pub fn new() -> Self {
+        let root = tempfile::Builder::new().prefix("lode-e2e-").tempdir().expect("a scratch folder");
+        let data = root.path().join("data");
+        Self { root: Arc::new(root), data }
+    }
+
+    /// A folder whose server data lies elsewhere, on a file system of the test's own making.
+    #[must_use]
+    pub fn with_data(data: PathBuf) -> Self {
+        Self { data, ..Self::new() }
+    }
+
+    /// The scratch folder itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// The server's data folder.
+    #[must_use]
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Starts a server without a worker and waits until it is ready.
+    pub async fn serve(&self) -> Server {
+        self.start(Options::default()).await
+    }
+
+    /// Starts a server and waits until it is ready.
+    ///
+    /// # Panics
+    ///
+    /// When it ends or is not ready within [`PATIENCE`]; the message carries its output.
+    pub async fn start(&self, options: Options) -> Server {
+        let mut server = self.spawn(&options);
+        server.wait_for_address().await;
+        if !options.without_waiting {
+            server.wait_ready().await;
+        }
+        server
+    }
+
+    fn spawn(&self, options: &Options) -> Server {
+        let log = tempfile::Builder::new()
+            .prefix("serve-")
+            .suffix(".log")
+            .tempfile_in(self.path())
+            .expect("a log file");
+        let (output, log) = log.keep().expect("a log file that stays");
+        let mut command = lode_command(self.path());
+        command
+            .arg("serve")
+            .args(["--listen", options.listen.as_deref().unwrap_or("127.0.0.1:0")])
+            .arg("--data")
+            .arg(&self.data);
+        if !options.worker {
+            command.arg("--no-worker");
+        }
+        command.args(&options.args).envs(options.env.iter().map(|(k, v)| (k, v)));
+        command.current_dir(self.path()).stdout(output.try_clone().expect("a second handle")).stderr(output);
+        command.process_group(0); // so that its runners can be ended with it, whatever happens to the test
+        let started = Instant::now();
+        let child = command.spawn().expect("the program starts");
+        Server {
+            child,
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            log,
+            started,
+            folder: self.clone(),
+            ended: None,
+        }
+    }
+
+    /// Starts a server that is expected to give up by itself, and returns its exit status and output.
+    pub async fn refuse(&self, options: Options) -> (ExitStatus, String) {
+        let mut server = self.spawn(&options);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = server.try_wait() {
+                return (status, server.output());
+            }
+            assert!(
+                Instant::now() < deadline,
+                "a server that should have refused to start is running:\n{}",
+                server.output()
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// How a server is started.
+#[derive(Clone, Default)]
+pub struct Options {
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    listen: Option<String>,
+    worker: bool,
+    without_waiting: bool,
+}
+
+impl Options {
+    /// Without a worker, waiting for readiness: what most tests of the registry want.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With the local worker.
+    #[must_use]
+    pub fn worker(mut self) -> Self {
+        self.worker = true;
+        self
+    }
+
+    /// One more argument of `lode serve`.
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// One setting in the environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.env.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// The address to listen on, instead of a free port of 127.0.0.1.
+    #[must_use]
+    pub fn listen(mut self, address: impl Into<String>) -> Self {
+        self.listen = Some(address.into());
+        self
+    }
+
+    /// Returns from the start as soon as the address is known.
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.without_waiting = true;
+        self
+    }
+}
+
+/// A running `lode serve`.
+pub struct Server {
+    child: Child,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What it wrote to both of its outputs.
+    pub log: PathBuf,
+    /// When it was started.
+    pub started: Instant,
+    folder: Folder,
+    ended: Option<ExitStatus>,
+}
+
+impl Server {
+    /// A server on a folder of its own, without a worker.
+    pub async fn fresh() -> Self {
+        Folder::new().start(Options::new()).await
+    }
+
+    /// A server on a folder of its own, with its local worker.
+    pub async fn fresh_with_worker() -> Self {
+        Folder::new().start(Options::new().worker()).await
+    }
+
+    /// `http://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A registry client that talks to it.
+    #[must_use]
+    pub fn registry(&self) -> Registry {
+        Registry::new(self.url())
+    }
+
+    /// The folder that it was started on.
+    #[must_use]
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// The process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has written so far.
+    #[must_use]
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The exit status if it has ended by itself.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().expect("the process can be waited for");
+        }
+        self.ended
+    }
+
+    /// Ends it the hard way, as a power cut would, and waits until it is gone.
+    pub fn kill(mut self) {
+        self.kill_now();
+    }
+
+    /// Sends it SIGTERM.
+    pub fn ask_to_stop(&self) {
+        signal(self.child.id(), libc::SIGTERM);
+    }
+
+    /// Waits until it has ended after it was asked to.
+    ///
+    /// # Panics
+    ///
+    /// When it is still there after [`PATIENCE`].
+    pub async fn wait_end(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.try_wait() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the server did not stop:\n{}", self.output());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Stops it gracefully and gives back its exit status.
+    pub async fn stop(mut self) -> ExitStatus {
+        self.ask_to_stop();
+        self.wait_end().await
+    }
+
+    /// Largest resident set so far, in bytes (VmHWM).
+    #[must_use]
+    pub fn peak_memory_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    /// Resident set now, in bytes (VmRSS).
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    fn memory(&self, key: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))
+            .expect("a status of the running process");
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(key)).expect("a status names the resident set");
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number of KiB");
+        kib * 1024
+    }
+
+    async fn wait_for_address(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.output();
+            if let Some(address) = address_in(&output) {
+                self.address = address;
+                return;
+            }
+            if let Some(status) = self.try_wait() {
+                panic!("the server ended with {status} before it listened:\n{}", self.output());
+            }
+            assert!(Instant::now() < deadline, "the server named no address:\n{output}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Waits until `/readyz` answers 200.
+    pub async fn wait_ready(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        let registry = self.registry();
+        let mut last = String::new();
+        while Instant::now() < deadline {
+            if let Some(status) = self.try_wait() {
+                panic!("the server ended with {status} before it was ready:\n{}", self.output());
+            }
+            match registry.http.get(registry.at("/readyz")).send().await {
+                Ok(answer) if answer.status() == 200 => return,
+                Ok(answer) => last = answer.text().await.unwrap_or_default(),
+                Err(e) => last = e.to_string(),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("the server was not ready: {last}\n{}", self.output());
+    }
+
+    fn kill_now(&mut self) {
+        if self.try_wait().is_none() {
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill_now();
+        signal_group(self.child.id(), libc::SIGKILL);
+        if std::thread::panicking() {
+            crate::report::figure("output of the server of a failed test", &tail(&self.output(), 4000));
+        }
+    }
+}
+
+/// The last part of a text.
+fn tail(text: &str, bytes: usize) -> String {
+    let mut start = text.len().saturating_sub(bytes);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    text[start..].to_owned()
+}
+
+/// The first `http://IP:PORT` in a text.
+fn address_in(text: &str) -> Option<SocketAddr> {
+    text.split("http://").skip(1).find_map(|rest| {
+        let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || ".:[]".contains(c)))?; // a whole address ends before something else
+        rest[..end]
+            .trim_end_matches(['.', ':'])
+            .parse::<SocketAddr>()
+            .ok()
+            .filter(|address| address.port() != 0)
+    })
+}
+
+/// Sends a signal to a process; that it has gone already is fine.
+#[allow(unsafe_code)]
+pub fn signal(pid: u32, number: i32) {
+    // SAFETY: kill takes two integers and touches no memory of ours.
+    unsafe { libc::kill(pid.cast_signed(), number) };
+}
+
+#[allow(unsafe_code)]
+fn signal_group(pid: u32, number: i32) {
+    // SAFETY: killpg takes two integers and touches no memory of ours; the group was made by `process_group(0)` and is named by its leader.
+    unsafe { libc::killpg(pid.cast_signed(), number) };
+}
+
+/// A file that takes what a helper process prints.
+#[must_use]
+pub fn output_file(path: &Path) -> (Stdio, Stdio) {
+    let file = File::create(path).expect("an output file");
+    (Stdio::from(file.try_clone().expect("a second handle")), Stdio::from(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_in_what_the_server_says() {
+        let check = |text: &str, expect: Option<&str>| {
+            assert_eq!(address_in(text), expect.map(|a| a.parse().unwrap()), "{text}");
+        };
+        check("listening on http://127.0.0.1:41234\n", Some("127.0.0.1:41234"));
+        check("listening on http://127.0.0.1:41234.\n", Some("127.0.0.1:41234"));
+        check("listen=http://127.0.0.1:412", None); // the line may be half written
+        check("http://127.0.0.1:0 http://[::1]:80/ ", Some("[::1]:80"));
+        check("nothing here", None);
+    }
+}
