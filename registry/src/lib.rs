@@ -10,7 +10,7 @@ mod jobs;
 mod store;
 
 pub use app::{
-    BlobInfo, BlobStream, Body, BodyError, ChunkRange, FsckReport, GcReport, ManifestPut, Page, Referrer, Registry,
+    BlobInfo, BlobStream, Body, BodyError, ChunkRange, Damage, FsckReport, GcReport, ManifestPut, Page, Referrer, Registry,
     StoredManifest, UploadStatus, open,
 };
 pub use config::{Cidr, Config, ConfigError, Secret};

@@ -18,9 +18,15 @@ use lode_model::digest::Digest;
 use lode_model::reference::Tag;
 use uuid::Uuid;
 
-use crate::{Config, Error};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
-pub use fsck::FsckReport;
+use crate::blobs::{Blobs, Locks, WriteLimit};
+use crate::store::{self, Store};
+use crate::{Config, Error, jobs};
+
+pub use fsck::{Damage, FsckReport};
 pub use gc::GcReport;
 pub use referrers::Referrer;
 
@@ -72,4 +78,123 @@ pub struct ManifestPut {
 pub struct Page<T> {
     pub items: Vec<T>,
     pub more: bool,
+}
+
+/// The registry: a handle that clones cheaply, whatever it holds.
+#[derive(Clone)]
+pub struct Registry(Arc<Inner>);
+
+pub struct Inner {
+    config: Config,
+    store: Store,
+    blobs: Blobs,
+    /// Writers of one upload take turns, and the newest wins.
+    writers: Locks<Uuid>,
+    /// Commits and deletions of one digest take turns.
+    digests: Locks<Digest>,
+    /// One collection at a time.
+    collecting: tokio::sync::Mutex<()>,
+    stopping: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Deref for Registry {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// Opens the registry that `config` describes: takes the data folder, brings the index up to date, starts the jobs.
+pub async fn open(config: Config) -> Result<Registry, Error> {
+    open_limited(config, WriteLimit::default()).await
+}
+
+async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
+    let (url, data) = (config.storage.clone(), config.data.clone());
+    let blobs = tokio::task::spawn_blocking(move || Blobs::open(url.as_ref(), &data, limit))
+        .await
+        .map_err(|_| Error::Interrupted)??;
+    let store = Store::open(config.database.as_ref(), &config.data).await?;
+    let registry = Registry(Arc::new(Inner {
+        config,
+        store,
+        blobs,
+        writers: Locks::default(),
+        digests: Locks::default(),
+        collecting: tokio::sync::Mutex::default(),
+        stopping: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    }));
+    jobs::start(&registry);
+    Ok(registry)
+}
+
+impl Registry {
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    pub(crate) fn blobs(&self) -> &Blobs {
+        &self.blobs
+    }
+
+    /// Resolves when the registry was asked to stop.
+    pub(crate) fn stopping(&self) -> &CancellationToken {
+        &self.stopping
+    }
+
+    /// Runs a job until it ends or the registry stops.
+    pub(crate) fn start(&self, job: impl Future<Output = ()> + Send + 'static) {
+        let stopping = self.stopping.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = job => {}
+                () = stopping.cancelled() => {}
+            }
+        });
+    }
+
+    /// Stops the jobs and closes the index. Requests in flight should have ended.
+    pub async fn close(&self) {
+        self.stopping.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.store.close().await;
+    }
+
+    /// Can this server do its work? Otherwise what is missing, a line each.
+    pub async fn ready(&self) -> Result<(), Vec<String>> {
+        let (database, storage) = tokio::join!(self.store.ping(), self.blobs.ping());
+        let missing: Vec<String> = [("database", database), ("storage", storage)]
+            .into_iter()
+            .filter_map(|(name, answer)| answer.err().map(|error| (name, error)))
+            .map(|(name, error)| {
+                tracing::warn!(%error, "the {name} does not answer");
+                format!("the {name} does not answer")
+            })
+            .collect();
+        if missing.is_empty() { Ok(()) } else { Err(missing) }
+    }
+
+    /// How long an upload, a mount or a HEAD keeps a blob, on the index's clock.
+    fn lease_ms(&self) -> i64 {
+        store::millis(self.config.upload_lease)
+    }
+}
+
+/// Runs `work` to its end even if the request that asked for it goes away.
+async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(result) => result,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(Error::Interrupted),
+    }
 }

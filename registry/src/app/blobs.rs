@@ -1,0 +1,116 @@
+//! Blobs: what a repository shows of them, mounting and deleting. A blob is visible only through its repository's link;
+//! knowing a digest opens nothing.
+
+use std::ops::Range;
+
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+
+use super::{BlobInfo, BlobStream, Registry};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{StoredBlob, now_ms};
+
+/// How many repositories a mount without a source looks at.
+const MOUNT_SOURCES: u32 = 100;
+/// A lease is given an eighth more than it needs, so that not every HEAD writes.
+const LEASE_SLACK: i64 = 8;
+
+impl Registry {
+    /// Is the blob there? A yes keeps it there for the upload lease: clients skip the push.
+    pub async fn blob_stat(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<BlobInfo, Error> {
+        let blob = self.blob_visible(caller, repository, digest).await?;
+        let (now, lease) = (now_ms(), self.lease_ms());
+        if lease > 0 && blob.leased_until < now.saturating_add(lease) {
+            let until = now.saturating_add(lease).saturating_add(lease / LEASE_SLACK);
+            match self.store.link_lease(repository, digest, until).await {
+                Ok(true) => {}
+                Ok(false) => return Err(Error::BlobUnknown { digest: digest.clone() }),
+                // Reads go on when the disk is full.
+                Err(Error::StorageFull) => tracing::warn!(%repository, %digest, "no room to record a lease"),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes })
+    }
+
+    /// As `blob_stat`, without the lease: for reads.
+    pub async fn blob_find(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<BlobInfo, Error> {
+        let blob = self.blob_visible(caller, repository, digest).await?;
+        Ok(BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes })
+    }
+
+    /// The blob's bytes, or a part of them (end excluded).
+    pub async fn blob_open(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+        range: Option<Range<u64>>,
+    ) -> Result<(BlobInfo, BlobStream), Error> {
+        let blob = self.blob_visible(caller, repository, digest).await?;
+        let size_bytes = blob.size_bytes;
+        let range = match range {
+            None => 0..size_bytes,
+            Some(range) if range.start < size_bytes && range.start < range.end => range.start..range.end.min(size_bytes),
+            Some(_) => return Err(Error::RangeUnsatisfiable { size_bytes }),
+        };
+        let bytes = self.blobs.read(&blob.store_key, range).await?;
+        Ok((BlobInfo { digest: digest.clone(), size_bytes }, bytes))
+    }
+
+    /// Takes a blob out of a repository. Other repositories keep it.
+    pub async fn blob_delete(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<(), Error> {
+        allow(caller, Action::Delete, Target::Repository(repository))?;
+        let unknown = || Error::BlobUnknown { digest: digest.clone() };
+        let mut tx = self.store.begin().await?;
+        tx.blob_lock(digest).await?.ok_or_else(unknown)?;
+        // What a manifest of the repository is made of stays for as long as the manifest does.
+        if tx.link_is_referenced(repository, digest).await? {
+            return Err(match self.store.blob_find(repository, digest).await? {
+                Some(_) => Error::BlobReferenced { digest: digest.clone() },
+                None => unknown(),
+            });
+        }
+        if !tx.unlink(repository, digest).await? {
+            return Err(unknown());
+        }
+        tx.commit().await?;
+        tracing::info!(%repository, %digest, "blob deleted");
+        Ok(())
+    }
+
+    /// Links a blob that another repository has, or any that the caller may read. None if there is none.
+    pub async fn blob_mount(
+        &self,
+        caller: &Caller,
+        target: &Repository,
+        digest: &Digest,
+        from: Option<&Repository>,
+    ) -> Result<Option<BlobInfo>, Error> {
+        allow(caller, Action::Push, Target::Repository(target))?;
+        // 1. A source that the caller may read. Why there is none stays our secret.
+        let sources = match from {
+            Some(from) if self.store.blob_find(from, digest).await?.is_some() => vec![from.clone()],
+            Some(_) => Vec::new(),
+            None => self.store.link_repositories(digest, MOUNT_SOURCES).await?,
+        };
+        let readable = |source: &Repository| allow(caller, Action::Pull, Target::Repository(source)).is_ok();
+        if !sources.iter().any(readable) {
+            return Ok(None);
+        }
+        // 2. The link. A collection that came first wins, and the client uploads.
+        let mut tx = self.store.begin().await?;
+        let Some((size_bytes, _)) = tx.blob_lock(digest).await? else { return Ok(None) };
+        tx.link(target, digest, self.lease_ms()).await?;
+        tx.commit().await?;
+        tracing::info!(repository = %target, %digest, "blob mounted");
+        Ok(Some(BlobInfo { digest: digest.clone(), size_bytes }))
+    }
+
+    async fn blob_visible(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<StoredBlob, Error> {
+        allow(caller, Action::Pull, Target::Repository(repository))?;
+        let found = self.store.blob_find(repository, digest).await?;
+        found.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })
+    }
+}

@@ -1,0 +1,187 @@
+//! Manifests: read as they came, written together with their tags, refused when they name what is not there.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use lode_model::digest::{Algorithm, Digest};
+use lode_model::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError};
+use lode_model::reference::{Reference, Repository, Tag};
+
+use super::{ManifestPut, Registry, StoredManifest};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{Named, ReferrerRow, now_ms};
+
+impl Registry {
+    pub async fn manifest_get(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<StoredManifest, Error> {
+        allow(caller, Action::Pull, Target::Repository(repository))?;
+        match self.store.manifest_find(repository, reference).await? {
+            Some(row) => {
+                Ok(StoredManifest { digest: row.digest, media_type: row.media_type, bytes: row.bytes.into() })
+            }
+            None => Err(self.manifest_unknown(repository, reference).await?),
+        }
+    }
+
+    /// Stores a manifest and moves its tags, all or nothing.
+    pub async fn manifest_put(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+        content_type: Option<&str>,
+        bytes: Bytes,
+        tags: &[Tag],
+    ) -> Result<ManifestPut, Error> {
+        // 1. May they, and is it one?
+        allow(caller, Action::Push, Target::Repository(repository))?;
+        let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
+            ManifestError::TooLarge { .. } => Error::ManifestTooLarge { limit_bytes: MAX_MANIFEST_BYTES as u64 },
+            other => Error::ManifestInvalid(other),
+        })?;
+        // 2. What will it be called?
+        let mut tags: Vec<Tag> = tags.to_vec();
+        let digest = match reference {
+            Reference::Digest(expected) => {
+                let got = Digest::of(expected.algorithm(), &bytes);
+                if got != *expected {
+                    return Err(Error::DigestMismatch { expected: expected.clone(), got });
+                }
+                got
+            }
+            Reference::Tag(tag) => {
+                tags.insert(0, tag.clone());
+                Digest::of(Algorithm::Sha256, &bytes)
+            }
+        };
+        let mut seen = BTreeSet::new();
+        tags.retain(|tag| seen.insert(tag.clone()));
+        // 3. Is everything there that it names? Asked before anything is written, and again with everything locked.
+        let named = Names::of(&manifest);
+        let missing_blobs = self.store.links_missing(repository, &named.blobs).await?;
+        let missing_children = self.store.manifests_missing(repository, &named.children).await?;
+        self.refuse_missing(missing_blobs, missing_children)?;
+        // 4. Its bytes, an ordinary blob, then everything that says so in one transaction.
+        let _turn = self.digests.lock(digest.clone()).await;
+        let mut tx = self.store.begin().await?;
+        let mut stored = tx.blob_lock(&digest).await?;
+        tx.rollback().await?;
+        if let Some((size_bytes, key)) = &stored
+            && self.blobs.size(key).await? != Some(*size_bytes)
+        {
+            stored = None;
+        }
+        let (size_bytes, key) = match stored {
+            Some(stored) => stored,
+            None => (bytes.len() as u64, self.blobs.put(&digest, bytes.clone()).await?),
+        };
+        let mut tx = self.store.begin().await?;
+        tx.blob_insert(&digest, size_bytes, &key).await?;
+        tx.link(repository, &digest, self.lease_ms()).await?;
+        let missing_blobs = tx.links_reference(repository, &named.blobs).await?;
+        let missing_children = tx.manifests_reference(repository, &named.children).await?;
+        tx.links_reference(repository, &named.elsewhere).await?;
+        let present = named.split(&missing_blobs, &missing_children);
+        self.refuse_missing(missing_blobs, missing_children)?;
+        let artifact_type = manifest.referrer_type();
+        tx.manifest_insert(repository, &digest, &manifest.media_type, artifact_type, &bytes).await?;
+        tx.named_replace(repository, &digest, &present).await?;
+        let subject = manifest.subject.as_ref().map(|subject| subject.digest.clone());
+        let referrer = subject.as_ref().map(|subject| {
+            let annotations = Some(&manifest.annotations).filter(|a| !a.is_empty());
+            let annotations = annotations.and_then(|a| serde_json::to_string(a).ok());
+            let size_bytes = bytes.len() as u64;
+            (subject, ReferrerRow::new(&digest, &manifest.media_type, size_bytes, artifact_type, annotations))
+        });
+        tx.referrer_replace(repository, &digest, referrer.as_ref().map(|(subject, row)| (*subject, row))).await?;
+        for tag in &tags {
+            tx.tag_put(repository, tag, &digest).await?;
+        }
+        tx.commit().await?;
+        tracing::info!(%repository, %digest, size_bytes, "manifest stored");
+        Ok(ManifestPut { digest, subject, tags })
+    }
+
+    /// A tag goes alone; a digest takes its tags along. What they named is collected after its grace.
+    pub async fn manifest_delete(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<(), Error> {
+        allow(caller, Action::Delete, Target::Repository(repository))?;
+        let mut tx = self.store.begin().await?;
+        let now = now_ms();
+        let found = match reference {
+            Reference::Digest(digest) => tx.manifest_delete(repository, digest, now).await?,
+            Reference::Tag(tag) => match tx.tag_delete(repository, tag).await? {
+                Some(digest) => {
+                    tx.manifest_untagged(repository, &digest, now).await?;
+                    true
+                }
+                None => false,
+            },
+        };
+        if !found {
+            return Err(self.manifest_unknown(repository, reference).await?);
+        }
+        tx.commit().await?;
+        tracing::info!(%repository, %reference, "manifest deleted");
+        Ok(())
+    }
+
+    /// The error for a manifest that is not there: is it the manifest or the whole repository?
+    async fn manifest_unknown(&self, repository: &Repository, reference: &Reference) -> Result<Error, Error> {
+        Ok(match self.store.repository_exists(repository).await? {
+            true => Error::ManifestUnknown { reference: reference.clone() },
+            false => Error::NameUnknown { repository: repository.clone() },
+        })
+    }
+
+    fn refuse_missing(&self, mut missing: Vec<Digest>, children: Vec<Digest>) -> Result<(), Error> {
+        missing.extend(children);
+        match missing.is_empty() || self.config.allow_sparse {
+            true => Ok(()),
+            false => Err(Error::ManifestBlobsUnknown(missing)),
+        }
+    }
+}
+
+/// What a manifest names, each digest once.
+struct Names {
+    blobs: Vec<Digest>,
+    children: Vec<Digest>,
+    /// Layers that live elsewhere; should they be here all the same, they stay.
+    elsewhere: Vec<Digest>,
+}
+
+impl Names {
+    fn of(manifest: &Manifest) -> Names {
+        let unique = |digests: BTreeSet<Digest>| digests.into_iter().collect::<Vec<_>>();
+        let blobs: BTreeSet<Digest> = manifest.blobs().map(|d| d.digest.clone()).collect();
+        let elsewhere = manifest.layers.iter().map(|d| d.digest.clone()).filter(|d| !blobs.contains(d)).collect();
+        Names {
+            children: unique(manifest.children().map(|d| d.digest.clone()).collect()),
+            elsewhere: unique(elsewhere),
+            blobs: unique(blobs),
+        }
+    }
+
+    /// What must stay there, and what was not there to begin with.
+    fn split(&self, missing_blobs: &[Digest], missing_children: &[Digest]) -> Named {
+        let apart = |all: &[Digest], missing: &[Digest]| {
+            let missing: BTreeSet<&Digest> = missing.iter().collect();
+            all.iter().cloned().partition(|digest| missing.contains(digest))
+        };
+        let (optional_blobs, blobs) = apart(&self.blobs, missing_blobs);
+        let (optional_children, children) = apart(&self.children, missing_children);
+        let mut named = Named { blobs, optional_blobs, children, optional_children };
+        named.optional_blobs.extend(self.elsewhere.iter().cloned());
+        named
+    }
+}

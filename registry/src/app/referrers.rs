@@ -1,0 +1,58 @@
+//! Referrers: the manifests of a repository whose subject is a given digest, whether or not that exists.
+
+use std::collections::BTreeMap;
+
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+
+use super::{Page, Registry};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{ReferrerRow, parsed};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Referrer {
+    pub media_type: String,
+    pub size_bytes: u64,
+    pub digest: Digest,
+    pub artifact_type: Option<String>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Registry {
+    /// Referrers of `subject` in digest order after `after`, at most `limit`.
+    pub async fn referrers(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: Option<&str>,
+        after: Option<&Digest>,
+        limit: u32,
+    ) -> Result<Page<Referrer>, Error> {
+        allow(caller, Action::Pull, Target::Repository(repository))?;
+        let rows =
+            self.store.referrer_list(repository, subject, artifact_type, after, limit.saturating_add(1)).await?;
+        let items = rows.into_iter().map(Referrer::try_from).collect::<Result<_, _>>()?;
+        Ok(Page::cut(items, limit))
+    }
+}
+
+impl TryFrom<ReferrerRow> for Referrer {
+    type Error = Error;
+
+    fn try_from(row: ReferrerRow) -> Result<Self, Error> {
+        let annotations = match &row.annotations {
+            None => BTreeMap::new(),
+            Some(json) => serde_json::from_str(json)
+                .map_err(|_| Error::Corrupt { what: "annotations", value: row.digest.clone() })?,
+        };
+        Ok(Referrer {
+            digest: parsed("digest", &row.digest)?,
+            size_bytes: u64::try_from(row.size_bytes).unwrap_or_default(),
+            media_type: row.media_type,
+            artifact_type: row.artifact_type,
+            annotations,
+        })
+    }
+}

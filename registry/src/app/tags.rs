@@ -1,0 +1,64 @@
+//! Tags and repositories as listings, in byte order, a page at a time.
+
+use lode_model::reference::{Repository, Tag};
+
+use super::{Page, Registry};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+
+/// The longest page of a listing, also where the client sets no limit of its own.
+const PAGE: u32 = 10_000;
+
+impl Registry {
+    /// Tags after `last` (which need not exist), at most `n`.
+    pub async fn tag_list(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        n: Option<u32>,
+        last: Option<&str>,
+    ) -> Result<Page<Tag>, Error> {
+        allow(caller, Action::Pull, Target::Repository(repository))?;
+        if !self.store.repository_exists(repository).await? {
+            return Err(Error::NameUnknown { repository: repository.clone() });
+        }
+        let limit = limit(n);
+        let items = if limit == 0 {
+            Vec::new()
+        } else {
+            self.store.tag_list(repository, last.unwrap_or_default(), i64::from(limit) + 1).await?
+        };
+        Ok(Page::cut(items, limit))
+    }
+
+    /// Repositories after `last` (which need not exist), at most `n`, of those that the caller may see.
+    pub async fn repository_list(
+        &self,
+        caller: &Caller,
+        n: Option<u32>,
+        last: Option<&str>,
+    ) -> Result<Page<Repository>, Error> {
+        allow(caller, Action::List, Target::Catalog)?;
+        let limit = limit(n);
+        let items = if limit == 0 {
+            Vec::new()
+        } else {
+            self.store.repository_list(last.unwrap_or_default(), i64::from(limit) + 1).await?
+        };
+        Ok(Page::cut(items, limit))
+    }
+}
+
+fn limit(n: Option<u32>) -> u32 {
+    n.map_or(PAGE, |n| n.min(PAGE))
+}
+
+impl<T> Page<T> {
+    /// A page out of one item more than fits, where there is one.
+    pub(super) fn cut(mut items: Vec<T>, limit: u32) -> Page<T> {
+        let limit = limit as usize;
+        let more = items.len() > limit;
+        items.truncate(limit);
+        Page { items, more }
+    }
+}

@@ -1,0 +1,167 @@
+//! The append writer of the folder store: one upload's file, written at its end and made durable on demand.
+//! All of it blocks; async callers reach it through `spawn_blocking`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::sync_folder;
+
+/// An upload's bytes. Cheap to clone; all clones are one file.
+#[derive(Clone, Debug)]
+pub(crate) struct AppendFile {
+    file: Arc<File>,
+    limit: WriteLimit,
+}
+
+/// In tests, the size at which the disk is full.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WriteLimit(pub(crate) Option<u64>);
+
+impl AppendFile {
+    /// Opens the file at `offset`, dropping what a crash or a cut left behind it. At offset 0 it may be absent.
+    pub(crate) fn open(path: &Path, offset: u64, limit: WriteLimit) -> io::Result<AppendFile> {
+        let fresh = offset == 0 && !path.exists();
+        let options = OpenOptions::new().read(true).write(true).create(offset == 0).truncate(false).clone();
+        let mut file = options.open(path)?;
+        let metadata = file.metadata()?;
+        if metadata.nlink() > 1 {
+            // A commit that a crash cut short gave the bytes a blob's name too; under that they must not change.
+            copy_over(path)?;
+            file = options.open(path)?;
+        }
+        let len = metadata.len();
+        if len < offset {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("{len} bytes lie there and {offset} were saved"),
+            ));
+        }
+        if len > offset {
+            file.set_len(offset)?;
+        }
+        if fresh && let Some(folder) = path.parent() {
+            sync_folder(folder)?;
+        }
+        Ok(AppendFile { file: Arc::new(file), limit })
+    }
+
+    /// Writes the pieces one after the other from `offset` on.
+    pub(crate) fn write(&self, mut offset: u64, pieces: &[Bytes]) -> io::Result<()> {
+        for piece in pieces {
+            if self.limit.0.is_some_and(|limit| offset + piece.len() as u64 > limit) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.file.write_all_at(piece, offset)?;
+            offset += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Returns once every byte written before is durable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Gives back what lies behind `offset`.
+    pub(crate) fn truncate(&self, offset: u64) -> io::Result<()> {
+        self.file.set_len(offset)
+    }
+
+    pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+}
+
+/// Writes a small file whole and durable, then moves it to `path`.
+pub(crate) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let written = File::create(temporary)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(temporary, path));
+    if written.is_err() {
+        // What is left of it is of no use to anyone; the first error counts.
+        let _ = std::fs::remove_file(temporary);
+    }
+    written?;
+    path.parent().map_or(Ok(()), sync_folder)
+}
+
+/// Makes a durable file appear at `to` as well, in place of what lay there.
+///
+/// A second name rather than a move: until the index says that the blob is there, the upload keeps its bytes.
+pub(crate) fn link_over(from: &Path, to: &Path) -> io::Result<()> {
+    use io::ErrorKind::{PermissionDenied, TooManyLinks, Unsupported};
+    match std::fs::hard_link(from, to) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let aside = from.with_extension("link");
+            let _ = std::fs::remove_file(&aside);
+            std::fs::hard_link(from, &aside)?;
+            std::fs::rename(&aside, to)?;
+            // Renaming a name onto another of the same file leaves both.
+            let _ = std::fs::remove_file(&aside);
+        }
+        // A file system without second names: the upload's own name has to do.
+        Err(error) if matches!(error.kind(), Unsupported | PermissionDenied | TooManyLinks) => {
+            std::fs::rename(from, to)?;
+        }
+        Err(error) => return Err(error),
+    }
+    to.parent().map_or(Ok(()), sync_folder)
+}
+
+/// Gives a file bytes of its own, in place of those that it shares with another name.
+fn copy_over(path: &Path) -> io::Result<()> {
+    let aside = path.with_extension("copy");
+    std::fs::copy(path, &aside)?;
+    File::open(&aside)?.sync_all()?;
+    std::fs::rename(&aside, path)?;
+    path.parent().map_or(Ok(()), sync_folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upload_goes_on_where_it_was_saved() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("upload");
+        let file = AppendFile::open(&path, 0, WriteLimit::default()).expect("open");
+        file.write(0, &[Bytes::from_static(b"hello "), Bytes::from_static(b"world")]).expect("write");
+        file.sync().expect("sync");
+
+        // What lies behind the saved offset is dropped, what lies before it stays.
+        let file = AppendFile::open(&path, 6, WriteLimit::default()).expect("open");
+        file.write(6, &[Bytes::from_static(b"there")]).expect("write");
+        assert_eq!(std::fs::read(&path).expect("read"), b"hello there");
+
+        let short = AppendFile::open(&path, 12, WriteLimit::default()).expect_err("shorter than saved");
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+        AppendFile::open(&folder.path().join("gone"), 1, WriteLimit::default()).expect_err("gone");
+    }
+
+    #[test]
+    fn a_link_replaces_and_leaves_the_source() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        std::fs::write(&from, b"new").expect("write");
+        std::fs::write(&to, b"orphan").expect("write");
+        for _ in 0..2 {
+            link_over(&from, &to).expect("link");
+            assert_eq!(std::fs::read(&to).expect("read"), b"new");
+            assert_eq!(std::fs::read(&from).expect("read"), b"new");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 2);
+
+        // An upload that goes on after that leaves the other name's bytes alone.
+        let file = AppendFile::open(&from, 1, WriteLimit::default()).expect("open");
+        file.write(1, &[Bytes::from_static(b"ext")]).expect("write");
+        assert_eq!(std::fs::read(&to).expect("read"), b"new");
+        assert_eq!(std::fs::read(&from).expect("read"), b"next");
+    }
+}

@@ -1,0 +1,211 @@
+//! All SQL of the registry, and only here: one text for SQLite and Postgres, run by the `on!` macro over two pools.
+//! `app` and `jobs` call these methods; what belongs together they put in one `Tx`.
+
+mod blobs;
+mod check;
+mod collect;
+mod manifests;
+mod tags;
+mod uploads;
+
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lode_model::digest::Digest;
+use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
+use sqlx::{Postgres, Sqlite, Transaction};
+use url::Url;
+
+use crate::Error;
+
+pub(crate) use blobs::StoredBlob;
+pub(crate) use check::DanglingKind;
+pub(crate) use collect::{Doomed, Place};
+pub(crate) use manifests::{Named, ReferrerRow};
+pub(crate) use uploads::UploadRow;
+
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+const READERS: u32 = 8;
+const POSTGRES_CONNECTIONS: u32 = 16;
+
+/// One thing for each engine.
+pub(crate) enum Engine<S, P> {
+    Sqlite(S),
+    Postgres(P),
+}
+
+/// Runs one query text on whichever engine is behind `$target`.
+macro_rules! on {
+    ($target:expr, $c:ident => $run:expr) => {
+        match $target {
+            $crate::store::Engine::Sqlite($c) => $run,
+            $crate::store::Engine::Postgres($c) => $run,
+        }
+    };
+}
+pub(crate) use on;
+
+/// The index. Reads see every commit that was answered before them.
+pub(crate) struct Store(Engine<SqlitePools, PgPool>);
+
+struct SqlitePools {
+    /// One connection: SQLite has one writer at a time, and waiting here is fair where its lock is not.
+    write: SqlitePool,
+    read: SqlitePool,
+}
+
+/// A transaction; dropped without `commit` it changes nothing.
+pub(crate) struct Tx(Engine<Transaction<'static, Sqlite>, Transaction<'static, Postgres>>);
+
+impl Store {
+    /// Opens the index named by `url` (default: `lode.db` in `data`) and brings its schema up to date.
+    pub(crate) async fn open(url: Option<&Url>, data: &Path) -> Result<Store, Error> {
+        let store = match url {
+            None => Store::open_sqlite(&data.join("lode.db")).await?,
+            Some(url) => match url.scheme() {
+                // `sqlite:PATH`, and `sqlite://PATH` where the first part of a relative path reads as a host.
+                "sqlite" => {
+                    let path = format!("{}{}", url.host_str().unwrap_or_default(), url.path());
+                    let path = percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned();
+                    Store::open_sqlite(Path::new(&path)).await?
+                }
+                "postgres" | "postgresql" => Store(Engine::Postgres(
+                    PgPoolOptions::new().max_connections(POSTGRES_CONNECTIONS).connect(url.as_str()).await?,
+                )),
+                other => {
+                    return Err(Error::Config {
+                        setting: "database",
+                        reason: format!("expected sqlite: or postgres:, got {other}:"),
+                    });
+                }
+            },
+        };
+        match &store.0 {
+            Engine::Sqlite(pools) => sqlx::migrate!("../migrations/sqlite").run(&pools.write).await,
+            Engine::Postgres(pool) => sqlx::migrate!("../migrations/postgres").run(pool).await,
+        }
+        .map_err(Error::Migrate)?;
+        Ok(store)
+    }
+
+    async fn open_sqlite(path: &Path) -> Result<Store, Error> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // FULL: a commit that was answered survives the loss of power, not only of the process.
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(BUSY_TIMEOUT)
+            .pragma("journal_size_limit", "67108864");
+        let write = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
+        let readers = SqliteConnectOptions::new()
+            .filename(path)
+            .read_only(true)
+            .foreign_keys(true)
+            .busy_timeout(BUSY_TIMEOUT);
+        let read = SqlitePoolOptions::new().max_connections(READERS).connect_with(readers).await?;
+        Ok(Store(Engine::Sqlite(SqlitePools { write, read })))
+    }
+
+    /// Where a query that changes nothing goes.
+    pub(crate) fn read(&self) -> Engine<&SqlitePool, &PgPool> {
+        match &self.0 {
+            Engine::Sqlite(pools) => Engine::Sqlite(&pools.read),
+            Engine::Postgres(pool) => Engine::Postgres(pool),
+        }
+    }
+
+    /// Where a single statement that changes something goes; several go through `begin`.
+    pub(crate) fn write(&self) -> Engine<&SqlitePool, &PgPool> {
+        match &self.0 {
+            Engine::Sqlite(pools) => Engine::Sqlite(&pools.write),
+            Engine::Postgres(pool) => Engine::Postgres(pool),
+        }
+    }
+
+    pub(crate) async fn begin(&self) -> Result<Tx, Error> {
+        Ok(Tx(match &self.0 {
+            Engine::Sqlite(pools) => Engine::Sqlite(pools.write.begin_with("begin immediate").await?),
+            Engine::Postgres(pool) => Engine::Postgres(pool.begin().await?),
+        }))
+    }
+
+    /// Does the index answer?
+    pub(crate) async fn ping(&self) -> Result<(), Error> {
+        on!(self.read(), c => sqlx::query("select count(*) from repositories where name = ''").execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    pub(crate) async fn close(&self) {
+        match &self.0 {
+            Engine::Sqlite(pools) => {
+                pools.read.close().await;
+                pools.write.close().await;
+            }
+            Engine::Postgres(pool) => pool.close().await,
+        }
+    }
+}
+
+impl Tx {
+    pub(crate) fn conn(&mut self) -> Engine<&mut SqliteConnection, &mut PgConnection> {
+        match &mut self.0 {
+            Engine::Sqlite(tx) => Engine::Sqlite(tx),
+            Engine::Postgres(tx) => Engine::Postgres(tx),
+        }
+    }
+
+    pub(crate) async fn commit(self) -> Result<(), Error> {
+        match self.0 {
+            Engine::Sqlite(tx) => tx.commit().await?,
+            Engine::Postgres(tx) => tx.commit().await?,
+        }
+        Ok(())
+    }
+
+    /// Ends the transaction without its changes, before something slow follows.
+    pub(crate) async fn rollback(self) -> Result<(), Error> {
+        match self.0 {
+            Engine::Sqlite(tx) => tx.rollback().await?,
+            Engine::Postgres(tx) => tx.rollback().await?,
+        }
+        Ok(())
+    }
+}
+
+/// Milliseconds since 1970, the index's clock.
+pub(crate) fn now_ms() -> i64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A duration on the index's clock.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    // Half the range, so that adding it to a time cannot overflow.
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(i64::MAX / 2)
+}
+
+/// A value that was valid when it was written.
+pub(crate) fn parsed<T: FromStr>(what: &'static str, text: &str) -> Result<T, Error> {
+    text.parse().map_err(|_| Error::Corrupt { what, value: text.to_owned() })
+}
+
+fn size(value: i64) -> Result<u64, Error> {
+    u64::try_from(value).map_err(|_| Error::Corrupt { what: "size", value: value.to_string() })
+}
+
+fn bigint(value: u64) -> i64 {
+    // Nothing that is stored reaches 2^63 bytes.
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Digests as the list parameter that `json_each` reads.
+fn digest_list<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> String {
+    let texts: Vec<&str> = digests.into_iter().map(Digest::as_str).collect();
+    serde_json::Value::from(texts).to_string()
+}

@@ -1,0 +1,45 @@
+//! Tags and repositories: the names that people list, in byte order.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+
+use super::{Store, Tx, now_ms, on, parsed};
+use crate::Error;
+
+impl Store {
+    /// Tags after `after` (exclusive), at most `limit`.
+    pub(crate) async fn tag_list(&self, repository: &Repository, after: &str, limit: i64) -> Result<Vec<Tag>, Error> {
+        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select name from tags where repository = $1 and name > $2 order by name limit $3")
+            .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
+        rows.iter().map(|(name,)| parsed("tag", name)).collect()
+    }
+
+    /// Repositories after `after` (exclusive), at most `limit`.
+    pub(crate) async fn repository_list(&self, after: &str, limit: i64) -> Result<Vec<Repository>, Error> {
+        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select name from repositories where name > $1 order by name limit $2")
+            .bind(after).bind(limit).fetch_all(c).await)?;
+        rows.iter().map(|(name,)| parsed("repository", name)).collect()
+    }
+}
+
+impl Tx {
+    /// Points a tag at a manifest of this repository, wherever it pointed before.
+    pub(crate) async fn tag_put(&mut self, repository: &Repository, tag: &Tag, digest: &Digest) -> Result<(), Error> {
+        on!(self.conn(), c => sqlx::query(
+            "insert into tags (repository, name, digest, updated_at) values ($1, $2, $3, $4)
+             on conflict (repository, name) do update set digest = excluded.digest, updated_at = excluded.updated_at")
+            .bind(repository.as_str()).bind(tag.as_str()).bind(digest.as_str()).bind(now_ms())
+            .execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Removes a tag and says what it pointed at.
+    pub(crate) async fn tag_delete(&mut self, repository: &Repository, tag: &Tag) -> Result<Option<Digest>, Error> {
+        let row: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "delete from tags where repository = $1 and name = $2 returning digest")
+            .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
+        row.map(|(digest,)| parsed("digest", &digest)).transpose()
+    }
+}
