@@ -18,9 +18,9 @@ pub enum Kind {
 }
 
 /// Numbers in a Q8_0 block.
-pub const QK8_0: usize = 32;
+pub(super) const QK8_0: usize = 32;
 /// Bytes of a Q8_0 block.
-pub const BLOCK_Q8_0: usize = 2 + QK8_0;
+pub(super) const BLOCK_Q8_0: usize = 2 + QK8_0;
 
 impl Kind {
     /// Bytes of a row's codes. `cols` suits the kind: see [`Kind::multiple`].

@@ -44,7 +44,7 @@ impl<'a> Window<'a> {
 }
 
 /// A matrix whose columns or rows are dealt out to threads.
-pub struct Shared<'a, T> {
+pub(super) struct Shared<'a, T> {
     at: *mut T,
     rows: usize,
     stride: usize,
@@ -57,7 +57,7 @@ unsafe impl<T: Send> Sync for Shared<'_, T> {}
 impl<'a, T> Shared<'a, T> {
     /// # Panics
     /// When the matrix is no whole number of rows.
-    pub fn new(matrix: &'a mut [T], stride: usize) -> Self {
+    pub(super) fn new(matrix: &'a mut [T], stride: usize) -> Self {
         assert!(stride > 0 && matrix.len().is_multiple_of(stride));
         Self { at: matrix.as_mut_ptr(), rows: matrix.len() / stride, stride, matrix: PhantomData }
     }
@@ -67,7 +67,7 @@ impl<'a, T> Shared<'a, T> {
     /// # Safety
     /// No other living part of this matrix overlaps them.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that parts are disjoint")]
-    pub unsafe fn part(&self, row: usize, first: usize, cols: usize) -> &'a mut [T] {
+    pub(super) unsafe fn part(&self, row: usize, first: usize, cols: usize) -> &'a mut [T] {
         assert!(row < self.rows && first + cols <= self.stride);
         // SAFETY: inside the matrix by the assertion, unshared by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(row * self.stride + first), cols) }
@@ -84,7 +84,7 @@ impl<'a> Shared<'a, f32> {
     ///
     /// # Safety
     /// No other living part of this matrix overlaps them.
-    pub unsafe fn columns(&self, first: usize, cols: usize) -> Window<'a> {
+    pub(super) unsafe fn columns(&self, first: usize, cols: usize) -> Window<'a> {
         assert!(first + cols <= self.stride);
         // SAFETY: within the first row, or one past the end of an empty matrix of zero rows, where `row` never reads.
         let at = if self.rows == 0 { self.at } else { unsafe { self.at.add(first) } };

@@ -247,7 +247,7 @@ pub(in super::super) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
     for k in (0..from.len()).step_by(8) {
         // SAFETY: k + 8 numbers are there.
         let numbers = unsafe { _mm256_loadu_ps(from.as_ptr().add(k)) };
-        let halves = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(numbers);
+        let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(numbers);
         // SAFETY: 2 k + 16 bytes are there, by the assertion.
         unsafe { _mm_storeu_si128(to.as_mut_ptr().add(2 * k).cast(), halves) };
     }
