@@ -97,7 +97,9 @@ impl Config {
         let field = |name: &str| (format!("{prefix}.{name}"), fields.get(name).filter(|v| !v.is_null()));
         let wanted = |name: &str, min: f64, max: f64| match field(name) {
             (path, Some(v)) => number(&path, v, min, max),
-            (path, None) => Err(ConfigError::Type { field: path, found: "absent".into(), expected: "a number" }),
+            (path, None) => {
+                Err(ConfigError::Type { field: path, found: "absent".into(), expected: "a number" })
+            }
         };
 
         let theta = match field("rope_theta") {

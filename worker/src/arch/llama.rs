@@ -22,13 +22,17 @@ impl Plan {
         let n_kv_heads = config.integer("num_key_value_heads", 1, 1 << 14)?.unwrap_or(n_heads);
         let relation = |field, rule: String| Err(ConfigError::Relation { field, rule });
         if !n_heads.is_multiple_of(n_kv_heads) {
-            return relation("num_key_value_heads", format!("{n_heads} heads are no multiple of {n_kv_heads}"));
+            return relation(
+                "num_key_value_heads",
+                format!("{n_heads} heads are no multiple of {n_kv_heads}"),
+            );
         }
         let head_dim = match config.integer("head_dim", 2, 1 << 12)? {
             Some(head_dim) => head_dim,
             None if embedding_length.is_multiple_of(n_heads) => embedding_length / n_heads,
             None => {
-                let rule = format!("{embedding_length} is no multiple of {n_heads} heads, and there is no head_dim");
+                let rule =
+                    format!("{embedding_length} is no multiple of {n_heads} heads, and there is no head_dim");
                 return relation("hidden_size", rule);
             }
         };
@@ -112,7 +116,12 @@ impl<K: Kernels> Loader<'_, K> {
     }
 
     /// A projection `prefix.weight`, with `prefix.bias` if the configuration wants one, or does not say and it is there.
-    fn linear(&mut self, prefix: &str, (rows, cols): (usize, usize), bias: Option<bool>) -> Result<Linear<K>, LoadError> {
+    fn linear(
+        &mut self,
+        prefix: &str,
+        (rows, cols): (usize, usize),
+        bias: Option<bool>,
+    ) -> Result<Linear<K>, LoadError> {
         let matrix = self.matrix(&format!("{prefix}.weight"), rows, cols)?;
         let name = format!("{prefix}.bias");
         let bias = match bias.unwrap_or_else(|| self.tensors.has(&name)) {

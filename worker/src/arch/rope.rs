@@ -80,7 +80,12 @@ mod tests {
         // Wavelengths 6.28, 62.8, 628, 6283 against 1024/4 = 256 and 1024/1: fast, fast, between, slow.
         let smooth = (1024.0 / (2.0 * std::f32::consts::PI / 0.01) - 1.0) / 3.0;
         check(
-            RopeKind::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 1024.0 },
+            RopeKind::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_context: 1024.0,
+            },
             [1.0, 0.1, (1.0 - smooth) * 0.01 / 8.0 + smooth * 0.01, 0.000125],
         );
     }

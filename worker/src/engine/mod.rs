@@ -255,7 +255,13 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { kv_type: KvType::default(), context_length: None, threads: None, max_sequences: 4, scalar: false }
+        Self {
+            kv_type: KvType::default(),
+            context_length: None,
+            threads: None,
+            max_sequences: 4,
+            scalar: false,
+        }
     }
 }
 

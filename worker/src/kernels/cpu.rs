@@ -119,7 +119,8 @@ impl Cpu {
         }
         let threads = pool.threads();
         let sizes: Vec<usize> = products.iter().map(|p| chunk_rows(p.weight, m, threads)).collect();
-        let counts: Vec<usize> = products.iter().zip(&sizes).map(|(p, size)| p.weight.rows().div_ceil(*size)).collect();
+        let counts: Vec<usize> =
+            products.iter().zip(&sizes).map(|(p, size)| p.weight.rows().div_ceil(*size)).collect();
         pool.run(counts.iter().sum(), &|mut chunk, scratch| {
             let mut which = 0;
             while chunk >= counts[which] {
@@ -218,7 +219,15 @@ impl Kernels for Cpu {
         }
     }
 
-    fn qkv(&mut self, step: &Step, x: &Buffer, w: &Qkv<Self>, cache: &mut Cache, layer: usize, q: &mut Buffer) {
+    fn qkv(
+        &mut self,
+        step: &Step,
+        x: &Buffer,
+        w: &Qkv<Self>,
+        cache: &mut Cache,
+        layer: usize,
+        q: &mut Buffer,
+    ) {
         self.normalise(x, &w.norm);
         let rows = step.batch.tokens.len();
         let (q_cols, kv_cols) = (w.q.matrix.rows(), w.k.matrix.rows());
@@ -250,12 +259,15 @@ impl Kernels for Cpu {
                 // SAFETY: every row of q and of the keys belongs to one chunk.
                 let (query, key) = unsafe { (queries.part(row, 0, q_cols), keys.part(row, 0, kv_cols)) };
                 let value = &values[row * kv_cols..(row + 1) * kv_cols];
-                query.chunks_exact_mut(head_dim).for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
+                query
+                    .chunks_exact_mut(head_dim)
+                    .for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
                 key.chunks_exact_mut(head_dim).for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
                 for (from, first) in [(&*key, first_rows[row][0]), (value, first_rows[row][1])] {
                     for head in 0..n_kv_heads {
                         // SAFETY: no two rows of a step have the same place in the cache.
-                        let to = unsafe { entries.part(first + head * PAGE_LEN + places[row].1, 0, row_bytes) };
+                        let to =
+                            unsafe { entries.part(first + head * PAGE_LEN + places[row].1, 0, row_bytes) };
                         ops.encode_row(kind, &from[head * head_dim..(head + 1) * head_dim], to);
                     }
                 }
@@ -263,7 +275,15 @@ impl Kernels for Cpu {
         });
     }
 
-    fn attention(&mut self, step: &Step, q: &Buffer, scale: f32, cache: &Cache, layer: usize, out: &mut Buffer) {
+    fn attention(
+        &mut self,
+        step: &Step,
+        q: &Buffer,
+        scale: f32,
+        cache: &Cache,
+        layer: usize,
+        out: &mut Buffer,
+    ) {
         let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
         let group = q.cols / head_dim / n_kv_heads;
         let rows_a_task = (ATTENTION_COLUMNS / group).max(1);

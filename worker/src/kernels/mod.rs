@@ -16,10 +16,10 @@ mod rope;
 mod rows;
 mod softmax;
 mod swiglu;
-mod weight;
-mod window;
 #[cfg(test)]
 mod testing;
+mod weight;
+mod window;
 
 pub use ops::Ops;
 pub use rows::{Kind, Rows};
@@ -109,7 +109,13 @@ pub trait Kernels: Send {
     );
 
     /// Norm, gate and up projections with biases, `out[R, hidden_dim] = silu(gate) * up`.
-    fn gate_up(&mut self, step: &Self::Step, x: &Self::Buffer, weights: &GateUp<Self>, out: &mut Self::Buffer);
+    fn gate_up(
+        &mut self,
+        step: &Self::Step,
+        x: &Self::Buffer,
+        weights: &GateUp<Self>,
+        out: &mut Self::Buffer,
+    );
 
     /// Norm and head for the rows of [`Batch::logits`]: `out[L, vocab_size]`, in that order.
     fn logits(

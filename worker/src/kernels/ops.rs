@@ -55,7 +55,10 @@ impl Ops {
     pub fn all() -> Vec<&'static Self> {
         let mut all = vec![&SCALAR];
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
             all.push(&AVX2);
         }
         all
@@ -79,6 +82,15 @@ impl Ops {
     pub fn dot_rows(&self, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
         // SAFETY: as for `decode_row`.
         unsafe { (self.dot_rows)(rows, x, out, scratch) }
+    }
+
+    /// `x[m, cols]` times a weight's transpose, `[m, rows]`.
+    #[cfg(test)]
+    pub(crate) fn matmul(&self, weight: &super::Weight, x: &[f32]) -> Vec<f32> {
+        let (rows, n) = (Rows::of(weight), weight.rows());
+        let mut out = vec![f32::NAN; x.len() / weight.cols() * n];
+        self.dot_rows(&rows, x, &mut Window::new(&mut out, n, 0, n), &mut Vec::new());
+        out
     }
 
     pub fn mix_rows(&self, rows: &Rows<'_>, weights: &[f32], out: &mut [f32], scratch: &mut Vec<f32>) {

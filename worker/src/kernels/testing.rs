@@ -56,9 +56,7 @@ impl Packed {
             [0].into_iter().chain(random(n, seed).into_iter().flat_map(pack)).collect()
         };
         match kind {
-            Kind::Float(float) => {
-                Self { weight: None, kind, cols, bytes: floats(float, n * cols, seed) }
-            }
+            Kind::Float(float) => Self { weight: None, kind, cols, bytes: floats(float, n * cols, seed) },
             Kind::Q8_0 => {
                 let mut bytes = vec![0; 1 + n * kind.row_bytes(cols)];
                 decode::encode_scalar(kind, &random(n * cols, seed), &mut bytes[1..]);

@@ -90,7 +90,11 @@ impl Weight {
     ) -> Result<Self, WeightError> {
         let row_bytes = dtype.row_bytes(cols).ok_or(WeightError::RowLength { dtype, cols })?;
         let scale_bytes = dtype.row_scale_bytes(cols);
-        let parts = [("codes", &codes, row_bytes), ("scales", &scales, scale_bytes), ("biases", &biases, scale_bytes)];
+        let parts = [
+            ("codes", &codes, row_bytes),
+            ("scales", &scales, scale_bytes),
+            ("biases", &biases, scale_bytes),
+        ];
         for (part, bytes, row) in parts {
             let expected = rows as u128 * row as u128;
             if bytes.len() as u128 != expected {

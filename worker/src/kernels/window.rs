@@ -66,7 +66,6 @@ impl<'a, T> Shared<'a, T> {
     ///
     /// # Safety
     /// No other living part of this matrix overlaps them.
-    #[expect(clippy::mut_from_ref, reason = "the caller promises that parts are disjoint")]
     pub(super) unsafe fn part(&self, row: usize, first: usize, cols: usize) -> &'a mut [T] {
         assert!(row < self.rows && first + cols <= self.stride);
         // SAFETY: inside the matrix by the assertion, unshared by the caller's promise.

@@ -1,6 +1,8 @@
 //! The native engine: a model of `arch` on the kernels of a device, with a paged cache shared by its sequences.
 //! The runner loads one with [`load`] and keeps it on one thread.
 
+#[cfg(test)]
+mod load_tests;
 mod map;
 mod pages;
 mod tensors;
@@ -11,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::pages::{Pages, pages_for};
 use super::{
-    Engine, Full, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, SequenceId, Slice, StepError, Want,
+    Engine, Full, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, SequenceId, Slice,
+    StepError, Want,
 };
 use crate::arch::{Config, Forward, Output, Plan};
 use crate::kernels::cpu::Cpu;
@@ -71,7 +74,8 @@ impl<K: Kernels + 'static> Native<K> {
 
         let context_length = options.context_length.unwrap_or(usize::MAX).clamp(1, shape.context_length);
         let max_sequences = options.max_sequences.max(1);
-        let pages = u32::try_from(max_sequences.saturating_mul(pages_for(context_length))).unwrap_or(u32::MAX);
+        let pages =
+            u32::try_from(max_sequences.saturating_mul(pages_for(context_length))).unwrap_or(u32::MAX);
         let cache_shape = CacheShape {
             layers: shape.layers,
             pages: pages as usize,
@@ -157,7 +161,12 @@ impl<K: Kernels + 'static> Native<K> {
     }
 
     /// Computes some pieces of the slices; the rows they want are added to each slice's numbers.
-    fn pass(&mut self, slices: &[Slice<'_>], pieces: &[Piece], rows: &mut [Vec<f32>]) -> Result<(), StepError> {
+    fn pass(
+        &mut self,
+        slices: &[Slice<'_>],
+        pieces: &[Piece],
+        rows: &mut [Vec<f32>],
+    ) -> Result<(), StepError> {
         let mut batch = Batch::default();
         for piece in pieces {
             let slice = &slices[piece.slice];

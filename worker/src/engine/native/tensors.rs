@@ -65,7 +65,8 @@ impl Mapped {
     }
 
     fn take(&mut self, name: &str, expected: &[u64]) -> Result<Weight, LoadError> {
-        let entry = self.tensors.get(name).ok_or_else(|| LoadError::MissingTensor { name: name.to_owned() })?;
+        let entry =
+            self.tensors.get(name).ok_or_else(|| LoadError::MissingTensor { name: name.to_owned() })?;
         let Entry { file, tensor } = entry;
         if tensor.shape != expected {
             let (expected, found) = (expected.to_vec(), tensor.shape.clone());
@@ -107,7 +108,8 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
     let data = |reason: String| LoadError::TensorData { name: name(), reason };
     let slice = |part: &Part| {
         let begin = usize::try_from(part.offset).ok();
-        let range = begin.and_then(|begin| Some(begin..begin.checked_add(usize::try_from(part.size_bytes).ok()?)?));
+        let range =
+            begin.and_then(|begin| Some(begin..begin.checked_add(usize::try_from(part.size_bytes).ok()?)?));
         let range = range.filter(|range| range.end <= file.len());
         range.map(|range| file.slice(range)).ok_or_else(|| data("it ends after its file".into()))
     };
@@ -117,7 +119,8 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
         _ => return Err(data(format!("it has {} dimensions", tensor.shape.len()))),
     };
     let too_large = || data("its shape is too large".into());
-    let shape = (usize::try_from(rows).map_err(|_| too_large())?, usize::try_from(cols).map_err(|_| too_large())?);
+    let shape =
+        (usize::try_from(rows).map_err(|_| too_large())?, usize::try_from(cols).map_err(|_| too_large())?);
 
     let codes = slice(&tensor.parts.weight)?;
     let Some(quantisation) = &tensor.quantisation else {
@@ -132,7 +135,8 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
     let (Some(scale), Some(bias)) = (&tensor.parts.scale, &tensor.parts.bias) else {
         return Err(data("its scales or biases are missing".into()));
     };
-    let scales = float(scale.dtype).filter(|float| Some(*float) == self::float(bias.dtype)).ok_or_else(refused)?;
+    let scales =
+        float(scale.dtype).filter(|float| Some(*float) == self::float(bias.dtype)).ok_or_else(refused)?;
     let dtype = Dtype::Affine { bits, group: quantisation.group_size as usize, scales };
     Weight::new(dtype, shape, codes, slice(scale)?, slice(bias)?).map_err(|e| data(e.to_string()))
 }

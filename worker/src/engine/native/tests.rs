@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::*;
 use crate::engine::{BlobFile, ModelFiles};
 
-fn repository(path: &str) -> PathBuf {
+pub(super) fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
@@ -25,7 +25,7 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-fn f32_cache() -> LoadOptions {
+pub(super) fn f32_cache() -> LoadOptions {
     LoadOptions { kv_type: KvType::F32, threads: Some(2), ..LoadOptions::default() }
 }
 
@@ -76,7 +76,11 @@ fn logits_and_greedy_ids_of_the_reference() {
                     assert!(error <= 1e-4, "{folder} scalar {scalar} {prompt:?}: {error}");
                 }
                 let answer = ids(&case["greedy"]);
-                assert_eq!(greedy(engine.as_mut(), &prompt, answer.len(), &[]), answer, "{folder} {prompt:?}");
+                assert_eq!(
+                    greedy(engine.as_mut(), &prompt, answer.len(), &[]),
+                    answer,
+                    "{folder} {prompt:?}"
+                );
             }
         }
     }
@@ -154,8 +158,10 @@ fn cutting_a_prompt_changes_no_bit() {
     engine.close(sequence);
     for size in [1, 3, 32, 50, 100] {
         let sequence = engine.open(101).unwrap();
-        let cut: Vec<Vec<f32>> =
-            prompt.chunks(size).flat_map(|tokens| step(engine.as_mut(), sequence, tokens, Want::All)).collect();
+        let cut: Vec<Vec<f32>> = prompt
+            .chunks(size)
+            .flat_map(|tokens| step(engine.as_mut(), sequence, tokens, Want::All))
+            .collect();
         engine.close(sequence);
         assert!(whole == cut, "pieces of {size}");
     }

@@ -96,7 +96,9 @@ macro_rules! float_tail {
         unsafe fn tail(self, row: RowAt, k: usize, n: usize) -> [__m256; 4] {
             let mut padded = [0u8; 32 * $size];
             // SAFETY: the row has n < 32 more numbers of this size from k; the copy is as large as a block.
-            unsafe { std::ptr::copy_nonoverlapping(row.codes.add(k * $size), padded.as_mut_ptr(), n * $size) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(row.codes.add(k * $size), padded.as_mut_ptr(), n * $size)
+            };
             // SAFETY: a whole block of zeros and numbers.
             unsafe { self.block(RowAt { codes: padded.as_ptr(), ..row }, 0) }
         }
@@ -118,7 +120,9 @@ impl Load for F16 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn block(self, row: RowAt, k: usize) -> [__m256; 4] {
         // SAFETY: 64 bytes from 2 k belong to the row.
-        std::array::from_fn(|v| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(row.codes.add(2 * (k + 8 * v)).cast())) })
+        std::array::from_fn(|v| unsafe {
+            _mm256_cvtph_ps(_mm_loadu_si128(row.codes.add(2 * (k + 8 * v)).cast()))
+        })
     }
     float_tail!(2);
 }

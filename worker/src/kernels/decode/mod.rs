@@ -93,7 +93,8 @@ mod tests {
                     let cols = usize::max(cols, kind.multiple()).next_multiple_of(kind.multiple());
                     let mut from = random(cols, 9);
                     from[3] = 1e6;
-                    let (mut expect, mut found) = (vec![0; kind.row_bytes(cols)], vec![1; kind.row_bytes(cols)]);
+                    let (mut expect, mut found) =
+                        (vec![0; kind.row_bytes(cols)], vec![1; kind.row_bytes(cols)]);
                     encode_scalar(kind, &from, &mut expect);
                     ops.encode_row(kind, &from, &mut found);
                     assert_eq!(found, expect, "{} {kind:?} {cols}", ops.name);

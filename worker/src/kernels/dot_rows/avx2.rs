@@ -83,10 +83,10 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
             // SAFETY: k + 32 <= cols, and `RowAt` points at a row of `cols` numbers.
             let w = unsafe { loader.block(at[r], k) };
             for (v, w) in w.into_iter().enumerate() {
-                for c in 0..CN {
+                for (c, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
                     let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k + 8 * v)) };
-                    sums[c][r] = _mm256_fmadd_ps(w, x, sums[c][r]);
+                    sums[r] = _mm256_fmadd_ps(w, x, sums[r]);
                 }
             }
         }
@@ -146,7 +146,8 @@ fn decoded_tile<const RN: usize, const CN: usize>(
     let whole = cols / 8 * 8;
     for k in (0..whole).step_by(8) {
         // SAFETY: k + 8 <= cols; w and x have RN and CN rows of `cols` numbers, by the assertion above.
-        let x: [__m256; CN] = std::array::from_fn(|c| unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k)) });
+        let x: [__m256; CN] =
+            std::array::from_fn(|c| unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k)) });
         for r in 0..RN {
             // SAFETY: as above.
             let w = unsafe { _mm256_loadu_ps(w.as_ptr().add(r * cols + k)) };
@@ -162,10 +163,10 @@ fn decoded_tile<const RN: usize, const CN: usize>(
             // SAFETY: eight numbers.
             unsafe { _mm256_loadu_ps(padded.as_ptr()) }
         };
-        for c in 0..CN {
+        for (c, sums) in sums.iter_mut().enumerate() {
             let x = pad(&x[c * cols + whole..(c + 1) * cols]);
-            for r in 0..RN {
-                sums[c][r] = _mm256_fmadd_ps(pad(&w[r * cols + whole..(r + 1) * cols]), x, sums[c][r]);
+            for (r, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm256_fmadd_ps(pad(&w[r * cols + whole..(r + 1) * cols]), x, *sum);
             }
         }
     }

@@ -41,7 +41,9 @@ mod tests {
     fn every_version_agrees_with_float64() {
         for ops in Ops::all() {
             for &kind in KINDS {
-                for (n, cols, m) in [(1, 1, 1), (3, 7, 2), (4, 32, 1), (5, 33, 3), (9, 96, 4), (8, 256, 13), (33, 320, 40)] {
+                for (n, cols, m) in
+                    [(1, 1, 1), (3, 7, 2), (4, 32, 1), (5, 33, 3), (9, 96, 4), (8, 256, 13), (33, 320, 40)]
+                {
                     let cols = cols.max(kind.multiple()).next_multiple_of(kind.multiple());
                     let packed = Packed::random(kind, n, cols, 7);
                     let x = random(m * cols, 11);
@@ -54,7 +56,10 @@ mod tests {
                             let bound = (cols as f64 + 1.0) * f64::from(f32::EPSILON) * size;
                             let found = f64::from(out[j * n + i]);
                             let name = ops.name;
-                            assert!((found - sum).abs() <= bound, "{name} {kind:?} {n}x{cols} {i},{j}: {found} {sum}");
+                            assert!(
+                                (found - sum).abs() <= bound,
+                                "{name} {kind:?} {n}x{cols} {i},{j}: {found} {sum}"
+                            );
                         }
                     }
                 }
@@ -67,7 +72,8 @@ mod tests {
     fn company_changes_no_bit() {
         for ops in Ops::all() {
             for &kind in KINDS {
-                let cols = 200usize.next_multiple_of(kind.multiple()) + if kind.multiple() == 1 { 11 } else { 0 };
+                let cols =
+                    200usize.next_multiple_of(kind.multiple()) + if kind.multiple() == 1 { 11 } else { 0 };
                 let (n, m) = (11, 37);
                 let packed = Packed::random(kind, n, cols, 3);
                 let x = random(m * cols, 5);
@@ -75,7 +81,12 @@ mod tests {
                 for i in 0..n {
                     for j in 0..m {
                         let one = product(ops, &packed.rows().range(i, 1), &x[j * cols..(j + 1) * cols]);
-                        assert_eq!(one[0].to_bits(), all[j * n + i].to_bits(), "{} {kind:?} {i},{j}", ops.name);
+                        assert_eq!(
+                            one[0].to_bits(),
+                            all[j * n + i].to_bits(),
+                            "{} {kind:?} {i},{j}",
+                            ops.name
+                        );
                     }
                 }
             }

@@ -50,16 +50,24 @@ mod tests {
 
     #[test]
     fn within_two_ulp() {
-        if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")) {
+        if !(is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c"))
+        {
             return;
         }
         let mut x = -87.2f32;
         while x < 88.7 {
             let (expect, found) = (f64::from(x).exp(), f64::from(exp_of(x)));
-            assert!((found - expect).abs() <= 2.0 * f64::from(f32::EPSILON) * expect, "{x}: {found:e} {expect:e}");
+            assert!(
+                (found - expect).abs() <= 2.0 * f64::from(f32::EPSILON) * expect,
+                "{x}: {found:e} {expect:e}"
+            );
             x += 0.003_17;
         }
-        for (x, expect) in [(0.0, 1.0), (-200.0, 0.0), (f32::NEG_INFINITY, 0.0), (f32::INFINITY, f32::INFINITY)] {
+        for (x, expect) in
+            [(0.0, 1.0), (-200.0, 0.0), (f32::NEG_INFINITY, 0.0), (f32::INFINITY, f32::INFINITY)]
+        {
             assert_eq!(exp_of(x), expect, "{x}");
         }
         assert!(exp_of(f32::NAN).is_nan());

@@ -39,7 +39,11 @@ mod tests {
                         let begin = f64::from(start[d]);
                         let (sum, size) = terms.fold((begin, begin.abs()), |(s, a), t| (s + t, a + t.abs()));
                         let bound = (n as f64 + 1.0) * f64::from(f32::EPSILON) * size;
-                        assert!((f64::from(out[d]) - sum).abs() <= bound, "{} {kind:?} {n}x{cols} {d}", ops.name);
+                        assert!(
+                            (f64::from(out[d]) - sum).abs() <= bound,
+                            "{} {kind:?} {n}x{cols} {d}",
+                            ops.name
+                        );
                     }
                 }
             }

@@ -22,7 +22,10 @@ pub(in super::super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut 
         // SAFETY: k + 8 <= len, and the three are of one length.
         unsafe {
             let v = _mm256_mul_ps(_mm256_loadu_ps(x.as_ptr().add(k)), scales);
-            _mm256_storeu_ps(out.as_mut_ptr().add(k), _mm256_mul_ps(v, _mm256_loadu_ps(weight.as_ptr().add(k))));
+            _mm256_storeu_ps(
+                out.as_mut_ptr().add(k),
+                _mm256_mul_ps(v, _mm256_loadu_ps(weight.as_ptr().add(k))),
+            );
         }
     }
     for k in whole..x.len() {

@@ -36,7 +36,8 @@ mod tests {
                     for i in 0..n {
                         let expect = (scaled[i] - max).exp() / sum;
                         // Rounding the exponent's argument errs by its size in ulps; the sum by n/2 ulp.
-                        let bound = f64::from(f32::EPSILON) * (2.0 * max.abs().max(scaled[i].abs()) + n as f64 + 6.0);
+                        let bound =
+                            f64::from(f32::EPSILON) * (2.0 * max.abs().max(scaled[i].abs()) + n as f64 + 6.0);
                         let error = (f64::from(out[i]) - expect).abs();
                         assert!(error <= bound * expect + 1e-37, "{} {n} {spread} {i}: {error:e}", ops.name);
                     }

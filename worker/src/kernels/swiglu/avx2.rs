@@ -22,7 +22,9 @@ pub(in super::super) fn swiglu(gate: &mut [f32], up: &[f32]) {
         g[..n].copy_from_slice(&gate[whole..]);
         u[..n].copy_from_slice(&up[whole..]);
         // SAFETY: eight numbers each.
-        unsafe { _mm256_storeu_ps(g.as_mut_ptr(), eight(_mm256_loadu_ps(g.as_ptr()), _mm256_loadu_ps(u.as_ptr()))) };
+        unsafe {
+            _mm256_storeu_ps(g.as_mut_ptr(), eight(_mm256_loadu_ps(g.as_ptr()), _mm256_loadu_ps(u.as_ptr())))
+        };
         gate[whole..].copy_from_slice(&g[..n]);
     }
 }

@@ -29,7 +29,12 @@ mod tests {
                         let (g, u) = (f64::from(gate[i]), f64::from(up[i]));
                         let expect = g / (1.0 + (-g).exp()) * u;
                         let bound = 8.0 * f64::from(f32::EPSILON) * expect.abs() + 1e-35;
-                        assert!((f64::from(out[i]) - expect).abs() <= bound, "{} {g} {u}: {}", ops.name, out[i]);
+                        assert!(
+                            (f64::from(out[i]) - expect).abs() <= bound,
+                            "{} {g} {u}: {}",
+                            ops.name,
+                            out[i]
+                        );
                     }
                 }
             }

@@ -1,0 +1,363 @@
+//! Loading: every spelling of a model gives the same numbers, and what cannot be run is refused by name.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use lode_model::quant::{Kind, affine};
+use lode_model::safetensors::{Dtype, Header, write_header};
+use lode_model::tensor::read_blob;
+use serde_json::{Value, json};
+
+use super::tensors::Mapped;
+use super::tests::{f32_cache, repository};
+use super::*;
+use crate::arch::Tensors;
+use crate::engine::{BlobFile, ModelFiles, NotFinite};
+use crate::kernels::{Ops, Rows};
+
+/// The llama fixture, taken apart so that a test can change it.
+struct Checkpoint {
+    config: Value,
+    tensors: BTreeMap<String, Stored>,
+}
+
+#[derive(Clone)]
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    fn f32s(shape: &[u64], numbers: &[f32]) -> Self {
+        let bytes = numbers.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Self { dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+    }
+
+    fn numbers(&self) -> Vec<f32> {
+        self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+}
+
+fn llama() -> Checkpoint {
+    let folder = repository("tests/fixtures/arch/llama");
+    let file = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let header = Header::read(&file).unwrap();
+    let tensors = header.tensors().iter().map(|t| {
+        let begin = (header.data_start() + t.begin) as usize;
+        let bytes = file[begin..begin + t.size_bytes() as usize].to_vec();
+        (t.name.clone(), Stored { dtype: t.dtype, shape: t.shape.clone(), bytes })
+    });
+    let config = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+    Checkpoint { config, tensors: tensors.collect() }
+}
+
+/// A safetensors file whose data begins `shift` bytes after a multiple of eight.
+fn file(tensors: &[(&str, &Stored)], metadata: &[(&str, &str)], shift: usize) -> Vec<u8> {
+    let metadata = metadata.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    let entries: Vec<_> = tensors.iter().map(|(name, t)| (*name, t.dtype, t.shape.as_slice())).collect();
+    let mut bytes = write_header(&entries, &metadata);
+    bytes.extend(std::iter::repeat_n(b' ', shift));
+    let len = bytes.len() as u64 - 8;
+    bytes[..8].copy_from_slice(&len.to_le_bytes());
+    tensors.iter().for_each(|(_, t)| bytes.extend_from_slice(&t.bytes));
+    bytes
+}
+
+impl Checkpoint {
+    /// Writes one blob a tensor; `spell` gives its key, its layer name and its shift.
+    fn blobs(&self, folder: &Path, spell: impl Fn(&str) -> (String, Option<String>, usize)) -> ModelFiles {
+        let tensors = self.tensors.iter().enumerate().map(|(index, (name, tensor))| {
+            let (key, layer, shift) = spell(name);
+            let path = folder.join(format!("blob-{index}"));
+            std::fs::write(&path, file(&[(&key, tensor)], &[], shift)).unwrap();
+            BlobFile { path, name: layer, whole_file: false }
+        });
+        ModelFiles { config_json: self.config.to_string().into_bytes(), tensors: tensors.collect() }
+    }
+
+    /// Writes it as one file.
+    fn whole(&self, folder: &Path) -> ModelFiles {
+        let tensors: Vec<_> = self.tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
+        let path = folder.join("model.safetensors");
+        std::fs::write(&path, file(&tensors, &[], 0)).unwrap();
+        let tensors = vec![BlobFile { path, name: Some("model.safetensors".into()), whole_file: true }];
+        ModelFiles { config_json: self.config.to_string().into_bytes(), tensors }
+    }
+}
+
+fn logits(files: &ModelFiles) -> Vec<f32> {
+    let mut engine = load(files, f32_cache()).unwrap();
+    let sequence = engine.open(8).unwrap();
+    let logits = engine.step(&[Slice { sequence, tokens: &[3, 1, 4, 1, 5], want: Want::All }]).unwrap();
+    logits.rows(0).unwrap().flatten().copied().collect()
+}
+
+#[test]
+fn every_spelling_of_a_blob_gives_the_same_bits() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let checkpoint = llama();
+    let whole = logits(&checkpoint.whole(folder.path()));
+    for shift in [0, 1, 3] {
+        let named = checkpoint.blobs(blobs.path(), |name| (name.to_owned(), Some(name.to_owned()), shift));
+        assert!(logits(&named) == whole, "keyed by name, shift {shift}");
+        let data = checkpoint.blobs(blobs.path(), |name| ("data".to_owned(), Some(name.to_owned()), shift));
+        assert!(logits(&data) == whole, "keyed data, shift {shift}");
+    }
+}
+
+/// A model with packed codes computes exactly what one with the decoded floats does.
+#[test]
+fn packed_codes_run_as_they_decode() {
+    for (kind, group, dtype, shift) in [
+        (Kind::Int4, 32, Dtype::BF16, 1),
+        (Kind::Int4, 64, Dtype::F32, 3),
+        (Kind::Int8, 64, Dtype::BF16, 0),
+        (Kind::Int8, 32, Dtype::F16, 5),
+    ] {
+        let (mut plain, folder) = (llama(), tempfile::tempdir().unwrap());
+        let mut blobs = Vec::new();
+        for (index, (name, tensor)) in plain.tensors.iter_mut().enumerate() {
+            let path = folder.path().join(format!("blob-{index}"));
+            let bytes = if tensor.shape.len() == 2 {
+                let mut packed = affine::Quantised::default();
+                affine::quantise(kind, group, dtype, &tensor.numbers(), &mut packed).unwrap();
+                let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
+                let words = cols * u64::from(kind.bits()) / 32;
+                let part = |dtype, cols, bytes| Stored { dtype, shape: vec![rows, cols], bytes };
+                let codes = part(Dtype::U32, words, packed.codes);
+                let scales = part(dtype, cols / group as u64, packed.scales);
+                let biases = part(dtype, cols / group as u64, packed.biases);
+                let (scale, bias) = (format!("{name}.scale"), format!("{name}.bias"));
+                // Companions first, so that the codes lie at an odd place.
+                let entries = [(scale.as_str(), &scales), (bias.as_str(), &biases), (name.as_str(), &codes)];
+                let group = group.to_string();
+                let bytes = file(&entries, &[("quant_type", kind.as_str()), ("group_size", &group)], shift);
+                let header = Header::read(&bytes).unwrap();
+                let decoded = read_blob(None, &header).unwrap().remove(0).decode_f32(&bytes).unwrap();
+                *tensor = Stored::f32s(&tensor.shape, &decoded);
+                bytes
+            } else {
+                file(&[(name, tensor)], &[], shift)
+            };
+            std::fs::write(&path, bytes).unwrap();
+            blobs.push(BlobFile { path, name: Some(name.clone()), whole_file: false });
+        }
+        let files = ModelFiles { config_json: plain.config.to_string().into_bytes(), tensors: blobs };
+        let decoded = tempfile::tempdir().unwrap();
+        assert!(logits(&files) == logits(&plain.whole(decoded.path())), "{kind} {group} {dtype}");
+    }
+}
+
+/// The golden vectors of MLX: decoded bit for bit, products to the last ulp of their terms.
+#[test]
+fn affine_codes_match_the_vectors() {
+    let folder = repository("tests/fixtures/mlx-quant");
+    for bits in [4, 8] {
+        for (group, dtype) in [(32, "bf16"), (32, "f32"), (64, "bf16"), (64, "f32")] {
+            let case = format!("int{bits}-g{group}-{dtype}");
+            let path = folder.join(format!("{case}.blob.safetensors"));
+            let mut blob = Mapped::open(&[BlobFile { path, name: None, whole_file: false }]).unwrap();
+            let weight = blob.matrix("model.layers.0.mlp.up_proj.weight", 3, 128).unwrap();
+            let path = folder.join(format!("{case}.expect.safetensors"));
+            let file = std::fs::read(path).unwrap();
+            let header = Header::read(&file).unwrap();
+            let numbers = |name: &str| {
+                let tensor = header.get(name).unwrap();
+                let begin = (header.data_start() + tensor.begin) as usize;
+                let bytes = &file[begin..begin + tensor.size_bytes() as usize];
+                Stored { dtype: tensor.dtype, shape: vec![], bytes: bytes.to_vec() }.numbers()
+            };
+            let (dequant, act, matmul) = (numbers("dequant"), numbers("act"), numbers("matmul"));
+            for ops in Ops::all() {
+                for row in 0..3 {
+                    let mut found = vec![0.0; 128];
+                    ops.decode_row(&Rows::of(&weight), row, &mut found);
+                    assert_eq!(found, dequant[row * 128..(row + 1) * 128], "{case} {}", ops.name);
+                }
+                let found = ops.matmul(&weight, &act);
+                for (index, (found, expect)) in found.iter().zip(&matmul).enumerate() {
+                    let (column, row) = (index / 3, index % 3);
+                    let terms = act[column * 128..][..128].iter().zip(&dequant[row * 128..][..128]);
+                    let size: f32 = terms.map(|(a, w)| (a * w).abs()).sum();
+                    assert!((found - expect).abs() <= 128.0 * f32::EPSILON * size, "{case} {}", ops.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn biases_are_added() {
+    let folder = tempfile::tempdir().unwrap();
+    let bias = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
+    let zeros = |checkpoint: &mut Checkpoint, names: &[(&str, u64)]| {
+        for layer in 0..2 {
+            for (name, n) in names {
+                let bias = Stored::f32s(&[*n], &vec![0.0; *n as usize]);
+                checkpoint.tensors.insert(format!("model.layers.{layer}.{name}.bias"), bias);
+            }
+        }
+    };
+    let attention = [
+        ("self_attn.q_proj", 64),
+        ("self_attn.k_proj", 32),
+        ("self_attn.v_proj", 32),
+        ("self_attn.o_proj", 64),
+    ];
+    let mlp = [("mlp.gate_proj", 128), ("mlp.up_proj", 128), ("mlp.down_proj", 64)];
+
+    // A bias of v passes through the softmax unchanged, so it is a bias of W_o times it after the projection.
+    let mut of_v = llama();
+    of_v.config["attention_bias"] = json!(true);
+    zeros(&mut of_v, &attention);
+    let mut of_o = llama();
+    of_o.config["attention_bias"] = json!(true);
+    zeros(&mut of_o, &attention);
+    let v = bias(32);
+    of_v.tensors.insert("model.layers.0.self_attn.v_proj.bias".into(), Stored::f32s(&[32], &v));
+    let heads: Vec<f32> = (0..64).map(|i| v[i / 32 * 16 + i % 16]).collect();
+    let out = of_o.tensors["model.layers.0.self_attn.o_proj.weight"].numbers();
+    let moved: Vec<f32> =
+        out.chunks(64).map(|row| row.iter().zip(&heads).map(|(w, v)| w * v).sum::<f32>()).collect();
+    of_o.tensors.insert("model.layers.0.self_attn.o_proj.bias".into(), Stored::f32s(&[64], &moved));
+    let (a, b) = (logits(&of_v.whole(folder.path())), logits(&of_o.whole(folder.path())));
+    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4));
+    assert!(a != logits(&llama().whole(folder.path())));
+
+    // Gate and up biases: 1 in a gate of zeros, up bias u give silu(1) u everywhere.
+    let mut of_up = llama();
+    let mut of_down = llama();
+    for checkpoint in [&mut of_up, &mut of_down] {
+        checkpoint.config["mlp_bias"] = json!(true);
+        zeros(checkpoint, &mlp);
+        for name in ["gate_proj", "up_proj"] {
+            let weight = Stored::f32s(&[128, 64], &vec![0.0; 128 * 64]);
+            checkpoint.tensors.insert(format!("model.layers.0.mlp.{name}.weight"), weight);
+        }
+    }
+    let up = bias(128);
+    of_up.tensors.insert("model.layers.0.mlp.gate_proj.bias".into(), Stored::f32s(&[128], &[1.0; 128]));
+    of_up.tensors.insert("model.layers.0.mlp.up_proj.bias".into(), Stored::f32s(&[128], &up));
+    let silu = 1.0 / (1.0 + (-1.0f32).exp());
+    let down = of_down.tensors["model.layers.0.mlp.down_proj.weight"].numbers();
+    let moved: Vec<f32> =
+        down.chunks(128).map(|row| row.iter().zip(&up).map(|(w, u)| w * u * silu).sum::<f32>()).collect();
+    of_down.tensors.insert("model.layers.0.mlp.down_proj.bias".into(), Stored::f32s(&[64], &moved));
+    let (a, b) = (logits(&of_up.whole(folder.path())), logits(&of_down.whole(folder.path())));
+    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4));
+}
+
+#[test]
+fn numbers_that_overflow_stop_their_sequence_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoint = llama();
+    let name = "model.embed_tokens.weight";
+    let mut table = checkpoint.tensors[name].numbers();
+    table[7 * 64 + 5] = f32::INFINITY;
+    table[8 * 64] = f32::NAN;
+    checkpoint.tensors.insert(name.into(), Stored::f32s(&[512, 64], &table));
+    let files = checkpoint.whole(folder.path());
+    for scalar in [true, false] {
+        for kv_type in [KvType::F32, KvType::F16] {
+            let options = LoadOptions { scalar, kv_type, ..f32_cache() };
+            let mut engine = load(&files, options).unwrap();
+            let open: Vec<SequenceId> = (0..3).map(|_| engine.open(4).unwrap()).collect();
+            let slice = |n: usize, tokens| Slice { sequence: open[n], tokens, want: Want::Last };
+            let logits = engine.step(&[slice(0, &[1, 7]), slice(1, &[1, 2]), slice(2, &[8, 1])]).unwrap();
+            assert_eq!(logits.last(0), Err(NotFinite));
+            assert!(logits.last(1).unwrap().is_some());
+            assert_eq!(logits.last(2), Err(NotFinite), "scalar {scalar} {kv_type}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_run_is_refused_by_name() {
+    type Change = fn(&mut Checkpoint);
+    let cases: &[(Change, &str)] = &[
+        (
+            |c| c.config["architectures"] = json!(["MambaForCausalLM"]),
+            "architecture `MambaForCausalLM` is not supported (supported: LlamaForCausalLM)",
+        ),
+        (|c| c.config = json!([]), "config.json: it is not a JSON object"),
+        (|c| c.config["hidden_size"] = json!(null), "config.json: `hidden_size` is missing"),
+        (
+            |c| c.config["num_hidden_layers"] = json!(1_000_000),
+            "config.json: `num_hidden_layers` is 1000000, which is outside 1 to 4096",
+        ),
+        (
+            |c| c.config["num_key_value_heads"] = json!(3),
+            "config.json: `num_key_value_heads`: 4 heads are no multiple of 3",
+        ),
+        (
+            |c| c.config["hidden_act"] = json!("gelu"),
+            "config.json: `hidden_act` `gelu` cannot be run (can be: silu)",
+        ),
+        (
+            |c| c.config["vocab_size"] = json!(500),
+            "config.json has a vocabulary of 500, tensor `model.embed_tokens.weight` has 512 rows",
+        ),
+        (
+            |c| c.config["num_hidden_layers"] = json!(3),
+            "tensor `model.layers.2.input_layernorm.weight` is missing",
+        ),
+        (
+            |c| c.config["intermediate_size"] = json!(96),
+            "tensor `model.layers.0.mlp.gate_proj.weight` has shape [128, 64], [96, 64] expected",
+        ),
+        (
+            |c| c.config["attention_bias"] = json!(true),
+            "tensor `model.layers.0.self_attn.q_proj.bias` is missing",
+        ),
+        (|c| drop(c.tensors.remove("lm_head.weight")), "tensor `lm_head.weight` is missing"),
+        (
+            |c| {
+                let norm = Stored { dtype: Dtype::I32, shape: vec![64], bytes: vec![0; 256] };
+                c.tensors.insert("model.norm.weight".into(), norm);
+            },
+            "tensor `model.norm.weight` has dtype I32, which cannot be run (can be: F32, F16, BF16, int4, int8)",
+        ),
+        (
+            |c| {
+                let q = Stored { dtype: Dtype::F64, shape: vec![64, 64], bytes: vec![0; 64 * 64 * 8] };
+                c.tensors.insert("model.layers.1.self_attn.q_proj.weight".into(), q);
+            },
+            "tensor `model.layers.1.self_attn.q_proj.weight` has dtype F64, which cannot be run (can be: F32, F16, BF16, int4, int8)",
+        ),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (change, expect) in cases {
+        let mut checkpoint = llama();
+        change(&mut checkpoint);
+        let error = load(&checkpoint.whole(folder.path()), f32_cache()).err().expect(expect);
+        assert_eq!(error.to_string(), *expect);
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_refused_by_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = llama().whole(folder.path());
+    let check = |tensors: Vec<BlobFile>, expect: &str| {
+        let files = ModelFiles { tensors, ..good.clone() };
+        let error = load(&files, f32_cache()).err().expect(expect).to_string();
+        let error = error.replace(&folder.path().display().to_string(), "DIR");
+        assert!(error.starts_with(expect), "{error}");
+    };
+    let blob = |name: &str| BlobFile { path: folder.path().join(name), name: None, whole_file: false };
+    std::fs::write(folder.path().join("short"), b"12345").unwrap();
+    std::fs::write(folder.path().join("empty"), b"").unwrap();
+    check(vec![blob("absent")], "cannot map DIR/absent");
+    check(vec![blob(".")], "cannot map DIR/.");
+    check(vec![blob("short")], "DIR/short: file of 5 bytes is too short");
+    check(vec![blob("empty")], "DIR/empty: file of 0 bytes is too short");
+    let twice = vec![good.tensors[0].clone(), good.tensors[0].clone()];
+    check(
+        twice,
+        "tensor `lm_head.weight` occurs twice: in DIR/model.safetensors and in DIR/model.safetensors",
+    );
+    let options = LoadOptions { kv_type: KvType::Q8_0, ..f32_cache() };
+    let error = load(&good, options).err().unwrap().to_string();
+    assert_eq!(error, "a q8_0 cache needs heads that 32 divides, this model's have 16");
+}
