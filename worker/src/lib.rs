@@ -2,7 +2,18 @@
 //! `lode serve` and `lode worker` start it with [`start`]; the processes it starts run [`runner::main`].
 
 pub mod arch;
+pub mod cache;
+pub mod config;
 pub mod engine;
+pub mod error;
+pub mod http;
+mod join;
 pub mod kernels;
+mod node;
 pub mod runner;
+pub mod scheduler;
 pub mod text;
+
+pub use config::{Config, Secret};
+pub use error::Error;
+pub use node::{Worker, start, start_with};

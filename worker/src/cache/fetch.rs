@@ -1,0 +1,190 @@
+//! From a repository and a digest to a model on this machine: manifest, recognition, blobs.
+//! The scheduler asks for it before every load; what is there already costs a few file lookups.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use futures::{StreamExt, TryStreamExt};
+use lode_client::Registry;
+use lode_model::config::ModelConfig;
+use lode_model::digest::Digest;
+use lode_model::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
+use lode_model::reference::{Reference, Repository};
+use serde_json::Value;
+
+use super::recognise::Recognised;
+use super::store::{Cache, Lease};
+use crate::error::Error;
+use crate::runner::protocol::{ModelSpec, TensorFile};
+
+/// Blobs of one model that are pulled at once.
+const PARALLEL_BLOBS: usize = 4;
+/// Small files that are read into memory here are refused beyond this.
+const MAX_SMALL_BYTES: u64 = 4 << 20;
+
+/// A model whose every blob is on this machine and stays there while this lives.
+#[derive(Debug)]
+pub struct Model {
+    pub repository: Repository,
+    /// Of the manifest that was asked for.
+    pub digest: Digest,
+    pub spec: ModelSpec,
+    /// Bytes of tensors.
+    pub tensor_bytes: u64,
+    /// The checkpoint's config.json.
+    pub config: Value,
+    /// What the manifest's own config says, for display.
+    pub details: ModelConfig,
+    /// The system prompt and the default options that a Modelfile gave it.
+    pub system: Option<String>,
+    pub params: serde_json::Map<String, Value>,
+    _leases: Vec<Lease>,
+}
+
+/// Where models come from.
+pub struct Models {
+    cache: Arc<Cache>,
+    registry: Registry,
+    /// Manifests that were seen whole on this machine, with the blobs they need.
+    complete: Mutex<HashMap<Digest, Vec<Digest>>>,
+}
+
+impl Models {
+    /// Remembers the manifests of an earlier run. Blocks.
+    pub fn open(cache: Arc<Cache>, registry: Registry) -> io::Result<Models> {
+        let mut complete = HashMap::new();
+        for entry in std::fs::read_dir(cache.manifests())? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let Ok(digest) = name.replace('-', ":").parse::<Digest>() else { continue };
+            let bytes = std::fs::read(&path)?;
+            let manifest = (Digest::of(digest.algorithm(), &bytes) == digest).then(|| Manifest::parse(None, &bytes));
+            if let Some(Ok(manifest)) = manifest
+                && let Ok(model) = Recognised::read(&manifest)
+            {
+                complete.insert(digest, model.blobs().map(|blob| blob.digest.clone()).collect());
+            }
+        }
+        Ok(Models { cache, registry, complete: Mutex::new(complete) })
+    }
+
+    /// The manifests whose every blob is on this machine. Looks at files, so it blocks a little.
+    pub fn cached(&self) -> Vec<Digest> {
+        let mut complete = self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        complete.retain(|digest, blobs| {
+            let there = blobs.iter().all(|blob| self.cache.contains(blob));
+            if !there {
+                // Forgotten on disk too; if that fails, the next start finds it wanting again.
+                let _ = std::fs::remove_file(self.manifest_path(digest));
+            }
+            there
+        });
+        complete.keys().cloned().collect()
+    }
+
+    /// Brings a model here. `name` is what messages call it.
+    pub async fn fetch(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<Model, Error> {
+        let (manifest, bytes) = self.manifest(repository, digest, name).await?;
+        let model = Recognised::read(&manifest).map_err(|error| Error::Unsupported(format!("cannot run {name}: {error}")))?;
+        let mut leases = HashMap::new();
+        // One tensor may stand in several layers.
+        let wanted: HashMap<Digest, u64> = model.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect();
+        let mut pulls = futures::stream::iter(wanted)
+            .map(|(digest, size)| async move {
+                let lease = self.cache.fetch(&self.registry, repository, &digest, size).await?;
+                Ok::<_, Error>((digest, lease))
+            })
+            .buffer_unordered(PARALLEL_BLOBS);
+        while let Some((digest, lease)) = pulls.try_next().await? {
+            leases.insert(digest, lease);
+        }
+        drop(pulls);
+        self.remember(digest, &model, bytes).await;
+
+        let path = |blob: &Descriptor| leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default();
+        let tensor = |layer: &super::recognise::TensorLayer| TensorFile {
+            path: path(&layer.descriptor),
+            name: layer.descriptor.name.clone(),
+            whole_file: layer.whole_file,
+        };
+        let spec = ModelSpec {
+            name: name.to_owned(),
+            files: model.files.iter().map(|(name, blob)| (name.clone(), path(blob))).collect(),
+            tensors: model.tensors.iter().map(tensor).collect(),
+        };
+        let read = async |blob: Option<&Descriptor>| match blob {
+            Some(blob) => read_small(path(blob), blob.size).await.map(Some),
+            None => Ok(None),
+        };
+        let json = |what: &str, bytes: Option<Vec<u8>>| -> Result<Value, Error> {
+            let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+            value.map(Option::unwrap_or_default).map_err(|error| Error::Unsupported(format!("cannot run {name}: {what}: {error}")))
+        };
+        let config = json("config.json", read(model.files.get("config.json")).await?)?;
+        let params = json("its parameters", read(model.params.as_ref()).await?)?;
+        let system = read(model.system.as_ref()).await?;
+        let details = read(model.config.as_ref()).await?;
+        Ok(Model {
+            repository: repository.clone(),
+            digest: digest.clone(),
+            spec,
+            tensor_bytes: model.tensor_bytes(),
+            config,
+            details: details.and_then(|bytes| ModelConfig::parse(&bytes).ok()).unwrap_or_default(),
+            system: system.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+            params: match params {
+                Value::Object(params) => params,
+                _ => serde_json::Map::new(),
+            },
+            _leases: leases.into_values().collect(),
+        })
+    }
+
+    /// The image manifest behind a digest; of an index, the one child that is a model.
+    async fn manifest(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<(Manifest, Vec<u8>), Error> {
+        let mut digest = digest.clone();
+        for _ in 0..3 {
+            let raw = match self.registry.manifest_get(repository, &Reference::Digest(digest.clone())).await {
+                Ok(raw) => raw,
+                Err(error) if error.is_not_found() => return Err(Error::ModelUnknown(name.to_owned())),
+                Err(source) => return Err(Error::Pull { repository: repository.clone(), source: Box::new(source) }),
+            };
+            let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
+                .map_err(|error| Error::Unsupported(format!("cannot run {name}: {error}")))?;
+            if !manifest.is_index() {
+                return Ok((manifest, raw.bytes.to_vec()));
+            }
+            // Signatures and attestations are listed with an unknown platform.
+            let is_model = |child: &&Descriptor| {
+                child.platform.as_ref().and_then(|platform| platform.get("os")).and_then(Value::as_str) != Some("unknown")
+            };
+            let child = manifest.children().find(is_model);
+            digest = child.ok_or_else(|| Error::Unsupported(format!("cannot run {name}: its index is empty")))?.digest.clone();
+        }
+        Err(Error::Unsupported(format!("cannot run {name}: its index lists indexes")))
+    }
+
+    async fn remember(&self, digest: &Digest, model: &Recognised, bytes: Vec<u8>) {
+        let blobs = model.blobs().map(|blob| blob.digest.clone()).collect();
+        self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(digest.clone(), blobs);
+        if Digest::of(digest.algorithm(), &bytes) == *digest
+            && bytes.len() <= MAX_MANIFEST_BYTES
+            && let Err(error) = tokio::fs::write(self.manifest_path(digest), bytes).await
+        {
+            tracing::warn!(%digest, %error, "cannot remember a manifest");
+        }
+    }
+
+    fn manifest_path(&self, digest: &Digest) -> PathBuf {
+        self.cache.manifests().join(digest.to_string().replace(':', "-"))
+    }
+}
+
+async fn read_small(path: PathBuf, size: u64) -> Result<Vec<u8>, Error> {
+    if size > MAX_SMALL_BYTES {
+        return Err(Error::Unsupported(format!("a file of {size} bytes is too large for what it is")));
+    }
+    tokio::fs::read(path).await.map_err(Error::Cache)
+}

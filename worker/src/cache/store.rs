@@ -1,0 +1,259 @@
+//! The content-addressed folder: what is there, who uses it, what has to go.
+//! Files appear under their digest only after the client has verified them, and are never written again.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, SystemTime};
+
+use lode_client::{NoProgress, Registry};
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+
+use crate::error::Error;
+
+/// A download that another process does is looked at this often.
+const BUSY_POLL: Duration = Duration::from_millis(500);
+/// What an interrupted download left is kept this long, to be taken up again.
+const PART_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Blobs by digest.
+pub struct Cache {
+    root: PathBuf,
+    sources: Vec<PathBuf>,
+    /// Bytes that blobs of ours may take together.
+    limit: Option<u64>,
+    state: Mutex<State>,
+    pulls: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+#[derive(Default)]
+struct State {
+    blobs: HashMap<Digest, Blob>,
+    total_bytes: u64,
+}
+
+struct Blob {
+    size_bytes: u64,
+    last_used: SystemTime,
+    leases: usize,
+}
+
+/// A blob that stays where it is for as long as this lives.
+pub struct Lease {
+    path: PathBuf,
+    /// Absent for a blob in somebody else's folder.
+    held: Option<(Arc<Cache>, Digest)>,
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Lease").field(&self.path).finish()
+    }
+}
+
+impl Lease {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some((cache, digest)) = &self.held
+            && let Some(blob) = cache.state().blobs.get_mut(digest)
+        {
+            blob.leases -= 1;
+            blob.last_used = SystemTime::now();
+        }
+    }
+}
+
+/// Room taken in the books for a blob that is being pulled; given back if it does not come.
+struct Reservation<'a> {
+    cache: &'a Cache,
+    size_bytes: u64,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.cache.state().total_bytes -= self.size_bytes;
+    }
+}
+
+impl Cache {
+    /// Opens the cache folder, making it if need be, and looks at what is in it. Blocks.
+    pub fn open(root: &Path, sources: Vec<PathBuf>, limit: Option<u64>) -> io::Result<Arc<Cache>> {
+        let mut state = State::default();
+        for algorithm in ["sha256", "sha512"] {
+            let folder = root.join("blobs").join(algorithm);
+            fs::create_dir_all(&folder)?;
+            for entry in fs::read_dir(&folder)? {
+                let entry = entry?;
+                let metadata = entry.metadata()?;
+                let name = entry.file_name();
+                let Some(name) = name.to_str().filter(|_| metadata.is_file()) else { continue };
+                let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                match format!("{algorithm}:{name}").parse::<Digest>() {
+                    Ok(digest) => {
+                        state.total_bytes += metadata.len();
+                        state.blobs.insert(digest, Blob { size_bytes: metadata.len(), last_used: used, leases: 0 });
+                    }
+                    Err(_) if used.elapsed().is_ok_and(|age| age > PART_AGE) => fs::remove_file(entry.path())?,
+                    Err(_) => {}
+                }
+            }
+        }
+        fs::create_dir_all(root.join("manifests"))?;
+        Ok(Arc::new(Cache {
+            root: root.to_owned(),
+            sources,
+            limit,
+            state: Mutex::new(state),
+            pulls: Mutex::default(),
+        }))
+    }
+
+    /// Whether the blob is on this machine; looks at files, so it blocks a little.
+    pub fn contains(&self, digest: &Digest) -> bool {
+        self.state().blobs.contains_key(digest)
+            || self.sources.iter().any(|source| source_paths(source, digest).iter().any(|path| path.is_file()))
+    }
+
+    /// The blob, from wherever it is nearest. Waits where somebody else pulls it already.
+    pub async fn fetch(
+        self: &Arc<Cache>,
+        registry: &Registry,
+        repository: &Repository,
+        digest: &Digest,
+        size_bytes: u64,
+    ) -> Result<Lease, Error> {
+        if let Some(lease) = self.find(digest, size_bytes).await? {
+            return Ok(lease);
+        }
+        let pull = self.pull_lock(digest);
+        // A waiter that gives up leaves the lock to the next, who takes up what has been downloaded so far.
+        let _one_at_a_time = pull.lock().await;
+        if let Some(lease) = self.find(digest, size_bytes).await? {
+            return Ok(lease);
+        }
+        let reservation = self.make_room(size_bytes).await?;
+        let path = self.path(digest);
+        loop {
+            match registry.blob_pull_to_file(repository, digest, size_bytes, &path, Arc::new(NoProgress)).await {
+                Ok(()) => break,
+                // Another worker shares this folder.
+                Err(lode_client::Error::Busy { .. }) => tokio::time::sleep(BUSY_POLL).await,
+                Err(source) => {
+                    return Err(Error::Pull { repository: repository.clone(), source: Box::new(source) });
+                }
+            }
+        }
+        tracing::info!(%repository, %digest, size_bytes, "pulled");
+        let mut state = self.state();
+        state.total_bytes += size_bytes;
+        let blob = Blob { size_bytes, last_used: SystemTime::now(), leases: 1 };
+        if let Some(old) = state.blobs.insert(digest.clone(), blob) {
+            state.total_bytes -= old.size_bytes;
+        }
+        drop(state);
+        drop(reservation);
+        Ok(Lease { path, held: Some((self.clone(), digest.clone())) })
+    }
+
+    /// Where small files of the cache itself may be kept.
+    pub(super) fn manifests(&self) -> PathBuf {
+        self.root.join("manifests")
+    }
+
+    async fn find(self: &Arc<Cache>, digest: &Digest, size_bytes: u64) -> Result<Option<Lease>, Error> {
+        let (cache, digest) = (self.clone(), digest.clone());
+        let find = move || cache.find_now(&digest, size_bytes);
+        tokio::task::spawn_blocking(find).await.map_err(|error| Error::Cache(io::Error::other(error)))
+    }
+
+    fn find_now(self: &Arc<Cache>, digest: &Digest, size_bytes: u64) -> Option<Lease> {
+        let is_it = |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_file() && data.len() == size_bytes);
+        for source in &self.sources {
+            if let Some(path) = source_paths(source, digest).into_iter().find(is_it) {
+                return Some(Lease { path, held: None });
+            }
+        }
+        let path = self.path(digest);
+        let mut state = self.state();
+        let blob = state.blobs.get_mut(digest)?;
+        if !is_it(&path) {
+            // Somebody has tidied up behind our back; nobody can hold it any more than its mapping.
+            let size_bytes = blob.size_bytes;
+            if blob.leases == 0 {
+                state.blobs.remove(digest);
+                state.total_bytes -= size_bytes;
+            }
+            return None;
+        }
+        blob.leases += 1;
+        blob.last_used = SystemTime::now();
+        drop(state);
+        // Remembers the order of use over a restart; a cache that cannot be written to still serves.
+        let _ = fs::File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        Some(Lease { path, held: Some((self.clone(), digest.clone())) })
+    }
+
+    /// Evicts what was not used for longest until `size_bytes` more fit, and reserves them.
+    async fn make_room(&self, size_bytes: u64) -> Result<Reservation<'_>, Error> {
+        let mut evicted = Vec::new();
+        {
+            let mut state = self.state();
+            if let Some(limit) = self.limit {
+                while state.total_bytes.saturating_add(size_bytes) > limit {
+                    let idle = state.blobs.iter().filter(|(_, blob)| blob.leases == 0);
+                    let Some(digest) = idle.min_by_key(|(_, blob)| blob.last_used).map(|(digest, _)| digest.clone())
+                    else {
+                        return Err(Error::CacheFull { limit, needed: size_bytes });
+                    };
+                    if let Some(blob) = state.blobs.remove(&digest) {
+                        state.total_bytes -= blob.size_bytes;
+                    }
+                    // Under the lock, so that nobody finds it in between.
+                    match fs::remove_file(self.path(&digest)) {
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::Cache(error)),
+                        _ => evicted.push(digest),
+                    }
+                }
+            }
+            state.total_bytes += size_bytes;
+        }
+        for digest in evicted {
+            tracing::info!(%digest, "evicted from the cache");
+        }
+        Ok(Reservation { cache: self, size_bytes })
+    }
+
+    fn pull_lock(&self, digest: &Digest) -> Arc<tokio::sync::Mutex<()>> {
+        let mut pulls = self.pulls.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(lock) = pulls.get(digest).and_then(Weak::upgrade) {
+            return lock;
+        }
+        pulls.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::new(tokio::sync::Mutex::new(()));
+        pulls.insert(digest.clone(), Arc::downgrade(&lock));
+        lock
+    }
+
+    fn path(&self, digest: &Digest) -> PathBuf {
+        self.root.join("blobs").join(digest.algorithm().as_str()).join(digest.hex())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Where other programs keep a blob: OCI layouts and our own registry, then ollama.
+fn source_paths(source: &Path, digest: &Digest) -> [PathBuf; 2] {
+    let (algorithm, hex) = (digest.algorithm().as_str(), digest.hex());
+    let blobs = source.join("blobs");
+    [blobs.join(algorithm).join(hex), blobs.join(format!("{algorithm}-{hex}"))]
+}

@@ -1,0 +1,110 @@
+//! `POST /api/chat`: continue a conversation, or load and unload a model with an empty one.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::Api;
+use super::generate::{load_or_unload, merged, refuse_unsupported};
+use super::options::{Common, Options};
+use super::request::Asked;
+use super::stream::{self, Records, Shape};
+use crate::error::Error;
+use crate::runner::protocol::Input;
+use crate::scheduler::KeepAlive;
+
+#[derive(Deserialize)]
+pub(super) struct Body {
+    messages: Option<Vec<Map<String, Value>>>,
+    tools: Option<Vec<Value>>,
+    stream: Option<bool>,
+    format: Option<Value>,
+    keep_alive: Option<KeepAlive>,
+    options: Option<Map<String, Value>>,
+    think: Option<Value>,
+    truncate: Option<bool>,
+    shift: Option<bool>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<i64>,
+    #[serde(rename = "_debug_render_only")]
+    debug_render_only: Option<bool>,
+}
+
+pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
+    let started = Instant::now();
+    let body = &asked.body;
+    refuse_unsupported(&asked.name, &body.format, &body.think, body.debug_render_only)?;
+    let mut options = Options::default();
+    let asked_options = body.options.as_ref();
+    asked_options.map(|asked| options.apply(asked)).transpose()?;
+    let mut records = Records { shape: Shape::Chat, model: asked.name.clone(), started, load: Duration::ZERO };
+    let messages = body.messages.as_deref().unwrap_or_default();
+    if messages.is_empty() {
+        return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
+    }
+    let mut messages =
+        messages.iter().map(|message| self::message(&asked.name, message)).collect::<Result<Vec<Value>, Error>>()?;
+
+    let ticket = api.scheduler.acquire(asked.wanted(options.num_ctx, body.keep_alive)).await?;
+    records.load = ticket.load_duration();
+    let model = ticket.model().model();
+    if let Some(system) = &model.system
+        && messages.first().is_some_and(|message| message["role"] != "system")
+    {
+        messages.insert(0, json!({"role": "system", "content": system}));
+    }
+    let options = merged(&model.params, asked_options)?;
+    let input = Input::Chat { messages, tools: body.tools.clone().unwrap_or_default() };
+    let common = Common {
+        truncate: body.truncate,
+        shift: body.shift,
+        logprobs: body.logprobs,
+        top_logprobs: body.top_logprobs,
+    };
+    let request = options.request(input, &common)?;
+    stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+}
+
+/// A message as templates expect it: a known role, and content that is there.
+fn message(model: &str, message: &Map<String, Value>) -> Result<Value, Error> {
+    let mut message = message.clone();
+    let role = message.get("role").and_then(Value::as_str).unwrap_or_default().to_lowercase();
+    if !matches!(role.as_str(), "system" | "user" | "assistant" | "tool") {
+        return Err(Error::Invalid(format!("invalid role {role:?}: must be system, user, assistant or tool")));
+    }
+    message.insert("role".into(), json!(role));
+    match message.remove("images") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(images)) if images.is_empty() => {}
+        Some(_) => return Err(Error::Invalid(format!("{model:?} does not support images"))),
+    }
+    match message.get("content") {
+        Some(Value::String(_)) => {}
+        None | Some(Value::Null) => {
+            message.insert("content".into(), json!(""));
+        }
+        Some(_) => return Err(Error::Invalid("a message's content must be a string".into())),
+    }
+    Ok(Value::Object(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages() {
+        let check = |json: Value| message("m", json.as_object().unwrap()).map_err(|error| error.to_string());
+        assert_eq!(check(json!({"role": "User", "content": "x"})), Ok(json!({"role": "user", "content": "x"})));
+        let calls = json!({"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}], "images": []});
+        let expect = json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]});
+        assert_eq!(check(calls), Ok(expect));
+        for bad in [json!({}), json!({"role": "root"}), json!({"role": "user", "content": 1}), json!({"role": "user", "images": ["x"]})] {
+            assert!(check(bad.clone()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `POST /api/generate`: continue a prompt, or load and unload a model with an empty one.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use super::Api;
+use super::options::{Common, Options};
+use super::request::Asked;
+use super::stream::{self, Records, Shape};
+use crate::error::Error;
+use crate::runner::protocol::Input;
+use crate::scheduler::KeepAlive;
+
+#[derive(Deserialize)]
+pub(super) struct Body {
+    prompt: Option<String>,
+    suffix: Option<String>,
+    system: Option<String>,
+    template: Option<String>,
+    context: Option<Vec<u32>>,
+    stream: Option<bool>,
+    raw: Option<bool>,
+    format: Option<Value>,
+    keep_alive: Option<KeepAlive>,
+    images: Option<Vec<Value>>,
+    options: Option<Map<String, Value>>,
+    think: Option<Value>,
+    truncate: Option<bool>,
+    shift: Option<bool>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<i64>,
+    #[serde(rename = "_debug_render_only")]
+    debug_render_only: Option<bool>,
+}
+
+pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
+    let started = Instant::now();
+    let body = &asked.body;
+    let name = &asked.name;
+    let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
+    let raw = body.raw.unwrap_or(false);
+    let context = body.context.as_deref().unwrap_or_default();
+    if raw && (is_set(&body.template) || is_set(&body.system) || !context.is_empty()) {
+        return Err(Error::Invalid("raw mode does not support template, system, or context".into()));
+    }
+    if is_set(&body.suffix) {
+        return Err(Error::Invalid(format!("{name:?} does not support insert")));
+    }
+    if is_set(&body.template) {
+        return Err(Error::Invalid("a template in a request is not supported yet: use raw, or the model's own".into()));
+    }
+    refuse_unsupported(name, &body.format, &body.think, body.debug_render_only)?;
+    if body.images.as_ref().is_some_and(|images| !images.is_empty()) {
+        return Err(Error::Invalid(format!("{name:?} does not support images")));
+    }
+
+    let mut options = Options::default();
+    let asked_options = body.options.as_ref();
+    asked_options.map(|asked| options.apply(asked)).transpose()?;
+    let mut records = Records { shape: Shape::Generate, model: name.clone(), started, load: Duration::ZERO };
+    if !is_set(&body.prompt) {
+        return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
+    }
+
+    let ticket = api.scheduler.acquire(asked.wanted(options.num_ctx, body.keep_alive)).await?;
+    records.load = ticket.load_duration();
+    let model = ticket.model().model();
+    let options = merged(&model.params, asked_options)?;
+    let prompt = body.prompt.clone().unwrap_or_default();
+    let input = match raw {
+        true => Input::Raw { prompt },
+        false => Input::Prompt {
+            system: body.system.clone().or_else(|| model.system.clone()),
+            prompt,
+            context: context.to_vec(),
+        },
+    };
+    let common = Common {
+        truncate: body.truncate,
+        shift: body.shift,
+        logprobs: body.logprobs,
+        top_logprobs: body.top_logprobs,
+    };
+    let request = options.request(input, &common)?;
+    stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+}
+
+/// The model's own options under the request's.
+pub(super) fn merged(params: &Map<String, Value>, asked: Option<&Map<String, Value>>) -> Result<Options, Error> {
+    let mut options = Options::default();
+    options.apply(params)?;
+    asked.map(|asked| options.apply(asked)).transpose()?;
+    Ok(options)
+}
+
+/// What ollama can do and this worker cannot, by name, rather than quietly something else.
+pub(super) fn refuse_unsupported(
+    name: &str,
+    format: &Option<Value>,
+    think: &Option<Value>,
+    debug_render_only: Option<bool>,
+) -> Result<(), Error> {
+    match format {
+        None | Some(Value::Null) => {}
+        Some(Value::String(text)) if text.is_empty() => {}
+        Some(_) => return Err(Error::Invalid("structured output (`format`) is not supported yet".into())),
+    }
+    match think {
+        None | Some(Value::Null | Value::Bool(false)) => {}
+        Some(Value::String(text)) if text.is_empty() => {}
+        Some(_) => return Err(Error::Invalid(format!("{name:?} does not support thinking"))),
+    }
+    if debug_render_only == Some(true) {
+        return Err(Error::Invalid("`_debug_render_only` is not supported yet".into()));
+    }
+    Ok(())
+}
+
+/// An empty prompt loads the model; with a keep_alive of zero it unloads it.
+pub(super) async fn load_or_unload<T>(
+    api: &Api,
+    asked: &Asked<T>,
+    num_ctx: Option<usize>,
+    keep_alive: Option<KeepAlive>,
+    records: Records,
+) -> Result<Response, Error> {
+    if keep_alive == Some(KeepAlive::For(Duration::ZERO)) {
+        api.scheduler.unload(&asked.digest);
+        return Ok(records.empty("unload"));
+    }
+    api.scheduler.preload(asked.wanted(num_ctx, keep_alive)).await?;
+    Ok(records.empty("load"))
+}

@@ -1,0 +1,42 @@
+//! The worker's own API, which only its registry's gateway calls: bodies and answers are the public API's.
+//! Every route but `/healthz` wants the secret that the registration returned.
+
+mod chat;
+mod error;
+mod generate;
+mod options;
+mod ps;
+mod request;
+mod score;
+mod stream;
+
+use std::sync::{Arc, RwLock};
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post};
+
+use crate::scheduler::Scheduler;
+
+/// Prompts are texts; what is larger than this is none.
+const MAX_BODY_BYTES: usize = 64 << 20;
+
+/// What the handlers share.
+#[derive(Clone)]
+pub struct Api {
+    pub scheduler: Scheduler,
+    /// What the gateway has to show; absent until this worker is registered.
+    pub secret: Arc<RwLock<Option<String>>>,
+}
+
+/// The worker's routes.
+pub fn router(api: Api) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok"))
+        .route("/api/generate", post(generate::generate))
+        .route("/api/chat", post(chat::chat))
+        .route("/api/ps", get(ps::ps))
+        .route("/lode/v1/score", post(score::score))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(api)
+}

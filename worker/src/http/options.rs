@@ -1,0 +1,156 @@
+//! The `options` of a request over those of the model over ollama's defaults.
+//! Unknown keys are ignored, wrong types are errors, in ollama's words.
+
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+use crate::runner::protocol::{GenerateRequest, Input};
+use crate::text::SamplerOptions;
+use crate::text::stop::{MAX_STOP_BYTES, MAX_STOPS};
+
+/// How many alternatives may be reported for a token.
+const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// All options that have an effect here.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Options {
+    pub(super) sampling: SamplerOptions,
+    pub(super) num_ctx: Option<usize>,
+    /// `None` until the model stops.
+    pub(super) num_predict: Option<usize>,
+    pub(super) num_keep: usize,
+    pub(super) stop: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { sampling: SamplerOptions::default(), num_ctx: None, num_predict: None, num_keep: 4, stop: Vec::new() }
+    }
+}
+
+/// What generate and chat share beside their prompts.
+pub(super) struct Common {
+    pub(super) truncate: Option<bool>,
+    pub(super) shift: Option<bool>,
+    pub(super) logprobs: Option<bool>,
+    pub(super) top_logprobs: Option<i64>,
+}
+
+impl Options {
+    /// Applies one layer of options on top.
+    pub(super) fn apply(&mut self, options: &Map<String, Value>) -> Result<(), Error> {
+        for (key, value) in options {
+            if value.is_null() {
+                continue;
+            }
+            let sampling = &mut self.sampling;
+            match key.as_str() {
+                "temperature" => sampling.temperature = float(key, value)?,
+                "top_k" => sampling.top_k = clamp(integer(key, value)?),
+                "top_p" => sampling.top_p = float(key, value)?,
+                "min_p" => sampling.min_p = float(key, value)?,
+                "typical_p" => sampling.typical_p = float(key, value)?,
+                "repeat_penalty" => sampling.repeat_penalty = float(key, value)?,
+                "presence_penalty" => sampling.presence_penalty = float(key, value)?,
+                "frequency_penalty" => sampling.frequency_penalty = float(key, value)?,
+                "repeat_last_n" => sampling.repeat_last_n = clamp(integer(key, value)?),
+                "seed" => sampling.seed = integer(key, value)?,
+                "num_ctx" => self.num_ctx = usize::try_from(integer(key, value)?).ok().filter(|&n| n > 0),
+                "num_predict" => self.num_predict = usize::try_from(integer(key, value)?).ok(),
+                "num_keep" => self.num_keep = usize::try_from(integer(key, value)?).unwrap_or(usize::MAX),
+                "stop" => self.stop = texts(key, value)?,
+                _ => tracing::debug!(option = key, "ignored"),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the runner is asked.
+    pub(super) fn request(self, input: Input, common: &Common) -> Result<GenerateRequest, Error> {
+        let top_logprobs = common.top_logprobs.unwrap_or(0);
+        if !(0..=MAX_TOP_LOGPROBS).contains(&top_logprobs) {
+            return Err(Error::Invalid("top_logprobs must be between 0 and 20".into()));
+        }
+        Ok(GenerateRequest {
+            input,
+            sampling: self.sampling,
+            num_predict: self.num_predict,
+            num_ctx: self.num_ctx,
+            num_keep: self.num_keep,
+            stop: self.stop,
+            truncate: common.truncate.unwrap_or(true),
+            shift: common.shift.unwrap_or(true),
+            logprobs: common.logprobs.unwrap_or(false),
+            top_logprobs: top_logprobs as usize,
+        })
+    }
+}
+
+fn wrong(key: &str, kind: &str) -> Error {
+    Error::Invalid(format!("option \"{key}\" must be of type {kind}"))
+}
+
+fn float(key: &str, value: &Value) -> Result<f32, Error> {
+    value.as_f64().map(|value| value as f32).ok_or_else(|| wrong(key, "float32"))
+}
+
+fn integer(key: &str, value: &Value) -> Result<i64, Error> {
+    let whole = || value.as_f64().filter(|value| value.fract() == 0.0 && value.abs() < 9e15).map(|value| value as i64);
+    value.as_i64().or_else(whole).ok_or_else(|| wrong(key, "integer"))
+}
+
+fn texts(key: &str, value: &Value) -> Result<Vec<String>, Error> {
+    let texts = match value {
+        Value::String(text) => Some(vec![text.clone()]),
+        Value::Array(values) => values.iter().map(|value| value.as_str().map(ToOwned::to_owned)).collect(),
+        _ => None,
+    };
+    let texts: Vec<String> = texts.ok_or_else(|| wrong(key, "string array"))?;
+    if texts.len() > MAX_STOPS || texts.iter().any(|text| text.len() > MAX_STOP_BYTES) {
+        return Err(Error::Invalid(format!("option \"{key}\" takes at most {MAX_STOPS} texts of {MAX_STOP_BYTES} bytes")));
+    }
+    Ok(texts)
+}
+
+fn clamp(value: i64) -> i32 {
+    value.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn options(layers: &[Value]) -> Result<Options, String> {
+        let mut options = Options::default();
+        for layer in layers {
+            options.apply(layer.as_object().unwrap()).map_err(|error| error.to_string())?;
+        }
+        Ok(options)
+    }
+
+    #[test]
+    fn later_layers_win() {
+        let got = options(&[
+            json!({"temperature": 0.1, "stop": ["a"], "num_ctx": 100, "seed": 5}),
+            json!({"temperature": 0, "stop": "b", "unknown": {}, "top_k": 7.0, "seed": null}),
+        ])
+        .unwrap();
+        assert_eq!((got.sampling.temperature, got.sampling.top_k, got.sampling.seed), (0.0, 7, 5));
+        assert_eq!((got.stop, got.num_ctx), (vec!["b".to_owned()], Some(100)));
+        assert_eq!(options(&[json!({"num_predict": -1, "num_ctx": 0, "num_keep": -1})]).unwrap().num_predict, None);
+        assert_eq!(options(&[json!({"num_predict": 0})]).unwrap().num_predict, Some(0));
+        assert_eq!(options(&[json!({"top_k": 1e12})]).unwrap().sampling.top_k, i32::MAX);
+    }
+
+    #[test]
+    fn wrong_types_are_named() {
+        let check = |layer: Value, expect: &str| assert_eq!(options(&[layer]).unwrap_err(), expect);
+        check(json!({"num_ctx": "x"}), "option \"num_ctx\" must be of type integer");
+        check(json!({"seed": 1.5}), "option \"seed\" must be of type integer");
+        check(json!({"top_p": "0.9"}), "option \"top_p\" must be of type float32");
+        check(json!({"stop": [1]}), "option \"stop\" must be of type string array");
+        assert!(options(&[json!({"stop": vec!["x"; 65]})]).is_err());
+    }
+}

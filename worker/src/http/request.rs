@@ -1,0 +1,95 @@
+//! What every inference request has in common: the gateway's headers, a JSON body, and which model is meant.
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+use serde::de::DeserializeOwned;
+
+use super::Api;
+use crate::error::Error;
+use crate::scheduler::{KeepAlive, Wanted};
+
+/// Where the gateway says what to load, and how the caller called it.
+const MODEL_HEADER: &str = "lode-model";
+const MODEL_NAME_HEADER: &str = "lode-model-name";
+
+/// A request that has shown this worker's secret.
+pub(super) struct Authorized;
+
+impl FromRequestParts<Api> for Authorized {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Authorized, Error> {
+        let secret = api.secret.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let shown = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+        match (secret, shown) {
+            (Some(secret), Some(shown)) if same(secret.as_bytes(), shown.as_bytes()) => Ok(Authorized),
+            _ => Err(Error::Unauthorized),
+        }
+    }
+}
+
+/// Takes as long for a wrong text as for a right one of its length.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
+}
+
+/// The model that the gateway resolved, and the body the caller sent.
+pub(super) struct Asked<T> {
+    pub(super) repository: Repository,
+    pub(super) digest: Digest,
+    /// As the caller wrote it.
+    pub(super) name: String,
+    pub(super) body: T,
+}
+
+impl<T> Asked<T> {
+    pub(super) fn wanted(&self, num_ctx: Option<usize>, keep_alive: Option<KeepAlive>) -> Wanted {
+        Wanted {
+            repository: self.repository.clone(),
+            digest: self.digest.clone(),
+            name: self.name.clone(),
+            num_ctx,
+            keep_alive,
+        }
+    }
+}
+
+impl<T: DeserializeOwned> FromRequest<Api> for Asked<T> {
+    type Rejection = Error;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Asked<T>, Error> {
+        let (mut parts, body) = request.into_parts();
+        Authorized::from_request_parts(&mut parts, api).await?;
+        let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+        let model = header(MODEL_HEADER).ok_or_else(|| Error::Invalid("model is required".into()))?;
+        let parsed = model.rsplit_once('@').and_then(|(repository, digest)| {
+            Some((repository.parse::<Repository>().ok()?, digest.parse::<Digest>().ok()?))
+        });
+        let (repository, digest) = parsed.ok_or_else(|| Error::Invalid("invalid model name".into()))?;
+        let name = header(MODEL_NAME_HEADER).unwrap_or(model).to_owned();
+        let body = Bytes::from_request(Request::from_parts(parts, body), &())
+            .await
+            .map_err(|error: BytesRejection| Error::Invalid(error.body_text()))?;
+        if body.is_empty() {
+            return Err(Error::Invalid("missing request body".into()));
+        }
+        let body = serde_json::from_slice(&body).map_err(|error| Error::Invalid(error.to_string()))?;
+        Ok(Asked { repository, digest, name, body })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::same;
+
+    #[test]
+    fn secrets_are_compared_whole() {
+        assert!(same(b"abc", b"abc"));
+        assert!(!same(b"abc", b"abd") && !same(b"abc", b"ab") && !same(b"", b"a"));
+    }
+}

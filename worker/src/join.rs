@@ -1,0 +1,243 @@
+//! How a worker belongs to a registry: it registers, shows itself every few seconds, and says goodbye.
+//! A registry that was restarted or forgot it is joined again; until then the worker's own API refuses everybody.
+
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, SystemTime};
+
+use http::StatusCode;
+use reqwest::{Client, Method, RequestBuilder};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::watch;
+use url::Url;
+
+use crate::cache::Models;
+use crate::config::Secret;
+use crate::error::Error;
+use crate::scheduler::Scheduler;
+use crate::scheduler::memory::Memory;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
+
+/// What joining needs to know.
+pub(crate) struct Membership {
+    http: Client,
+    registry: Url,
+    token: Option<Secret>,
+    advertise: Url,
+    scheduler: Scheduler,
+    models: Arc<Models>,
+    secret: Arc<RwLock<Option<String>>>,
+    device: Device,
+    registered: watch::Sender<bool>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Device {
+    kind: &'static str,
+    name: String,
+    memory_bytes: u64,
+    free_bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct Registration {
+    id: String,
+    secret: String,
+    heartbeat_ms: u64,
+}
+
+/// Why a heartbeat did not count.
+enum Missed {
+    /// The registry does not know us: register again.
+    Forgotten,
+    /// It cannot be reached; it may be back in a moment.
+    Unreachable(String),
+}
+
+impl Membership {
+    pub(crate) fn new(
+        registry: Url,
+        token: Option<Secret>,
+        advertise: Url,
+        scheduler: Scheduler,
+        models: Arc<Models>,
+        secret: Arc<RwLock<Option<String>>>,
+    ) -> Result<Membership, Error> {
+        let mut http = Client::builder().timeout(TIMEOUT).connect_timeout(TIMEOUT);
+        if registry.host_str().is_some_and(lode_client::is_loopback_host) {
+            // No proxy can reach this machine's own loopback.
+            http = http.no_proxy();
+        }
+        Ok(Membership {
+            http: http.build()?,
+            registry,
+            token,
+            advertise,
+            scheduler,
+            models,
+            secret,
+            device: Device { kind: "cpu", name: processor(), memory_bytes: 0, free_bytes: 0 },
+            registered: watch::Sender::new(false),
+        })
+    }
+
+    /// Turns true whenever the registry knows this worker.
+    pub(crate) fn registered(&self) -> watch::Receiver<bool> {
+        self.registered.subscribe()
+    }
+
+    /// Stays joined until `stop` turns true, then leaves.
+    pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut retry = FIRST_RETRY;
+        while !*stop.borrow() {
+            match self.register().await {
+                Ok(registration) => {
+                    retry = FIRST_RETRY;
+                    tracing::info!(worker = registration.id, registry = %self.registry, "joined");
+                    *self.secret.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(registration.secret.clone());
+                    // At once, so that what is cached counts from the beginning.
+                    self.registered.send_replace(true);
+                    self.beat(&registration, &mut stop).await;
+                    self.registered.send_replace(false);
+                    if *stop.borrow() {
+                        self.leave(&registration).await;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(registry = %self.registry, error, "cannot join; trying again");
+                    tokio::select! {
+                        () = tokio::time::sleep(retry) => {}
+                        _ = stop.wait_for(|stop| *stop) => {}
+                    }
+                    retry = (retry * 2).min(LONGEST_RETRY);
+                }
+            }
+        }
+    }
+
+    /// Shows itself until told to stop or forgotten.
+    async fn beat(&self, registration: &Registration, stop: &mut watch::Receiver<bool>) {
+        let period = Duration::from_millis(registration.heartbeat_ms.clamp(50, 60_000));
+        loop {
+            match self.heartbeat(&registration.id).await {
+                Ok(()) => {}
+                Err(Missed::Forgotten) => {
+                    tracing::info!(worker = registration.id, "the registry forgot this worker");
+                    return;
+                }
+                Err(Missed::Unreachable(error)) => {
+                    tracing::warn!(worker = registration.id, error, "a heartbeat did not arrive");
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(period) => {}
+                stopped = stop.wait_for(|stop| *stop) => {
+                    drop(stopped);
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn register(&self) -> Result<Registration, String> {
+        let body = json!({
+            "advertise": self.advertise,
+            "devices": [self.device()],
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        let answer = self.request(Method::POST, "lode/v1/workers")?.json(&body).send().await.map_err(describe)?;
+        let status = answer.status();
+        if !status.is_success() {
+            let text = answer.text().await.unwrap_or_default();
+            return Err(format!("{status}: {}", text.chars().take(300).collect::<String>()));
+        }
+        answer.json().await.map_err(describe)
+    }
+
+    async fn heartbeat(&self, id: &str) -> Result<(), Missed> {
+        let models = self.models.clone();
+        let cached = tokio::task::spawn_blocking(move || models.cached()).await.unwrap_or_default();
+        let loaded: Vec<_> = self
+            .scheduler
+            .loaded()
+            .iter()
+            .map(|model| {
+                json!({
+                    "repository": model.repository,
+                    "digest": model.digest,
+                    "name": model.name,
+                    "size_bytes": model.size_bytes,
+                    "context_length": model.context_length,
+                    "device": model.device,
+                    "requests": model.users,
+                    "expires_at": unix_ms(model.expires_at),
+                })
+            })
+            .collect();
+        let body = json!({"devices": [self.device()], "loaded": loaded, "cached": cached});
+        let request = self.request(Method::PUT, &format!("lode/v1/workers/{id}")).map_err(Missed::Unreachable)?;
+        let answer = request.json(&body).send().await.map_err(|error| Missed::Unreachable(describe(error)))?;
+        match answer.status() {
+            status if status.is_success() => Ok(()),
+            StatusCode::NOT_FOUND => Err(Missed::Forgotten),
+            status => Err(Missed::Unreachable(status.to_string())),
+        }
+    }
+
+    async fn leave(&self, registration: &Registration) {
+        let request = self.request(Method::DELETE, &format!("lode/v1/workers/{}", registration.id));
+        let answer = match request {
+            Ok(request) => request.timeout(Duration::from_secs(2)).send().await.map_err(describe),
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(_) => tracing::info!(worker = registration.id, "left"),
+            // The registry notices by itself when heartbeats stay away.
+            Err(error) => tracing::debug!(worker = registration.id, error, "could not say goodbye"),
+        }
+    }
+
+    fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, String> {
+        let mut base = self.registry.clone();
+        if !base.path().ends_with('/') {
+            base.set_path(&format!("{}/", base.path()));
+        }
+        let url = base.join(path).map_err(|error| error.to_string())?;
+        let request = self.http.request(method, url);
+        Ok(match &self.token {
+            Some(token) => request.bearer_auth(token.expose()),
+            None => request,
+        })
+    }
+
+    fn device(&self) -> Device {
+        let memory = Memory::now();
+        Device { memory_bytes: memory.total_bytes, free_bytes: memory.free_bytes, ..self.device.clone() }
+    }
+}
+
+/// An error and what caused it, in one line; a reqwest error alone does not say why.
+fn describe(error: reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+fn unix_ms(at: SystemTime) -> u64 {
+    at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// The processor's name, where the kernel tells.
+fn processor() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}

@@ -1,0 +1,138 @@
+//! A running worker: its parts put together, and taken apart again in order.
+//! `lode serve` runs one beside the registry, `lode worker` runs one alone.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use lode_client::{Client, ClientOptions};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use url::Url;
+
+use crate::cache::{Cache, Models};
+use crate::config::Config;
+use crate::error::Error;
+use crate::http::{Api, router};
+use crate::join::Membership;
+use crate::runner::process::{Launch, Program};
+use crate::scheduler::memory::Memory;
+use crate::scheduler::{Options, Scheduler};
+
+/// Requests in flight get this long when a worker stops.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// A worker that serves until [`Worker::stop`]. Dropping it ends it too, without goodbye.
+pub struct Worker {
+    addr: SocketAddr,
+    scheduler: Scheduler,
+    stop: watch::Sender<bool>,
+    registered: watch::Receiver<bool>,
+    membership: JoinHandle<()>,
+    serving: JoinHandle<()>,
+}
+
+/// Starts a worker: listens, joins the registry in the background, and keeps joined.
+pub async fn start(config: Config) -> Result<Worker, Error> {
+    let launcher = Arc::new(Program(config.runner_program.clone()));
+    start_with(config, launcher).await
+}
+
+/// The same with another way to start runners.
+pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Worker, Error> {
+    if !matches!(config.device.as_str(), "auto" | "cpu") {
+        return Err(Error::Unsupported(format!("device `{}` is not supported yet: auto or cpu", config.device)));
+    }
+    config.kv_cache_type.parse::<crate::engine::KvType>().map_err(|error| Error::Invalid(error.to_string()))?;
+    let registry = Client::new(ClientOptions::default())?.registry(config.registry.as_str())?;
+    let (cache, sources, limit) = (config.cache.clone(), config.sources.clone(), config.cache_size);
+    let open = move || {
+        let cache = Cache::open(&cache, sources, (limit > 0).then_some(limit))?;
+        Models::open(cache, registry)
+    };
+    let models = tokio::task::spawn_blocking(open).await.map_err(|error| Error::Cache(std::io::Error::other(error)))?;
+    let models = Arc::new(models.map_err(Error::Cache)?);
+
+    let listen_error = |source| Error::Listen { address: config.listen, source };
+    let listener = TcpListener::bind(config.listen).await.map_err(listen_error)?;
+    let addr = listener.local_addr().map_err(listen_error)?;
+    let advertise = match &config.advertise {
+        Some(url) => url.clone(),
+        None => Url::parse(&format!("http://{addr}")).map_err(|error| Error::Invalid(error.to_string()))?,
+    };
+
+    let scheduler = Scheduler::start(options(&config), models.clone(), launcher);
+    let secret = Arc::new(RwLock::new(None));
+    let (stop, stopped) = watch::channel(false);
+    let membership = Membership::new(
+        config.registry.clone(),
+        config.token.clone(),
+        advertise,
+        scheduler.clone(),
+        models,
+        secret.clone(),
+    )?;
+    let registered = membership.registered();
+    let app = router(Api { scheduler: scheduler.clone(), secret });
+    let mut until = stopped.clone();
+    let serving = tokio::spawn(async move {
+        let stop = async move {
+            let _ = until.wait_for(|stop| *stop).await;
+        };
+        if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stop).await {
+            tracing::error!(%error, "the worker's API ended");
+        }
+    });
+    let membership = tokio::spawn(membership.run(stopped));
+    tracing::info!(%addr, registry = %config.registry, "worker started");
+    Ok(Worker { addr, scheduler, stop, registered, membership, serving })
+}
+
+impl Worker {
+    /// Where its API listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Whether the registry knows it now.
+    pub fn is_registered(&self) -> bool {
+        *self.registered.borrow()
+    }
+
+    /// Returns once the registry knows it.
+    pub async fn wait_until_registered(&self) {
+        let _ = self.registered.clone().wait_for(|registered| *registered).await;
+    }
+
+    /// Leaves the registry, lets requests in flight finish for a moment, and ends the runners.
+    pub async fn stop(mut self) {
+        self.stop.send_replace(true);
+        let _ = tokio::time::timeout(DRAIN, &mut self.membership).await;
+        let _ = tokio::time::timeout(DRAIN, &mut self.serving).await;
+        self.scheduler.stop().await;
+        // What is left dies with the runners.
+        let _ = tokio::time::timeout(Duration::from_secs(1), &mut self.serving).await;
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.membership.abort();
+        self.serving.abort();
+    }
+}
+
+fn options(config: &Config) -> Options {
+    Options {
+        keep_alive: config.keep_alive,
+        max_queue: config.max_queue,
+        num_parallel: config.num_parallel(),
+        max_loaded_models: config.max_loaded_models(),
+        kv_cache_type: config.kv_cache_type.clone(),
+        context_length: config.context_length(),
+        load_timeout: config.load_timeout,
+        threads: (config.threads > 0).then_some(config.threads),
+        free_memory: Box::new(|| Memory::now().free_bytes),
+    }
+}
