@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod digest;
+pub mod index;
 pub mod manifest;
 pub mod media_type;
 pub mod quant;

@@ -45,6 +45,10 @@ pub struct Config {
     /// How long requests in flight may go on after the server was asked to stop.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
+    /// Not ready until a worker is attached: set where this process starts one itself.
+    pub wait_for_worker: bool,
+    /// Not ready until this model is there: set by `--demo`.
+    pub wait_for_model: Option<String>,
     /// What workers show when they register. Without one, only loopback workers may join.
     pub worker_token: Option<Secret>,
 }
@@ -66,8 +70,17 @@ impl Default for Config {
             gc_interval: HOUR,
             upload_expiry: 72 * HOUR,
             shutdown_grace: Duration::from_secs(30),
+            wait_for_worker: false,
+            wait_for_model: None,
             worker_token: None,
         }
+    }
+}
+
+impl Config {
+    /// No authentication is set up: whoever reaches the server may do everything.
+    pub fn is_open(&self) -> bool {
+        true
     }
 }
 

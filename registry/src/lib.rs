@@ -1,17 +1,27 @@
 //! The registry: OCI distribution and our own APIs over an index in SQL and bytes in object storage.
 //! `open` makes a `Registry` out of a `Config`; whoever holds it serves it or calls its methods.
 
+mod api;
 mod app;
 pub mod auth;
 mod blobs;
 mod config;
 mod error;
+mod gateway;
+mod http;
+mod hub;
 mod jobs;
+mod oci;
+mod router;
+mod serve;
 mod store;
 
 pub use app::{
-    BlobInfo, BlobStream, Body, BodyError, ChunkRange, Damage, FsckReport, GcReport, ManifestPut, Page, Referrer, Registry,
-    StoredManifest, UploadStatus, open,
+    BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport, Heartbeat, JoinProof,
+    LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration, Registry, StoredManifest, TaggedModel,
+    UploadStatus, Waiting, Worker, WorkerAnnouncement, open,
 };
 pub use config::{Cidr, Config, ConfigError, Secret};
 pub use error::Error;
+pub use router::router;
+pub use serve::serve;

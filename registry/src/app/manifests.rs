@@ -103,6 +103,7 @@ impl Registry {
             tx.tag_put(repository, tag, &digest).await?;
         }
         tx.commit().await?;
+        self.model_index_later(repository, &digest);
         tracing::info!(%repository, %digest, size_bytes, "manifest stored");
         Ok(ManifestPut { digest, subject, tags })
     }

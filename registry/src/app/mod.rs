@@ -1,13 +1,18 @@
 //! The rules of the registry: `impl Registry`, one noun a file, each method asking the policy first.
 //! Called by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it reaches SQL through `store` and bytes through `blobs`.
 
+mod awaited;
 mod blobs;
 mod fsck;
 mod gc;
+mod index;
+mod links;
 mod manifests;
+mod models;
 mod referrers;
 mod tags;
 mod uploads;
+mod workers;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -23,12 +28,22 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use crate::blobs::{Blobs, Locks, WriteLimit};
+use crate::gateway::Gateway;
 use crate::store::{self, Store};
 use crate::{Config, Error, jobs};
 
+use awaited::Awaited;
+
+pub use awaited::Waiting;
 pub use fsck::{Damage, FsckReport};
 pub use gc::GcReport;
+pub use links::BlobLink;
+pub use models::{Model, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
+pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
+
+/// How many manifests are read as models at a time.
+const INDEXING_AT_ONCE: usize = 2;
 
 /// Why a request body broke off.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -94,6 +109,11 @@ pub struct Inner {
     digests: Locks<Digest>,
     /// One collection at a time.
     collecting: tokio::sync::Mutex<()>,
+    /// Permits to read models out of manifests in the background.
+    pub(crate) indexing: tokio::sync::Semaphore,
+    /// The way to the workers.
+    gateway: Gateway,
+    awaited: Awaited,
     stopping: CancellationToken,
     tasks: TaskTracker,
 }
@@ -124,6 +144,9 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         writers: Locks::default(),
         digests: Locks::default(),
         collecting: tokio::sync::Mutex::default(),
+        indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
+        gateway: Gateway::new()?,
+        awaited: Awaited::default(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     }));
@@ -142,6 +165,10 @@ impl Registry {
 
     pub(crate) fn blobs(&self) -> &Blobs {
         &self.blobs
+    }
+
+    pub(crate) fn gateway(&self) -> &Gateway {
+        &self.gateway
     }
 
     /// Resolves when the registry was asked to stop.
@@ -171,7 +198,7 @@ impl Registry {
     /// Can this server do its work? Otherwise what is missing, a line each.
     pub async fn ready(&self) -> Result<(), Vec<String>> {
         let (database, storage) = tokio::join!(self.store.ping(), self.blobs.ping());
-        let missing: Vec<String> = [("database", database), ("storage", storage)]
+        let mut missing: Vec<String> = [("database", database), ("storage", storage)]
             .into_iter()
             .filter_map(|(name, answer)| answer.err().map(|error| (name, error)))
             .map(|(name, error)| {
@@ -179,6 +206,7 @@ impl Registry {
                 format!("the {name} does not answer")
             })
             .collect();
+        missing.extend(self.awaited.list());
         if missing.is_empty() { Ok(()) } else { Err(missing) }
     }
 

@@ -13,6 +13,8 @@ pub enum Caller {
     Anonymous,
     /// A part of this server, such as the model index job.
     Internal,
+    /// Whoever holds a signed address of a blob. It is made at that blob's own route, and may pull from its repository.
+    Link { repository: Repository },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,5 +45,7 @@ pub enum Target<'a> {
 pub fn allow(caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
     match (caller, action, target) {
         (Caller::Internal | Caller::Anonymous, _, _) => Ok(()),
+        (Caller::Link { repository }, Action::Pull, Target::Repository(asked)) if asked == repository => Ok(()),
+        (Caller::Link { .. }, _, _) => Err(Error::Denied),
     }
 }

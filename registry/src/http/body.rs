@@ -11,7 +11,9 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Bytes;
+use http::header;
 use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 /// A body from which no byte came for this long is over.
@@ -28,10 +30,12 @@ pub(crate) struct Stalled;
 /// The middleware: guards the body of every request.
 pub(crate) async fn guard(request: Request, next: Next) -> Response {
     let unread = Arc::new(Mutex::new(None));
+    // A client that asks before it sends is not told to go on just to have its bytes thrown away.
+    let asked_first = request.headers().contains_key(header::EXPECT);
     let request = request.map(|body| Body::new(Guarded::new(body, unread.clone())));
     let response = next.run(request).await;
     let unread = unread.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(body) = unread {
+    if let Some(body) = unread.filter(|_| !asked_first) {
         tokio::spawn(tokio::time::timeout(DRAIN, drain(body)));
     }
     response
@@ -43,7 +47,9 @@ async fn drain(mut body: Body) {
 
 struct Guarded {
     body: Body,
+    /// Runs only while somebody waits for bytes: time that the reader takes for itself is not the client's.
     idle: Pin<Box<Sleep>>,
+    waiting: bool,
     over: bool,
     /// Takes the body when it is dropped before its end.
     unread: Arc<Mutex<Option<Body>>>,
@@ -52,7 +58,7 @@ struct Guarded {
 impl Guarded {
     fn new(body: Body, unread: Arc<Mutex<Option<Body>>>) -> Guarded {
         let over = body.is_end_stream();
-        Guarded { body, idle: Box::pin(tokio::time::sleep(STALL)), over, unread }
+        Guarded { body, idle: Box::pin(tokio::time::sleep(STALL)), waiting: false, over, unread }
     }
 }
 
@@ -63,29 +69,25 @@ impl HttpBody for Guarded {
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<http_body_util::Frame<Bytes>, axum::BoxError>>> {
-        match Pin::new(&mut self.body).poll_frame(context) {
-            Poll::Ready(Some(Ok(frame))) => {
-                self.idle.as_mut().reset(Instant::now() + STALL);
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Poll::Ready(end) => {
-                self.over = true;
-                Poll::Ready(end.map(|result| result.map_err(Into::into)))
-            }
-            Poll::Pending if self.idle.as_mut().poll(context).is_ready() => {
-                self.over = true;
-                Poll::Ready(Some(Err(Stalled.into())))
-            }
-            Poll::Pending => Poll::Pending,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            self.waiting = false;
+            self.over = !matches!(frame, Some(Ok(_)));
+            return Poll::Ready(frame.map(|result| result.map_err(Into::into)));
         }
+        if !std::mem::replace(&mut self.waiting, true) {
+            self.idle.as_mut().reset(Instant::now() + STALL);
+        }
+        std::task::ready!(self.idle.as_mut().poll(context));
+        self.over = true;
+        Poll::Ready(Some(Err(Stalled.into())))
     }
 
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
     }
 
-    fn size_hint(&self) -> http_body_util::SizeHint {
+    fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
 }

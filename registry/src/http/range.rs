@@ -50,7 +50,7 @@ fn number(text: &str) -> Option<u64> {
 /// The inclusive `first-last` of a chunk, where the client sent one. No unit goes before it, in this protocol.
 pub(crate) fn chunk(headers: &HeaderMap) -> Result<Option<(u64, u64)>, Failure> {
     let Some(value) = headers.get(header::CONTENT_RANGE) else { return Ok(None) };
-    let invalid = || Failure::ContentRangeInvalid { value: String::from_utf8_lossy(value.as_bytes()).into_owned() };
+    let invalid = || Failure::ContentRange { value: String::from_utf8_lossy(value.as_bytes()).into_owned() };
     let text = value.to_str().map_err(|_| invalid())?;
     let (first, last) = text.split_once('-').ok_or_else(invalid)?;
     Ok(Some((number(first).ok_or_else(invalid)?, number(last).ok_or_else(invalid)?)))

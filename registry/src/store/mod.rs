@@ -4,9 +4,12 @@
 mod blobs;
 mod check;
 mod collect;
+mod keys;
 mod manifests;
+mod models;
 mod tags;
 mod uploads;
+mod workers;
 
 use std::path::Path;
 use std::str::FromStr;
@@ -26,7 +29,9 @@ pub(crate) use blobs::StoredBlob;
 pub(crate) use check::DanglingKind;
 pub(crate) use collect::{Doomed, Place};
 pub(crate) use manifests::{Named, ReferrerRow};
+pub(crate) use models::{ModelRow, TaggedRow, TensorRow};
 pub(crate) use uploads::UploadRow;
+pub(crate) use workers::WorkerRow;
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const READERS: u32 = 8;

@@ -1,0 +1,13 @@
+//! JSON for programs: our own API under `/lode/v1`, what ollama's and OpenAI's clients ask of a model list, and the operators' probes.
+//! What a model has to answer goes through `gateway`.
+
+pub(crate) mod copy;
+pub(crate) mod error;
+pub(crate) mod health;
+pub(crate) mod maintenance;
+pub(crate) mod model_name;
+pub(crate) mod models;
+pub(crate) mod ollama;
+pub(crate) mod openai;
+pub(crate) mod time;
+pub(crate) mod workers;

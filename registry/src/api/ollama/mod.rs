@@ -1,0 +1,88 @@
+//! What ollama's clients ask of the registry itself: lists, details, copies, deletions.
+//! Names follow `model_name`, forms and texts follow ollama.
+
+pub(crate) mod show;
+pub(crate) mod tags;
+
+use axum::extract::State;
+use http::StatusCode;
+use lode_model::config::{ModelConfig, parameter_size};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::copy::Copy;
+use super::model_name;
+use crate::Registry;
+use crate::app::ModelSummary;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::http::{Failure, Json};
+
+/// The version of ollama whose API this is; its clients refuse servers that seem too old.
+const API_VERSION: &str = "0.33.0";
+
+/// A request that names a model, by either key.
+#[derive(Deserialize)]
+pub(crate) struct Named {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    name: String,
+}
+
+impl Named {
+    fn name(&self) -> &str {
+        if self.model.is_empty() { &self.name } else { &self.model }
+    }
+}
+
+/// The short description of a model that several answers carry.
+#[derive(Serialize)]
+pub(crate) struct Details {
+    parent_model: String,
+    format: String,
+    family: String,
+    families: Vec<String>,
+    parameter_size: String,
+    quantization_level: String,
+}
+
+impl Details {
+    fn new(summary: &ModelSummary, config: Option<&ModelConfig>) -> Details {
+        let family = summary.architecture.clone().unwrap_or_default();
+        let families = config.map(|config| config.model_families.clone()).filter(|families| !families.is_empty());
+        Details {
+            parent_model: String::new(),
+            format: summary.format.clone(),
+            families: families.unwrap_or_else(|| vec![family.clone()]),
+            family,
+            parameter_size: summary.parameters.map(parameter_size).unwrap_or_default(),
+            quantization_level: summary.quantization.clone().unwrap_or_default(),
+        }
+    }
+}
+
+pub(crate) async fn version(caller: Caller) -> Result<Json<Value>, Failure> {
+    allow(&caller, Action::Pull, Target::Server)?;
+    Ok(Json(json!({ "version": API_VERSION, "lode": env!("CARGO_PKG_VERSION") })))
+}
+
+pub(crate) async fn delete(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Json(named): Json<Named>,
+) -> Result<StatusCode, Failure> {
+    let (repository, reference) = model_name::parse(named.name())?;
+    let deleted = registry.model_delete(&caller, &repository, &reference).await?;
+    if deleted { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: named.name().to_owned() }) }
+}
+
+pub(crate) async fn copy(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Json(copy): Json<Copy>,
+) -> Result<StatusCode, Failure> {
+    let source = model_name::parse(&copy.source)?;
+    let destination = model_name::parse(&copy.destination)?;
+    let found = registry.model_copy(&caller, (&source.0, &source.1), (&destination.0, &destination.1)).await?;
+    if found { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: copy.source }) }
+}

@@ -1,0 +1,52 @@
+//! `GET /api/tags`: the models, newest first, as ollama lists them.
+//! Repositories that ollama's clients have no name for are left out.
+
+use std::cmp::Reverse;
+
+use axum::extract::State;
+use serde::Serialize;
+
+use super::Details;
+use crate::Registry;
+use crate::api::model_name::is_sayable;
+use crate::api::time::rfc3339;
+use crate::app::TaggedModel;
+use crate::auth::Caller;
+use crate::http::{Failure, Json};
+
+#[derive(Serialize)]
+pub(crate) struct Tags {
+    models: Vec<Entry>,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    name: String,
+    model: String,
+    modified_at: String,
+    size: u64,
+    /// Hexadecimal, without the algorithm.
+    digest: String,
+    details: Details,
+}
+
+pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Result<Json<Tags>, Failure> {
+    let mut models = registry.model_list(&caller).await?;
+    models.retain(|model| is_sayable(&model.repository));
+    models.sort_by_key(|model| Reverse(model.modified_at));
+    Ok(Json(Tags { models: models.into_iter().map(Entry::from).collect() }))
+}
+
+impl From<TaggedModel> for Entry {
+    fn from(model: TaggedModel) -> Entry {
+        let name = format!("{}:{}", model.repository, model.tag);
+        Entry {
+            model: name.clone(),
+            name,
+            modified_at: rfc3339(model.modified_at),
+            size: model.summary.size_bytes,
+            digest: model.digest.hex().to_owned(),
+            details: Details::new(&model.summary, None),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! From a failure to an answer under `/v1`, in OpenAI's form.
+
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use crate::http::{Failure, Json};
+
+pub(crate) fn respond(failure: &Failure) -> Response {
+    let status = failure.status();
+    let kind = match status.as_u16() {
+        404 => "not_found_error",
+        400..500 => "invalid_request_error",
+        _ => "api_error",
+    };
+    let error = json!({ "message": failure.message(), "type": kind, "param": null, "code": null });
+    (status, Json(json!({ "error": error }))).into_response()
+}

@@ -1,0 +1,19 @@
+//! Times as these APIs write them.
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// Milliseconds since 1970 in RFC 3339.
+pub(crate) fn rfc3339(millis: i64) -> String {
+    let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis) * 1_000_000);
+    time.ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn written() {
+        assert_eq!(super::rfc3339(1_700_000_000_123), "2023-11-14T22:13:20.123Z");
+        assert_eq!(super::rfc3339(i64::MAX), "");
+    }
+}

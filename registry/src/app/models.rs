@@ -1,0 +1,225 @@
+//! Models: which manifests are one, what they consist of, and copying them.
+//! A manifest is looked at after its push, or by the first request that needs to know; never by the push itself.
+
+use lode_model::config::ModelConfig;
+use lode_model::digest::Digest;
+use lode_model::manifest::{Descriptor, Manifest};
+use lode_model::media_type;
+use lode_model::reference::{Reference, Repository, Tag};
+use lode_model::tensor::TensorInfo;
+use serde::Serialize;
+
+use super::{Registry, StoredManifest};
+use crate::Error;
+use crate::error::chain;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{ModelRow, TaggedRow};
+
+/// The largest config, template or other text of a model that is read whole.
+const MAX_TEXT_BYTES: u64 = 16 * 1024 * 1024;
+
+/// How deep an index of indexes is copied.
+const MAX_DEPTH: usize = 8;
+
+/// What a model is, in the few words that lists show.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModelSummary {
+    /// `safetensors`, `gguf`, ...
+    pub format: String,
+    pub architecture: Option<String>,
+    pub parameters: Option<u64>,
+    pub quantization: Option<String>,
+    /// Config and layers together.
+    pub size_bytes: u64,
+    pub tensor_count: u64,
+    /// Why it could not be read further.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// A model under one of its tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaggedModel {
+    pub repository: Repository,
+    pub tag: Tag,
+    pub digest: Digest,
+    /// When the tag was last moved, in milliseconds since 1970.
+    pub modified_at: i64,
+    pub summary: ModelSummary,
+}
+
+/// A manifest with what is known of it as a model; no summary where it is none.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub digest: Digest,
+    pub modified_at: i64,
+    pub manifest: Manifest,
+    pub summary: Option<ModelSummary>,
+    /// Its config blob, where that is ollama's.
+    pub config: Option<ModelConfig>,
+}
+
+impl Registry {
+    /// What a name means for inference; None if nothing, or nothing the caller may know of.
+    pub async fn model_resolve(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Option<Digest>, Error> {
+        allow(caller, Action::Infer, Target::Repository(repository))?;
+        Ok(known(self.manifest_get(caller, repository, reference).await)?.map(|manifest| manifest.digest))
+    }
+
+    /// Every tag that names a model, in name order.
+    pub async fn model_list(&self, caller: &Caller) -> Result<Vec<TaggedModel>, Error> {
+        allow(caller, Action::List, Target::Catalog)?;
+        let mut models = Vec::new();
+        for row in self.store().tagged_list().await? {
+            let TaggedRow { repository, tag, digest, updated_at, model } = row;
+            if allow(caller, Action::Pull, Target::Repository(&repository)).is_err() {
+                continue;
+            }
+            let model = match model {
+                Some(model) => model,
+                None => match self.model_index(&repository, &digest).await {
+                    Ok(model) => model,
+                    // Deleted between the two questions, or damaged: the others are still to be listed.
+                    Err(error) => {
+                        tracing::warn!(%repository, %tag, error = chain(&error), "manifest not indexed");
+                        continue;
+                    }
+                },
+            };
+            if let Some(summary) = summary_of(model) {
+                models.push(TaggedModel { repository, tag, digest, modified_at: updated_at, summary });
+            }
+        }
+        Ok(models)
+    }
+
+    /// One manifest, and what is known of it; None if there is none.
+    pub async fn model_show(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Option<Model>, Error> {
+        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else { return Ok(None) };
+        let summary = summary_of(self.model_index(repository, &stored.digest).await?);
+        let manifest = parse(&stored)?;
+        let config = match &manifest.config {
+            Some(config) if config.media_type == media_type::DOCKER_CONFIG => {
+                let bytes = self.blob_text(caller, repository, config).await?;
+                bytes.and_then(|bytes| ModelConfig::parse(&bytes).ok())
+            }
+            _ => None,
+        };
+        let modified_at = self.store().manifest_time(repository, reference).await?;
+        Ok(Some(Model { digest: stored.digest, modified_at, manifest, summary, config }))
+    }
+
+    /// The tensors of a model; None if there is no such manifest.
+    pub async fn tensor_list(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Option<Vec<TensorInfo>>, Error> {
+        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else { return Ok(None) };
+        self.model_index(repository, &stored.digest).await?;
+        let details = self.store().tensor_list(&stored.digest).await?;
+        let read = |detail: String| {
+            serde_json::from_str(&detail).map_err(|_| Error::Corrupt { what: "tensor", value: detail.clone() })
+        };
+        details.into_iter().map(read).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Deletes a name; what it named is collected after its grace. False if there is none.
+    pub async fn model_delete(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<bool, Error> {
+        Ok(known(self.manifest_delete(caller, repository, reference).await)?.is_some())
+    }
+
+    /// Gives a manifest a second name, and its content a second repository where that differs. False if there is no source.
+    pub async fn model_copy(
+        &self,
+        caller: &Caller,
+        (from, reference): (&Repository, &Reference),
+        (to, name): (&Repository, &Reference),
+    ) -> Result<bool, Error> {
+        let Some(stored) = known(self.manifest_get(caller, from, reference).await)? else { return Ok(false) };
+        self.copy_manifest(caller, from, to, name, stored, MAX_DEPTH).await?;
+        Ok(true)
+    }
+
+    async fn copy_manifest(
+        &self,
+        caller: &Caller,
+        from: &Repository,
+        to: &Repository,
+        name: &Reference,
+        stored: StoredManifest,
+        depth: usize,
+    ) -> Result<(), Error> {
+        let manifest = parse(&stored)?;
+        if from != to {
+            for blob in manifest.blobs() {
+                // What is absent there stays absent here; whether that is accepted is the manifest's rule.
+                self.blob_mount(caller, to, &blob.digest, Some(from)).await?;
+            }
+            for child in manifest.children().filter(|_| depth > 0) {
+                let reference = Reference::Digest(child.digest.clone());
+                if let Some(stored) = known(self.manifest_get(caller, from, &reference).await)? {
+                    Box::pin(self.copy_manifest(caller, from, to, &reference, stored, depth - 1)).await?;
+                }
+            }
+        }
+        let (media_type, bytes) = (stored.media_type, stored.bytes);
+        self.manifest_put(caller, to, name, Some(&media_type), bytes, &[]).await?;
+        Ok(())
+    }
+
+    /// The whole of a small blob; None where it is absent or not small.
+    pub async fn blob_text(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        blob: &Descriptor,
+    ) -> Result<Option<Vec<u8>>, Error> {
+        match self.blob_find(caller, repository, &blob.digest).await {
+            Ok(info) if info.size_bytes <= MAX_TEXT_BYTES => {
+                self.blob_part(caller, repository, &blob.digest, 0..info.size_bytes).await.map(Some)
+            }
+            Ok(_) | Err(Error::BlobUnknown { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The registry's answer where "not there" is no failure.
+fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A stored manifest was parsed before it was stored.
+pub(super) fn parse(stored: &StoredManifest) -> Result<Manifest, Error> {
+    Manifest::parse(Some(&stored.media_type), &stored.bytes)
+        .map_err(|_| Error::Corrupt { what: "manifest", value: stored.digest.to_string() })
+}
+
+fn summary_of(row: ModelRow) -> Option<ModelSummary> {
+    let ModelRow { format, architecture, parameters, quantization, size_bytes, tensor_count, problem } = row;
+    if format.is_empty() {
+        return None;
+    }
+    Some(ModelSummary { format, architecture, parameters, quantization, size_bytes, tensor_count, problem })
+}

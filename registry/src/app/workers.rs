@@ -1,0 +1,207 @@
+//! Workers: who may join, what they report, and which of them are there.
+//! Registrations and heartbeats are rows, so that any replica can route to any worker.
+
+use std::time::Duration;
+
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use url::Url;
+use uuid::Uuid;
+
+use super::Registry;
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{WorkerRow, millis, now_ms};
+
+/// How often a worker shows itself.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// A worker that was not seen for this long gets no more requests.
+const ABSENT_AFTER: Duration = Duration::from_secs(10);
+
+/// After this long it is forgotten; the next heartbeat makes it register again.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+
+/// A device of a worker, as it reports it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// `cpu`, `cuda`.
+    pub kind: String,
+    pub name: String,
+    pub memory_bytes: u64,
+    pub free_bytes: u64,
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+/// A model that a worker has in memory; what else it says is passed on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadedModel {
+    pub repository: Repository,
+    pub digest: Digest,
+    #[serde(default)]
+    pub size_bytes: u64,
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+/// What a worker says when it joins.
+#[derive(Clone, Debug, Deserialize)]
+pub struct WorkerAnnouncement {
+    /// Where the gateway reaches it.
+    pub advertise: Url,
+    #[serde(default)]
+    pub devices: Vec<Device>,
+    #[serde(default)]
+    pub version: String,
+}
+
+/// What it says from then on.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Heartbeat {
+    pub devices: Vec<Device>,
+    pub loaded: Vec<LoadedModel>,
+    /// Digests of the manifests whose blobs it has on disk.
+    pub cached: Vec<Digest>,
+}
+
+/// What it gets back. The gateway shows `secret` whenever it calls that worker.
+#[derive(Clone, Debug, Serialize)]
+pub struct Registration {
+    pub id: Uuid,
+    pub secret: String,
+    pub heartbeat_ms: u64,
+}
+
+/// How a worker shows that it may join.
+#[derive(Clone, Copy, Debug)]
+pub struct JoinProof<'a> {
+    /// The shared secret, if it sent one.
+    pub token: Option<&'a str>,
+    /// Whether it asks from this machine.
+    pub is_local: bool,
+}
+
+/// A worker that is there.
+#[derive(Clone, Debug, Serialize)]
+pub struct Worker {
+    pub id: Uuid,
+    pub advertise: Url,
+    pub version: String,
+    pub devices: Vec<Device>,
+    pub loaded: Vec<LoadedModel>,
+    pub cached: Vec<Digest>,
+    /// Milliseconds since 1970.
+    pub registered_at: i64,
+    pub seen_at: i64,
+    #[serde(skip)]
+    pub(crate) secret: String,
+}
+
+impl Registry {
+    pub async fn worker_register(
+        &self,
+        caller: &Caller,
+        proof: JoinProof<'_>,
+        announcement: WorkerAnnouncement,
+    ) -> Result<Registration, Error> {
+        allow(caller, Action::Join, Target::Workers)?;
+        self.worker_may_join(proof)?;
+        let (id, now) = (Uuid::new_v4(), now_ms());
+        // Two random UUIDs make a secret of 244 bits.
+        let secret = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
+        self.store().worker_expire(now - millis(FORGOTTEN_AFTER)).await?;
+        self.store()
+            .worker_insert(&WorkerRow {
+                id,
+                secret: secret.clone(),
+                advertise: announcement.advertise.into(),
+                version: announcement.version,
+                devices: to_json(&announcement.devices),
+                loaded: "[]".to_owned(),
+                cached: "[]".to_owned(),
+                registered_at: now,
+                seen_at: now,
+            })
+            .await?;
+        Ok(Registration { id, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
+    }
+
+    /// False if the worker is not known, and has to register again.
+    pub async fn worker_heartbeat(
+        &self,
+        caller: &Caller,
+        proof: JoinProof<'_>,
+        id: Uuid,
+        heartbeat: &Heartbeat,
+    ) -> Result<bool, Error> {
+        allow(caller, Action::Join, Target::Workers)?;
+        self.worker_may_join(proof)?;
+        let (devices, loaded, cached) =
+            (to_json(&heartbeat.devices), to_json(&heartbeat.loaded), to_json(&heartbeat.cached));
+        self.store().worker_update(id, &devices, &loaded, &cached).await
+    }
+
+    pub async fn worker_leave(&self, caller: &Caller, proof: JoinProof<'_>, id: Uuid) -> Result<bool, Error> {
+        allow(caller, Action::Join, Target::Workers)?;
+        self.worker_may_join(proof)?;
+        self.store().worker_delete(id).await
+    }
+
+    /// The workers that are there now.
+    pub async fn worker_list(&self, caller: &Caller) -> Result<Vec<Worker>, Error> {
+        allow(caller, Action::List, Target::Workers)?;
+        let rows = self.store().worker_list(now_ms() - millis(ABSENT_AFTER)).await?;
+        rows.into_iter().map(Worker::try_from).collect()
+    }
+
+    /// With a shared secret, whoever has it; without one, this machine.
+    fn worker_may_join(&self, proof: JoinProof<'_>) -> Result<(), Error> {
+        match &self.config().worker_token {
+            Some(expected) if proof.token.is_some_and(|token| same(token, expected.expose())) => Ok(()),
+            Some(_) => Err(Error::Unauthorized),
+            None if proof.is_local => Ok(()),
+            None => Err(Error::Denied),
+        }
+    }
+}
+
+/// Compares in a time that does not tell where the first difference is.
+fn same(a: &str, b: &str) -> bool {
+    let different = a.bytes().zip(b.bytes()).fold(0, |seen, (a, b)| seen | (a ^ b));
+    a.len() == b.len() && std::hint::black_box(different) == 0
+}
+
+fn to_json<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).expect("what came as JSON goes as JSON")
+}
+
+fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {
+    serde_json::from_str(text).map_err(|_| Error::Corrupt { what, value: text.to_owned() })
+}
+
+impl TryFrom<WorkerRow> for Worker {
+    type Error = Error;
+
+    fn try_from(row: WorkerRow) -> Result<Worker, Error> {
+        Ok(Worker {
+            id: row.id,
+            advertise: row
+                .advertise
+                .parse()
+                .map_err(|_| Error::Corrupt { what: "worker address", value: row.advertise })?,
+            version: row.version,
+            devices: from_json("worker devices", &row.devices)?,
+            loaded: from_json("worker models", &row.loaded)?,
+            cached: from_json("worker cache", &row.cached)?,
+            registered_at: row.registered_at,
+            seen_at: row.seen_at,
+            secret: row.secret,
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! One request to one of several workers: the next is tried until the first byte of an answer is there, never after it.
+//! Dropping the answer closes the connection to the worker, which ends its work.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use http::{HeaderValue, StatusCode, header};
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+use url::Url;
+
+use super::choose::by_preference;
+use super::{Gateway, GatewayError};
+use crate::Registry;
+use crate::error::chain;
+use crate::app::Worker;
+use crate::auth::Caller;
+use crate::http::Failure;
+
+const NDJSON: &str = "application/x-ndjson";
+
+/// A request for a model, resolved.
+pub(crate) struct Ask {
+    pub(crate) repository: Repository,
+    pub(crate) digest: Digest,
+    /// As the caller wrote it; workers repeat it in their answers.
+    pub(crate) name: String,
+    /// The worker's path.
+    pub(crate) path: &'static str,
+    pub(crate) body: Bytes,
+}
+
+/// A worker's answer, from its first byte on.
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) content_type: HeaderValue,
+    pub(crate) bytes: BoxStream<'static, Result<Bytes, reqwest::Error>>,
+}
+
+/// Asks the workers in order of preference.
+pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Failure> {
+    let workers = by_preference(registry.worker_list(&Caller::Internal).await?, &ask.digest);
+    if workers.is_empty() {
+        return Err(GatewayError::NoWorker { model: ask.name }.into());
+    }
+    let tried = workers.len();
+    let mut busy = None;
+    for worker in workers {
+        match send(registry.gateway(), &worker, &ask).await {
+            Ok(answer) if answer.status == StatusCode::SERVICE_UNAVAILABLE => busy = Some(answer),
+            Ok(answer) if is_stranger(answer.status) => {
+                tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker does not know this registry");
+            }
+            Ok(answer) => return Ok(answer),
+            Err(error) => tracing::warn!(worker = %worker.id, error = chain(&error), "worker did not answer"),
+        }
+    }
+    busy.ok_or_else(|| GatewayError::NoAnswer { model: ask.name, tried }.into())
+}
+
+/// It was restarted and has another secret, which its next registration brings.
+fn is_stranger(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+}
+
+async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, reqwest::Error> {
+    let response = gateway
+        .client
+        .post(address(&worker.advertise, ask.path))
+        .bearer_auth(&worker.secret)
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
+        .header("lode-model-name", HeaderValue::from_str(&ask.name).unwrap_or(HeaderValue::from_static("")))
+        .body(ask.body.clone())
+        .send()
+        .await?;
+    let status = response.status();
+    let json = HeaderValue::from_static("application/json");
+    let content_type = response.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
+    let mut rest = response.bytes_stream();
+    let first = rest.next().await.transpose()?;
+    let bytes = stream::iter(first.map(Ok)).chain(rest).boxed();
+    Ok(Answer { status, content_type, bytes })
+}
+
+/// `path` at the worker, which may be advertised under a path of its own.
+pub(super) fn address(advertise: &Url, path: &str) -> Url {
+    let mut url = advertise.clone();
+    url.set_path(&format!("{}{path}", advertise.path().trim_end_matches('/')));
+    url
+}
+
+impl IntoResponse for Answer {
+    /// Passes the answer through. One that breaks off within a stream of records ends with a record that says so.
+    fn into_response(self) -> Response {
+        let is_stream = self.content_type.as_bytes().starts_with(NDJSON.as_bytes());
+        let bytes = self.bytes.or_else(move |error| async move {
+            tracing::warn!(error = chain(&error), "a worker's answer broke off");
+            let record = Bytes::from_static(b"{\"error\":\"the worker's answer broke off\"}\n");
+            if is_stream { Ok(record) } else { Err(error) }
+        });
+        (self.status, [(header::CONTENT_TYPE, self.content_type)], Body::from_stream(bytes)).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_join() {
+        for (advertise, expect) in [
+            ("http://10.0.0.1:7000", "http://10.0.0.1:7000/api/chat"),
+            ("http://10.0.0.1:7000/", "http://10.0.0.1:7000/api/chat"),
+            ("https://gpu.example/w1/", "https://gpu.example/w1/api/chat"),
+        ] {
+            assert_eq!(address(&advertise.parse().unwrap(), "/api/chat").as_str(), expect);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The gateway: a request for a model goes to a worker that can answer it, and the answer comes back as it is made.
+//! It resolves names under the caller's rights and shows each worker the secret of its registration.
+
+mod choose;
+mod forward;
+mod passed_on;
+mod ps;
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::Error;
+
+use forward::{Answer, Ask, forward};
+pub(crate) use passed_on::{embeddings, passed_on};
+pub(crate) use ps::ps;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The connections to workers.
+#[derive(Clone)]
+pub(crate) struct Gateway {
+    client: reqwest::Client,
+}
+
+impl Gateway {
+    pub(crate) fn new() -> Result<Gateway, Error> {
+        // There is no time limit on an answer: a long one takes long, and a caller who leaves ends it.
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .build()
+            .map_err(|error| Error::Config { setting: "gateway", reason: error.to_string() })?;
+        Ok(Gateway { client })
+    }
+}
+
+/// Why no worker answered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GatewayError {
+    #[error("no worker is attached that could run '{model}'; start one with `lode worker --registry URL`")]
+    NoWorker { model: String },
+    #[error("no worker answered for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
+    NoAnswer { model: String, tried: usize },
+    #[error("the worker's answer broke off")]
+    Broken(#[source] reqwest::Error),
+    #[error("the worker's answer is not what was expected")]
+    Unreadable(#[source] serde_json::Error),
+}
+
+impl GatewayError {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            GatewayError::NoWorker { .. } | GatewayError::NoAnswer { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            GatewayError::Broken(_) | GatewayError::Unreadable(_) => StatusCode::BAD_GATEWAY,
+        }
+    }
+}

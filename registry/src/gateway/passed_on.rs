@@ -1,0 +1,81 @@
+//! The routes whose bodies go to a worker as they are, and the one older form that has to be turned into its successor.
+//! Names are resolved here, so that a worker only ever hears of a repository and a digest.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, post};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use lode_model::digest::Digest;
+use lode_model::reference::{Reference, Repository};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{Answer, Ask, GatewayError, forward};
+use crate::Registry;
+use crate::api::model_name;
+use crate::auth::Caller;
+use crate::http::extract::RawJson;
+use crate::http::{Failure, Json};
+
+/// How the names of a surface are read.
+pub(crate) type ReadName = fn(&str) -> Result<(Repository, Reference), Failure>;
+
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default)]
+    model: String,
+}
+
+/// A route that passes its body to `path` on a worker.
+pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
+    post(move |State(registry): State<Registry>, caller: Caller, RawJson(body): RawJson| async move {
+        let Named { model } = serde_json::from_slice(&body).map_err(Failure::Json)?;
+        let (repository, digest) = resolve(&registry, &caller, &model, read_name).await?;
+        forward(&registry, Ask { repository, digest, name: model, path, body }).await
+    })
+}
+
+/// The model that `name` means to this caller.
+pub(crate) async fn resolve(
+    registry: &Registry,
+    caller: &Caller,
+    name: &str,
+    read_name: ReadName,
+) -> Result<(Repository, Digest), Failure> {
+    let (repository, reference) = read_name(name)?;
+    let digest = registry.model_resolve(caller, &repository, &reference).await?;
+    Ok((repository, digest.ok_or_else(|| Failure::ModelUnknown { name: name.to_owned() })?))
+}
+
+/// `POST /api/embeddings`, the older form of `/api/embed`: one prompt, one vector.
+pub(crate) async fn embeddings(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Json(mut request): Json<Map<String, Value>>,
+) -> Result<Response, Failure> {
+    let name = request.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse).await?;
+    let prompt = request.remove("prompt").unwrap_or(Value::Null);
+    if prompt.as_str().is_none_or(str::is_empty) {
+        return Ok(Json(json!({ "embedding": [] })).into_response());
+    }
+    request.insert("input".to_owned(), prompt);
+    let body = Bytes::from(Value::Object(request).to_string());
+    let answer = forward(&registry, Ask { repository, digest, name, path: "/api/embed", body }).await?;
+    if !answer.status.is_success() {
+        return Ok(answer.into_response());
+    }
+    let answer: Value = read_json(answer).await?;
+    Ok(Json(json!({ "embedding": answer["embeddings"][0] })).into_response())
+}
+
+/// The whole of an answer that is one JSON value.
+pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(answer: Answer) -> Result<T, Failure> {
+    let bytes = answer.bytes.try_fold(Vec::new(), |mut all, bytes| async move {
+        all.extend_from_slice(&bytes);
+        Ok(all)
+    });
+    let bytes = bytes.await.map_err(GatewayError::Broken)?;
+    Ok(serde_json::from_slice(&bytes).map_err(GatewayError::Unreadable)?)
+}

@@ -1,0 +1,39 @@
+//! `GET /api/ps`: what all workers have loaded, as one list.
+//! A worker that does not answer soon is left out.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use futures::future::join_all;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Gateway;
+use super::forward::address;
+use crate::Registry;
+use crate::app::Worker;
+use crate::auth::Caller;
+use crate::http::{Failure, Json};
+
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[derive(Deserialize)]
+struct Loaded {
+    #[serde(default)]
+    models: Vec<Value>,
+}
+
+pub(crate) async fn ps(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
+    let workers = registry.worker_list(&caller).await?;
+    let answers = join_all(workers.iter().map(|worker| loaded_by(registry.gateway(), worker))).await;
+    let mut models: Vec<Value> = answers.into_iter().flatten().flat_map(|loaded| loaded.models).collect();
+    // The longest remaining comes first, as RFC 3339 times of one zone compare.
+    models.sort_by(|a, b| b["expires_at"].as_str().cmp(&a["expires_at"].as_str()));
+    Ok(Json(json!({ "models": models })))
+}
+
+async fn loaded_by(gateway: &Gateway, worker: &Worker) -> Option<Loaded> {
+    let request = gateway.client.get(address(&worker.advertise, "/api/ps")).bearer_auth(&worker.secret);
+    let answer = request.timeout(PATIENCE).send().await.ok()?.error_for_status().ok()?;
+    serde_json::from_slice(&answer.bytes().await.ok()?).ok()
+}

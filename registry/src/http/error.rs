@@ -1,0 +1,173 @@
+//! What can go wrong with a request, from its syntax to the registry's own error, and the way from there to the client's words.
+//! A handler returns a `Failure`; it travels as a response extension, so that the surface can word it and the log can tell its causes, once.
+
+use std::sync::Arc;
+
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use lode_model::digest::DigestError;
+use lode_model::reference::ReferenceError;
+use uuid::Uuid;
+
+use crate::gateway::GatewayError;
+use crate::{Error, api, oci};
+
+/// Why a request is not answered with what it asked for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Registry(#[from] Error),
+    #[error(transparent)]
+    Gateway(#[from] GatewayError),
+
+    #[error(transparent)]
+    Name(ReferenceError),
+    #[error("model name `{name}` is not usable here: {reason}")]
+    ModelName { name: String, reason: &'static str },
+    #[error("`{id}` is no id that was given out here")]
+    Id { id: String },
+    #[error("the path is not UTF-8")]
+    Path,
+    #[error("query parameter `{name}` is `{value}`, expected {expected}")]
+    Query { name: &'static str, value: String, expected: &'static str },
+    #[error("query parameter `{name}` is missing, expected {expected}")]
+    QueryMissing { name: &'static str, expected: &'static str },
+    #[error("a push takes at most {limit} tags")]
+    TooManyTags { limit: usize },
+    #[error("Content-Range is `{value}`, expected `<first>-<last>`, both included")]
+    ContentRange { value: String },
+    #[error("the link has expired or was not made here")]
+    Link,
+    #[error("the request body broke off")]
+    BodyCut(#[source] axum::Error),
+    #[error("the request body has more than {limit_bytes} bytes")]
+    BodyTooLarge { limit_bytes: usize },
+    #[error("missing request body")]
+    BodyMissing,
+    #[error("the request body is not what is expected here: {0}")]
+    Json(#[source] serde_json::Error),
+
+    #[error("model is required")]
+    ModelMissing,
+    #[error("model '{name}' not found")]
+    ModelUnknown { name: String },
+    #[error("no worker has this id; register again")]
+    WorkerUnknown,
+
+    #[error("nothing is served at this address")]
+    RouteUnknown,
+    #[error("this address does not take that method")]
+    MethodNotAllowed,
+    #[error("requests for host `{host}` are not answered here (open servers on loopback answer to loopback names and --public-url)")]
+    Host { host: String },
+    #[error("requests from pages of `{origin}` are not answered here")]
+    Origin { origin: String },
+    #[error("panicked: {0}")]
+    Panic(String),
+
+    /// A failure in an upload, and where it goes on.
+    #[error("{source}")]
+    Upload { source: Error, location: String, id: Uuid },
+}
+
+impl Failure {
+    /// The status of the answer; the same on every surface.
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Failure::Registry(error) | Failure::Upload { source: error, .. } => status_of(error),
+            Failure::Gateway(error) => error.status(),
+            Failure::Id { .. }
+            | Failure::ModelUnknown { .. }
+            | Failure::WorkerUnknown
+            | Failure::RouteUnknown => StatusCode::NOT_FOUND,
+            Failure::Name(_)
+            | Failure::ModelName { .. }
+            | Failure::ModelMissing
+            | Failure::Path
+            | Failure::Query { .. }
+            | Failure::QueryMissing { .. }
+            | Failure::ContentRange { .. }
+            | Failure::BodyCut(_)
+            | Failure::BodyMissing
+            | Failure::Json(_) => StatusCode::BAD_REQUEST,
+            Failure::TooManyTags { .. } => StatusCode::URI_TOO_LONG,
+            Failure::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => StatusCode::FORBIDDEN,
+            Failure::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Failure::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// What the caller may read. Of the server's own trouble that is nothing, but for what the caller can act on.
+    pub(crate) fn message(&self) -> String {
+        let full = matches!(
+            self,
+            Failure::Registry(Error::StorageFull) | Failure::Upload { source: Error::StorageFull, .. }
+        );
+        if self.status().is_server_error() && !full && !matches!(self, Failure::Gateway(_)) {
+            return "the server could not answer; its log has the reason".to_owned();
+        }
+        self.to_string()
+    }
+}
+
+fn status_of(error: &Error) -> StatusCode {
+    match error {
+        Error::BlobUnknown { .. }
+        | Error::ManifestUnknown { .. }
+        | Error::NameUnknown { .. }
+        | Error::UploadUnknown { .. } => StatusCode::NOT_FOUND,
+        Error::UploadConflict { .. } | Error::RangeMismatch { .. } | Error::RangeUnsatisfiable { .. } => {
+            StatusCode::RANGE_NOT_SATISFIABLE
+        }
+        Error::DigestMismatch { .. }
+        | Error::SizeMismatch { .. }
+        | Error::BodyCut(_)
+        | Error::ManifestInvalid(_)
+        | Error::ManifestBlobsUnknown(_) => StatusCode::BAD_REQUEST,
+        Error::ManifestTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+        Error::BlobReferenced { .. } => StatusCode::METHOD_NOT_ALLOWED,
+        Error::Denied => StatusCode::FORBIDDEN,
+        Error::Unauthorized => StatusCode::UNAUTHORIZED,
+        Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl From<DigestError> for Failure {
+    fn from(error: DigestError) -> Failure {
+        Failure::Name(error.into())
+    }
+}
+
+impl From<ReferenceError> for Failure {
+    fn from(error: ReferenceError) -> Failure {
+        Failure::Name(error)
+    }
+}
+
+/// The failure as it travels beside its response.
+#[derive(Clone)]
+pub(crate) struct Failed(pub(crate) Arc<Failure>);
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        response.extensions_mut().insert(Failed(Arc::new(self)));
+        response
+    }
+}
+
+/// Puts a failed response into the words of the surface that `path` belongs to.
+pub(crate) fn word(path: &str, response: Response) -> Response {
+    let Some(failed) = response.extensions().get::<Failed>().cloned() else { return response };
+    let mut worded = if path == "/v2" || path.starts_with("/v2/") {
+        oci::error::respond(&failed.0)
+    } else if path.starts_with("/v1/") {
+        api::openai::error::respond(&failed.0)
+    } else {
+        api::error::respond(&failed.0)
+    };
+    worded.extensions_mut().insert(failed);
+    worded
+}

@@ -1,0 +1,127 @@
+//! Addresses in answers: `Location` of blobs, manifests and uploads, and the `Link` to a listing's next page.
+//! They are relative unless the client cannot follow that, or the operator fixed a public address.
+
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+
+use axum::extract::{ConnectInfo, FromRequestParts};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, header};
+use lode_model::digest::Digest;
+use lode_model::reference::{Reference, Repository};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use uuid::Uuid;
+
+use super::agent;
+use crate::app::BlobLink;
+use crate::{Config, Registry};
+
+/// What stays as it is in a query value.
+const QUERY_VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// How the client of this request reaches the server: nothing, or `scheme://host` to put before a path.
+pub(crate) struct Links {
+    base: String,
+}
+
+impl Links {
+    pub(crate) fn blob(&self, repository: &Repository, digest: &Digest) -> String {
+        format!("{}/v2/{repository}/blobs/{digest}", self.base)
+    }
+
+    /// The address of a blob that opens it without credentials, for a while.
+    pub(crate) fn blob_signed(&self, repository: &Repository, digest: &Digest, link: &BlobLink) -> String {
+        let BlobLink { expires, signature } = link;
+        format!("{}?expires={expires}&signature={signature}", self.blob(repository, digest))
+    }
+
+    pub(crate) fn manifest(&self, repository: &Repository, reference: &Reference) -> String {
+        format!("{}/v2/{repository}/manifests/{reference}", self.base)
+    }
+
+    pub(crate) fn upload(&self, repository: &Repository, id: Uuid) -> String {
+        format!("{}/v2/{repository}/blobs/uploads/{id}", self.base)
+    }
+
+    /// The `Link` header for the page after this one: `path` with these query parameters.
+    pub(crate) fn next(&self, path: &str, query: &[(&str, &str)]) -> HeaderValue {
+        let pairs: Vec<String> =
+            query.iter().map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, QUERY_VALUE))).collect();
+        header_value(&format!("<{}{path}?{}>; rel=\"next\"", self.base, pairs.join("&")))
+    }
+}
+
+/// A header value of text that is known to be printable ASCII.
+pub(crate) fn header_value(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).expect("names, digests, numbers and escaped text are printable ASCII")
+}
+
+impl FromRequestParts<Registry> for Links {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
+        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+        let config = registry.config();
+        let base = match &config.public_url {
+            Some(url) => url.as_str().trim_end_matches('/').to_owned(),
+            None if agent::is_ollama(&parts.headers) => seen_by_client(parts, config, peer).unwrap_or_default(),
+            None => String::new(),
+        };
+        Ok(Links { base })
+    }
+}
+
+/// `scheme://host` as the client wrote it, where it can be told. Forwarded headers count only from a proxy we trust.
+fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Option<String> {
+    let trusted = peer.is_some_and(|peer| config.trusted_proxies.iter().any(|proxy| proxy.contains(peer)));
+    let forwarded = |name| trusted.then(|| first_of_list(&parts.headers, name)).flatten();
+    let scheme = match forwarded("x-forwarded-proto") {
+        Some("https") => "https",
+        _ => "http",
+    };
+    let host = forwarded("x-forwarded-host").or_else(|| host(parts))?;
+    let plain = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-_[]".contains(&byte));
+    plain.then(|| format!("{scheme}://{host}"))
+}
+
+/// The host that the request names, with its port.
+pub(crate) fn host(parts: &Parts) -> Option<&str> {
+    let named = parts.headers.get(header::HOST).and_then(|value| value.to_str().ok());
+    parts.uri.authority().map(|authority| authority.as_str()).or(named)
+}
+
+fn first_of_list<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()?.split(',').next().map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base(config: &Config, peer: &str, headers: &[(&str, &str)]) -> Option<String> {
+        let mut request = http::Request::get("/v2/");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        seen_by_client(&request.body(()).unwrap().into_parts().0, config, peer.parse().ok())
+    }
+
+    #[test]
+    fn forwarded_headers_count_from_trusted_proxies_only() {
+        let config = Config { trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()], ..Config::default() };
+        let headers =
+            [("host", "inner:5000"), ("x-forwarded-host", "models.example"), ("x-forwarded-proto", "https, http")];
+        assert_eq!(base(&config, "10.1.1.1", &headers).as_deref(), Some("https://models.example"));
+        assert_eq!(base(&config, "192.0.2.1", &headers).as_deref(), Some("http://inner:5000"));
+        assert_eq!(base(&Config::default(), "10.1.1.1", &headers).as_deref(), Some("http://inner:5000"));
+        assert_eq!(base(&config, "10.1.1.1", &[("host", "a b")]), None);
+        assert_eq!(base(&config, "10.1.1.1", &[]), None);
+    }
+
+    #[test]
+    fn next_escapes() {
+        let links = Links { base: String::new() };
+        let link = links.next("/v2/a/referrers/sha256:00", &[("artifactType", "a/b+c"), ("n", "2")]);
+        assert_eq!(link, "</v2/a/referrers/sha256:00?artifactType=a%2Fb%2Bc&n=2>; rel=\"next\"");
+    }
+}

@@ -1,0 +1,77 @@
+//! The check that keeps web pages of other sites from an open server on this machine (DNS rebinding, cross-site requests).
+//! It applies while the server listens on loopback and asks nobody who they are.
+
+use std::net::IpAddr;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::{Uri, header};
+use url::Url;
+
+use super::{Failure, links};
+use crate::{Config, Registry};
+
+pub(crate) async fn check(State(registry): State<Registry>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    match verdict(registry.config(), links::host(&parts), origin.as_deref()) {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(failure) => failure.into_response(),
+    }
+}
+
+fn verdict(config: &Config, host: Option<&str>, origin: Option<&str>) -> Result<(), Failure> {
+    if !config.listen.ip().is_loopback() {
+        return Ok(());
+    }
+    // Every browser sends Host, so a request without one is no page's.
+    if let Some(host) = host {
+        let name = host.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
+        if !is_ours(config, &name) {
+            return Err(Failure::Host { host: host.to_owned() });
+        }
+    }
+    if let Some(origin) = origin {
+        let name = Url::parse(origin).ok().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_default();
+        if !is_ours(config, &name) {
+            return Err(Failure::Origin { origin: origin.to_owned() });
+        }
+    }
+    Ok(())
+}
+
+fn is_ours(config: &Config, name: &str) -> bool {
+    let bare = name.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase();
+    let loopback = bare == "localhost"
+        || bare.ends_with(".localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
+    loopback || config.public_url.as_ref().and_then(Url::host_str).is_some_and(|ours| ours.eq_ignore_ascii_case(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_ask() {
+        let config = Config { public_url: "https://models.example".parse().ok(), ..Config::default() };
+        let allowed = |host: &str, origin: &str| {
+            verdict(&config, Some(host).filter(|h| !h.is_empty()), Some(origin).filter(|o| !o.is_empty())).is_ok()
+        };
+        for host in ["localhost", "localhost:5000", "127.0.0.1:5000", "127.3.4.5", "[::1]:5000", "LOCALHOST", "a.localhost", "models.example", "MODELS.example:443", ""] {
+            assert!(allowed(host, ""), "{host}");
+        }
+        for host in ["example.com", "example.com:5000", "127.0.0.1.example.com", "localhost.example.com", "10.0.0.1", "0.0.0.0:5000", "@", "[::2]:5000"] {
+            assert!(!allowed(host, ""), "{host}");
+        }
+        for origin in ["http://localhost:3000", "http://127.0.0.1:5000", "https://models.example"] {
+            assert!(allowed("localhost", origin), "{origin}");
+        }
+        for origin in ["http://example.com", "null", "file://", "", "http://localhost.example.com", "chrome-extension://abc"] {
+            assert_eq!(allowed("localhost", origin), origin.is_empty(), "{origin}");
+        }
+        let wide = Config { listen: "0.0.0.0:5000".parse().unwrap(), ..Config::default() };
+        assert!(verdict(&wide, Some("example.com"), Some("http://example.org")).is_ok());
+    }
+}

@@ -1,0 +1,89 @@
+//! `/v2/{name}/blobs/{digest}`: read, ask, delete.
+//! A read for ollama's clients carries a link that opens this one blob by itself, for they fetch the bytes without credentials.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+
+use super::DOCKER_CONTENT_DIGEST;
+use crate::app::BlobInfo;
+use crate::auth::Caller;
+use crate::http::links::header_value;
+use crate::http::range::{Wanted, wanted};
+use crate::http::{Failure, Links, Path, Query, agent};
+use crate::{Error, Registry};
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    headers: HeaderMap,
+    Path((repository, digest)): Path<(Repository, Digest)>,
+    query: Query,
+) -> Result<Response, Failure> {
+    let caller = signed_caller(&registry, caller, &repository, &digest, &query).await?;
+    let info = registry.blob_find(&caller, &repository, &digest).await?;
+    let etag = format!("\"{digest}\"");
+    let (status, range) = match wanted(&headers, &etag, info.size_bytes) {
+        Wanted::Whole => (StatusCode::OK, None),
+        Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
+        Wanted::Unsatisfiable => return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into()),
+    };
+    let (info, bytes) = registry.blob_open(&caller, &repository, &digest, range.clone()).await?;
+
+    let mut response = (status, headers_of(&info, &etag), Body::from_stream(bytes)).into_response();
+    if let Some(range) = range {
+        let described = format!("bytes {}-{}/{}", range.start, range.end - 1, info.size_bytes);
+        response.headers_mut().insert(header::CONTENT_RANGE, header_value(&described));
+        response.headers_mut().insert(header::CONTENT_LENGTH, (range.end - range.start).into());
+    }
+    if agent::is_ollama(&headers) {
+        let link = registry.blob_link(&caller, &repository, &digest).await?;
+        let location = header_value(&links.blob_signed(&repository, &digest, &link));
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+pub(crate) async fn head(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, digest)): Path<(Repository, Digest)>,
+) -> Result<Response, Failure> {
+    let info = registry.blob_stat(&caller, &repository, &digest).await?;
+    Ok((headers_of(&info, &format!("\"{digest}\"")), Body::empty()).into_response())
+}
+
+pub(crate) async fn delete(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, digest)): Path<(Repository, Digest)>,
+) -> Result<StatusCode, Failure> {
+    registry.blob_delete(&caller, &repository, &digest).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Who asks, where the address itself may carry the right to this blob.
+async fn signed_caller(
+    registry: &Registry,
+    caller: Caller,
+    repository: &Repository,
+    digest: &Digest,
+    query: &Query,
+) -> Result<Caller, Failure> {
+    let (Some(expires), Some(signature)) = (query.get("expires"), query.get("signature")) else { return Ok(caller) };
+    registry.blob_link_verify(repository, digest, expires, signature).await?.ok_or(Failure::Link)
+}
+
+fn headers_of(info: &BlobInfo, etag: &str) -> HeaderMap {
+    HeaderMap::from_iter([
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
+        (header::CONTENT_LENGTH, info.size_bytes.into()),
+        (header::ACCEPT_RANGES, HeaderValue::from_static("bytes")),
+        (header::ETAG, header_value(etag)),
+        (DOCKER_CONTENT_DIGEST, header_value(info.digest.as_str())),
+    ])
+}

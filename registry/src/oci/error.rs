@@ -1,0 +1,132 @@
+//! From a failure to an answer under `/v2`: the envelope, with the specification's code, and the headers that go with it.
+//! The status is the failure's own; a 5xx says nothing of its cause.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, header};
+use lode_model::digest::Digest;
+use lode_model::reference::ReferenceError;
+use oci_spec::distribution::ErrorCode;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::uploads::resume_headers;
+use crate::Error;
+use crate::http::links::header_value;
+use crate::http::{Failure, Json};
+
+#[derive(Serialize)]
+struct Envelope {
+    errors: Vec<Entry>,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    code: Code,
+    message: String,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    detail: Value,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Code {
+    Spec(ErrorCode),
+    /// What the closed list has no code for: this server's own trouble.
+    Other(&'static str),
+}
+
+/// Puts a failure into the envelope.
+pub(crate) fn respond(failure: &Failure) -> Response {
+    let mut response = (failure.status(), Json(Envelope { errors: entries(failure) })).into_response();
+    let headers = response.headers_mut();
+    match failure {
+        Failure::Upload { source, location, id } => resume_headers(headers, location, *id, offset_of(source)),
+        Failure::Registry(Error::RangeUnsatisfiable { size_bytes }) => {
+            headers.insert(header::CONTENT_RANGE, header_value(&format!("bytes */{size_bytes}")));
+        }
+        Failure::Registry(Error::Unauthorized) => {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"lode\""));
+        }
+        _ => {}
+    }
+    response
+}
+
+/// One entry, or one for each digest where several are missing.
+fn entries(failure: &Failure) -> Vec<Entry> {
+    if let Failure::Registry(Error::ManifestBlobsUnknown(digests)) = failure {
+        let entry = |digest: &Digest| Entry {
+            code: Code::Spec(ErrorCode::ManifestBlobUnknown),
+            message: format!("{digest} is not in this repository"),
+            detail: json!({ "digest": digest }),
+        };
+        return digests.iter().map(entry).collect();
+    }
+    vec![Entry { code: code(failure), message: failure.message(), detail: detail(failure) }]
+}
+
+fn code(failure: &Failure) -> Code {
+    Code::Spec(match failure {
+        Failure::Registry(error) | Failure::Upload { source: error, .. } => return code_of(error),
+        Failure::Name(ReferenceError::Digest(_)) | Failure::QueryMissing { name: "digest", .. } => {
+            ErrorCode::DigestInvalid
+        }
+        Failure::Name(ReferenceError::Tag { .. }) => ErrorCode::ManifestInvalid,
+        Failure::Name(_) | Failure::ModelName { .. } | Failure::Path => ErrorCode::NameInvalid,
+        Failure::Id { .. } => ErrorCode::BlobUploadUnknown,
+        Failure::ContentRange { .. } => ErrorCode::BlobUploadInvalid,
+        Failure::BodyCut(_) | Failure::BodyTooLarge { .. } => ErrorCode::SizeInvalid,
+        Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => ErrorCode::Denied,
+        Failure::Gateway(_) | Failure::Panic(_) => return Code::Other("UNKNOWN"),
+        _ => ErrorCode::Unsupported,
+    })
+}
+
+fn code_of(error: &Error) -> Code {
+    Code::Spec(match error {
+        Error::BlobUnknown { .. } => ErrorCode::BlobUnknown,
+        Error::ManifestUnknown { .. } => ErrorCode::ManifestUnknown,
+        Error::NameUnknown { .. } => ErrorCode::NameUnknown,
+        Error::UploadUnknown { .. } => ErrorCode::BlobUploadUnknown,
+        Error::UploadConflict { .. } | Error::BodyCut(_) => ErrorCode::BlobUploadInvalid,
+        Error::DigestMismatch { .. } => ErrorCode::DigestInvalid,
+        Error::RangeMismatch { .. }
+        | Error::RangeUnsatisfiable { .. }
+        | Error::SizeMismatch { .. }
+        | Error::ManifestTooLarge { .. } => ErrorCode::SizeInvalid,
+        Error::ManifestInvalid(_) => ErrorCode::ManifestInvalid,
+        Error::ManifestBlobsUnknown(_) => ErrorCode::ManifestBlobUnknown,
+        Error::BlobReferenced { .. } | Error::Denied => ErrorCode::Denied,
+        Error::Unauthorized => ErrorCode::Unauthorized,
+        Error::StorageFull => return Code::Other("UNAVAILABLE"),
+        _ => return Code::Other("UNKNOWN"),
+    })
+}
+
+/// What a client can compare with, in JSON.
+fn detail(failure: &Failure) -> Value {
+    let (Failure::Registry(error) | Failure::Upload { source: error, .. }) = failure else {
+        return match failure {
+            Failure::BodyTooLarge { limit_bytes } => json!({ "limit_bytes": limit_bytes }),
+            Failure::TooManyTags { limit } => json!({ "limit": limit }),
+            _ => Value::Null,
+        };
+    };
+    match error {
+        Error::DigestMismatch { expected, got } => json!({ "expected": expected, "got": got }),
+        Error::SizeMismatch { expected, got } => json!({ "expected": expected, "got": got }),
+        Error::RangeMismatch { offset, .. } | Error::UploadConflict { offset, .. } => json!({ "offset": offset }),
+        Error::BlobUnknown { digest } | Error::BlobReferenced { digest } => json!({ "digest": digest }),
+        Error::ManifestUnknown { reference } => json!({ "reference": reference }),
+        Error::NameUnknown { repository } => json!({ "name": repository }),
+        _ => Value::Null,
+    }
+}
+
+/// Where an upload that was refused a chunk stands.
+fn offset_of(error: &Error) -> Option<u64> {
+    match error {
+        Error::UploadConflict { offset, .. } | Error::RangeMismatch { offset, .. } => Some(*offset),
+        _ => None,
+    }
+}

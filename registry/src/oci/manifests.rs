@@ -1,0 +1,104 @@
+//! `/v2/{name}/manifests/{reference}`: the exact bytes in, the exact bytes out.
+//! Which content a manifest may name is decided in `app`.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode, header};
+use lode_model::manifest::MAX_MANIFEST_BYTES;
+use lode_model::reference::{Reference, Repository, Tag};
+
+use super::{DOCKER_CONTENT_DIGEST, OCI_SUBJECT, OCI_TAG};
+use crate::Registry;
+use crate::app::StoredManifest;
+use crate::auth::Caller;
+use crate::http::extract::read_to_end;
+use crate::http::links::header_value;
+use crate::http::range::content_length;
+use crate::http::{Failure, Links, Path, Query};
+
+/// How many `?tag=` one push may carry; the specification asks for ten at least.
+const MAX_TAGS: usize = 100;
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, reference)): Path<(Repository, Reference)>,
+) -> Result<Response, Failure> {
+    let manifest = registry.manifest_get(&caller, &repository, &reference).await?;
+    Ok((headers_of(&manifest), manifest.bytes).into_response())
+}
+
+pub(crate) async fn head(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, reference)): Path<(Repository, Reference)>,
+) -> Result<Response, Failure> {
+    let manifest = registry.manifest_get(&caller, &repository, &reference).await?;
+    Ok((headers_of(&manifest), Body::empty()).into_response())
+}
+
+pub(crate) async fn put(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    headers: HeaderMap,
+    Path((repository, reference)): Path<(Repository, Reference)>,
+    query: Query,
+    body: Body,
+) -> Result<Response, Failure> {
+    let tags = tags_of(&query, &reference)?;
+    // Said before the body is read, so that nobody sends it for nothing.
+    if content_length(&headers).is_some_and(|length| length > MAX_MANIFEST_BYTES as u64) {
+        return Err(Failure::BodyTooLarge { limit_bytes: MAX_MANIFEST_BYTES });
+    }
+    let bytes = read_to_end(body, MAX_MANIFEST_BYTES).await?;
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let put = registry.manifest_put(&caller, &repository, &reference, content_type, bytes, &tags).await?;
+
+    let location = links.manifest(&repository, &Reference::Digest(put.digest.clone()));
+    let mut answer = HeaderMap::from_iter([
+        (header::LOCATION, header_value(&location)),
+        (DOCKER_CONTENT_DIGEST, header_value(put.digest.as_str())),
+    ]);
+    if let Some(subject) = put.subject {
+        answer.insert(OCI_SUBJECT, header_value(subject.as_str()));
+    }
+    for tag in tags {
+        answer.append(OCI_TAG, header_value(tag.as_str()));
+    }
+    Ok((StatusCode::CREATED, answer).into_response())
+}
+
+pub(crate) async fn delete(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, reference)): Path<(Repository, Reference)>,
+) -> Result<StatusCode, Failure> {
+    registry.manifest_delete(&caller, &repository, &reference).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// The tags of a push by digest.
+fn tags_of(query: &Query, reference: &Reference) -> Result<Vec<Tag>, Failure> {
+    let mut tags: Vec<Tag> = Vec::new();
+    for text in query.all("tag") {
+        if let Reference::Tag(_) = reference {
+            return Err(Failure::Query { name: "tag", value: text.to_owned(), expected: "a push by digest" });
+        }
+        if tags.len() == MAX_TAGS {
+            return Err(Failure::TooManyTags { limit: MAX_TAGS });
+        }
+        tags.push(text.parse()?);
+    }
+    Ok(tags)
+}
+
+fn headers_of(manifest: &StoredManifest) -> HeaderMap {
+    HeaderMap::from_iter([
+        (header::CONTENT_TYPE, header_value(&manifest.media_type)),
+        (header::CONTENT_LENGTH, manifest.bytes.len().into()),
+        (header::ETAG, header_value(&format!("\"{}\"", manifest.digest))),
+        (DOCKER_CONTENT_DIGEST, header_value(manifest.digest.as_str())),
+    ])
+}

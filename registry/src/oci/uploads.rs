@@ -1,0 +1,149 @@
+//! `/v2/{name}/blobs/uploads/`: opened, announced, mounted, sent in one piece or in chunks, asked after, closed, given up.
+//! The address of an upload is its state; each answer repeats it.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use futures::TryStreamExt;
+use http::{HeaderMap, StatusCode, header};
+use lode_model::digest::{Algorithm, Digest};
+use lode_model::reference::Repository;
+use uuid::Uuid;
+
+use super::{DOCKER_CONTENT_DIGEST, DOCKER_UPLOAD_UUID};
+use crate::app::{self, ChunkRange, UploadStatus};
+use crate::auth::Caller;
+use crate::http::links::header_value;
+use crate::http::range::{chunk, content_length};
+use crate::http::{Failure, Links, Path, Query, agent};
+use crate::{Error, Registry};
+
+/// `POST`: what is meant depends on the query, and on who asks.
+pub(crate) async fn post(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    headers: HeaderMap,
+    Path(repository): Path<Repository>,
+    query: Query,
+    body: Body,
+) -> Result<Response, Failure> {
+    let algorithm: Option<Algorithm> = query.get("digest-algorithm").map(str::parse).transpose()?;
+    let held = match (query.digest("mount")?, query.digest("digest")?) {
+        // A 201 to a mount makes that client skip a later upload elsewhere.
+        (Some(_), _) if agent::is_ollama(&headers) => None,
+        (Some(digest), _) => {
+            let from = query.get("from").map(str::parse);
+            match from.transpose() {
+                Ok(from) => registry.blob_mount(&caller, &repository, &digest, from.as_ref()).await?,
+                // No repository has such a name, so there is nothing to mount.
+                Err(_) => None,
+            }
+        }
+        (None, Some(digest)) if is_announcement(&headers) => {
+            registry.blob_mount(&caller, &repository, &digest, None).await?
+        }
+        (None, Some(digest)) => {
+            Some(registry.blob_put(&caller, &repository, &digest, declared(&headers)?, stream(body)).await?)
+        }
+        (None, None) => None,
+    };
+    if let Some(blob) = held {
+        return Ok(created(&links, &repository, &blob.digest));
+    }
+    let upload = registry.upload_create(&caller, &repository, algorithm).await?;
+    Ok(standing(StatusCode::ACCEPTED, &links, &repository, &upload))
+}
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    Path((repository, id)): Path<(Repository, Uuid)>,
+) -> Result<Response, Failure> {
+    let upload = registry.upload_status(&caller, &repository, id).await?;
+    Ok(standing(StatusCode::NO_CONTENT, &links, &repository, &upload))
+}
+
+pub(crate) async fn patch(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    headers: HeaderMap,
+    Path((repository, id)): Path<(Repository, Uuid)>,
+    body: Body,
+) -> Result<Response, Failure> {
+    let upload = registry
+        .upload_append(&caller, &repository, id, declared(&headers)?, stream(body))
+        .await
+        .map_err(|error| at(error, &links, &repository, id))?;
+    Ok(standing(StatusCode::ACCEPTED, &links, &repository, &upload))
+}
+
+pub(crate) async fn put(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    headers: HeaderMap,
+    Path((repository, id)): Path<(Repository, Uuid)>,
+    query: Query,
+    body: Body,
+) -> Result<Response, Failure> {
+    let digest = query.digest("digest")?;
+    let digest = digest.ok_or(Failure::QueryMissing { name: "digest", expected: "the digest of the whole blob" })?;
+    let blob = registry
+        .upload_finish(&caller, &repository, id, declared(&headers)?, stream(body), &digest)
+        .await
+        .map_err(|error| at(error, &links, &repository, id))?;
+    Ok(created(&links, &repository, &blob.digest))
+}
+
+pub(crate) async fn delete(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, id)): Path<(Repository, Uuid)>,
+) -> Result<StatusCode, Failure> {
+    registry.upload_cancel(&caller, &repository, id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Ollama's transfer client posts a digest without the bytes, to hear whether they are needed; elsewhere a digest comes with its bytes.
+fn is_announcement(headers: &HeaderMap) -> bool {
+    headers.contains_key("x-redirect-uploads") || headers.contains_key("x-content-length")
+}
+
+fn declared(headers: &HeaderMap) -> Result<ChunkRange, Failure> {
+    Ok(ChunkRange { range: chunk(headers)?, length: content_length(headers) })
+}
+
+fn stream(body: Body) -> app::Body {
+    Box::pin(body.into_data_stream().map_err(Into::into))
+}
+
+fn at(error: Error, links: &Links, repository: &Repository, id: Uuid) -> Failure {
+    Failure::Upload { source: error, location: links.upload(repository, id), id }
+}
+
+fn created(links: &Links, repository: &Repository, digest: &Digest) -> Response {
+    let headers = [
+        (header::LOCATION, header_value(&links.blob(repository, digest))),
+        (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
+    ];
+    (StatusCode::CREATED, headers).into_response()
+}
+
+fn standing(status: StatusCode, links: &Links, repository: &Repository, upload: &UploadStatus) -> Response {
+    let mut response = status.into_response();
+    let location = links.upload(repository, upload.id);
+    resume_headers(response.headers_mut(), &location, upload.id, Some(upload.offset));
+    response
+}
+
+/// Where an upload goes on. An empty one is said to stand at `0-0`, for the text has no way to say nothing.
+pub(crate) fn resume_headers(headers: &mut HeaderMap, location: &str, id: Uuid, offset: Option<u64>) {
+    headers.insert(header::LOCATION, header_value(location));
+    headers.insert(DOCKER_UPLOAD_UUID, header_value(&id.to_string()));
+    if let Some(offset) = offset {
+        headers.insert(header::RANGE, header_value(&format!("0-{}", offset.saturating_sub(1))));
+    }
+}

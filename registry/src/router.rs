@@ -1,0 +1,86 @@
+//! Every route of the server, grouped by who calls it.
+//! The middleware around them is in `http/layers.rs`.
+
+use axum::Router;
+use axum::routing::{delete, get, post, put};
+
+use crate::api::{copy, health, maintenance, model_name, models, ollama, openai, workers};
+use crate::gateway::{self, passed_on};
+use crate::http::layers;
+use crate::{Registry, hub, oci};
+
+/// The server as one service.
+pub fn router(registry: Registry) -> Router {
+    let routes = Router::new()
+        .merge(distribution())
+        .merge(ollama_api())
+        .merge(openai_api())
+        .merge(lode_api())
+        .merge(operators())
+        .route("/", get(hub::home::get))
+        .fallback(oci::support::unknown)
+        .method_not_allowed_fallback(oci::support::method_not_allowed)
+        .with_state(registry.clone());
+    layers::wrap(registry, routes)
+}
+
+/// docker, oras, skopeo, crane, ollama, workers.
+fn distribution() -> Router<Registry> {
+    use oci::{blobs, catalog, manifests, referrers, support, tags, uploads};
+    let manifest = get(manifests::get).head(manifests::head).put(manifests::put).delete(manifests::delete);
+    let upload = get(uploads::get).patch(uploads::patch).put(uploads::put).delete(uploads::delete);
+    Router::new()
+        .route("/v2", get(support::get))
+        .route("/v2/", get(support::get))
+        .route("/v2/_oci/ext/discover", get(support::extensions))
+        .route("/v2/_catalog", get(catalog::list))
+        .route("/v2/{name}/blobs/{digest}", get(blobs::get).head(blobs::head).delete(blobs::delete))
+        .route("/v2/{name}/blobs/uploads", post(uploads::post))
+        .route("/v2/{name}/blobs/uploads/", post(uploads::post))
+        .route("/v2/{name}/blobs/uploads/{id}", upload)
+        .route("/v2/{name}/manifests/{reference}", manifest)
+        .route("/v2/{name}/tags/list", get(tags::list))
+        .route("/v2/{name}/referrers/{digest}", get(referrers::list))
+}
+
+/// ollama's clients and libraries.
+fn ollama_api() -> Router<Registry> {
+    Router::new()
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags::list))
+        .route("/api/show", post(ollama::show::post))
+        .route("/api/delete", delete(ollama::delete))
+        .route("/api/copy", post(ollama::copy))
+        .route("/api/ps", get(gateway::ps))
+        .route("/api/generate", passed_on("/api/generate", model_name::parse))
+        .route("/api/chat", passed_on("/api/chat", model_name::parse))
+        .route("/api/embed", passed_on("/api/embed", model_name::parse))
+        .route("/api/embeddings", post(gateway::embeddings))
+}
+
+/// OpenAI's libraries.
+fn openai_api() -> Router<Registry> {
+    Router::new().route("/v1/models", get(openai::models::list)).route("/v1/models/{*model}", get(openai::models::show))
+}
+
+/// The CLI, workers, scripts. Names here have any number of parts, and may end in a digest.
+fn lode_api() -> Router<Registry> {
+    Router::new()
+        .route("/lode/v1/models", get(models::list))
+        .route("/lode/v1/models/{name}/{reference}", get(models::show))
+        .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
+        .route("/lode/v1/copy", post(copy::post))
+        .route("/lode/v1/generate", passed_on("/api/generate", model_name::parse_any))
+        .route("/lode/v1/chat", passed_on("/api/chat", model_name::parse_any))
+        .route("/lode/v1/embed", passed_on("/api/embed", model_name::parse_any))
+        .route("/lode/v1/score", passed_on("/lode/v1/score", model_name::parse_any))
+        .route("/lode/v1/ps", get(gateway::ps))
+        .route("/lode/v1/workers", get(workers::list).post(workers::register))
+        .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
+        .route("/lode/v1/gc", post(maintenance::gc))
+        .route("/lode/v1/fsck", post(maintenance::fsck))
+}
+
+fn operators() -> Router<Registry> {
+    Router::new().route("/healthz", get(health::healthz)).route("/readyz", get(health::readyz))
+}

@@ -1,0 +1,16 @@
+//! Keys that all replicas share: whichever needs one first makes it.
+
+use super::{Store, now_ms, on};
+use crate::Error;
+
+impl Store {
+    /// The key of that name; `fresh` becomes it if there is none yet.
+    pub(crate) async fn server_key(&self, name: &str, fresh: &[u8]) -> Result<Vec<u8>, Error> {
+        on!(self.write(), c => sqlx::query(
+            "insert into server_keys (name, value, created_at) values ($1, $2, $3) on conflict (name) do nothing")
+            .bind(name).bind(fresh).bind(now_ms()).execute(c).await.map(drop))?;
+        let (value,): (Vec<u8>,) = on!(self.write(), c => sqlx::query_as("select value from server_keys where name = $1")
+            .bind(name).fetch_one(c).await)?;
+        Ok(value)
+    }
+}

@@ -1,0 +1,154 @@
+//! What manifests are as models. Rows follow from the content, so they are keyed by the manifest's digest and shared by all repositories.
+//! Written by the index job, or by the first request that needs them.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Reference, Repository, Tag};
+use sqlx::AssertSqlSafe;
+
+use super::{Store, bigint, now_ms, on, parsed, size};
+use crate::Error;
+
+/// How many tensors one statement inserts; four parameters each stay far below what the engines take.
+const INSERT_ROWS: usize = 200;
+
+/// A manifest that was looked at. `format` is empty where it is no model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ModelRow {
+    pub(crate) format: String,
+    pub(crate) architecture: Option<String>,
+    pub(crate) parameters: Option<u64>,
+    pub(crate) quantization: Option<String>,
+    /// All that the manifest names, itself not counted.
+    pub(crate) size_bytes: u64,
+    pub(crate) tensor_count: u64,
+    pub(crate) problem: Option<String>,
+}
+
+/// One tensor of a model: what rules ask about, and the rest as JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TensorRow {
+    pub(crate) name: String,
+    pub(crate) blob: Digest,
+    pub(crate) detail: String,
+}
+
+/// A tag, and what its manifest is.
+#[derive(Clone, Debug)]
+pub(crate) struct TaggedRow {
+    pub(crate) repository: Repository,
+    pub(crate) tag: Tag,
+    pub(crate) digest: Digest,
+    pub(crate) updated_at: i64,
+    /// None if nobody looked yet.
+    pub(crate) model: Option<ModelRow>,
+}
+
+type ModelColumns =
+    (Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>, Option<i64>, Option<String>);
+
+/// The columns of a left join: no format, no row.
+fn model_row(columns: ModelColumns) -> Result<Option<ModelRow>, Error> {
+    let (Some(format), architecture, parameters, quantization, Some(size_bytes), Some(tensor_count), problem) = columns
+    else {
+        return Ok(None);
+    };
+    Ok(Some(ModelRow {
+        format,
+        architecture,
+        parameters: parameters.map(size).transpose()?,
+        quantization,
+        size_bytes: size(size_bytes)?,
+        tensor_count: size(tensor_count)?,
+        problem,
+    }))
+}
+
+impl Store {
+    pub(crate) async fn model_find(&self, digest: &Digest) -> Result<Option<ModelRow>, Error> {
+        let row: Option<ModelColumns> = on!(self.read(), c => sqlx::query_as(
+            "select format, architecture, parameters, quantization, size_bytes, tensor_count, problem
+             from models where digest = $1")
+            .bind(digest.as_str()).fetch_optional(c).await)?;
+        row.map(model_row).transpose().map(Option::flatten)
+    }
+
+    /// Records what a manifest is, in place of what was recorded before.
+    pub(crate) async fn model_put(
+        &self,
+        digest: &Digest,
+        model: &ModelRow,
+        tensors: &[TensorRow],
+    ) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        on!(tx.conn(), c => sqlx::query("delete from models where digest = $1")
+            .bind(digest.as_str()).execute(c).await.map(drop))?;
+        on!(tx.conn(), c => sqlx::query(
+            "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at)
+             values ($1, $2, $3, $4, $5, $6, $7, $8, $9)")
+            .bind(digest.as_str()).bind(&model.format).bind(&model.architecture).bind(model.parameters.map(bigint))
+            .bind(&model.quantization).bind(bigint(model.size_bytes)).bind(bigint(model.tensor_count))
+            .bind(&model.problem).bind(now_ms())
+            .execute(c).await.map(drop))?;
+        for (nth, rows) in tensors.chunks(INSERT_ROWS).enumerate() {
+            let values: Vec<String> = (0..rows.len()).map(|row| {
+                let first = 2 + row * 4;
+                format!("($1, ${first}, ${}, ${}, ${})", first + 1, first + 2, first + 3)
+            }).collect();
+            let text = format!("insert into tensors (digest, position, name, blob, detail) values {}", values.join(", "));
+            on!(tx.conn(), c => {
+                // The text holds nothing but placeholders.
+                let mut query = sqlx::query(AssertSqlSafe(text)).bind(digest.as_str());
+                for (row, tensor) in rows.iter().enumerate() {
+                    let position = (nth * INSERT_ROWS + row) as i64;
+                    query = query.bind(position).bind(&tensor.name).bind(tensor.blob.as_str()).bind(&tensor.detail);
+                }
+                query.execute(c).await.map(drop)
+            })?;
+        }
+        tx.commit().await
+    }
+
+    /// The tensors of a model, as JSON, in the manifest's order.
+    pub(crate) async fn tensor_list(&self, digest: &Digest) -> Result<Vec<String>, Error> {
+        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select detail from tensors where digest = $1 order by position")
+            .bind(digest.as_str()).fetch_all(c).await)?;
+        Ok(rows.into_iter().map(|(detail,)| detail).collect())
+    }
+
+    /// Tags whose manifest is a model, or was not looked at yet, in name order.
+    pub(crate) async fn tagged_list(&self) -> Result<Vec<TaggedRow>, Error> {
+        type Row = (
+            String, String, String, i64,
+            Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>, Option<i64>, Option<String>,
+        );
+        let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
+            "select t.repository, t.name, t.digest, t.updated_at,
+                    m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem
+             from tags t left join models m on m.digest = t.digest
+             where m.format is null or m.format <> ''
+             order by t.repository, t.name")
+            .fetch_all(c).await)?;
+        let read = |(repository, tag, digest, updated_at, f, a, p, q, s, n, problem): Row| {
+            Ok(TaggedRow {
+                repository: parsed("repository", &repository)?,
+                tag: parsed("tag", &tag)?,
+                digest: parsed("digest", &digest)?,
+                updated_at,
+                model: model_row((f, a, p, q, s, n, problem))?,
+            })
+        };
+        rows.into_iter().map(read).collect()
+    }
+
+    /// When a manifest came, or a tag was last moved; 0 where neither is there.
+    pub(crate) async fn manifest_time(&self, repository: &Repository, reference: &Reference) -> Result<i64, Error> {
+        let text = match reference {
+            Reference::Digest(_) => "select created_at from manifests where repository = $1 and digest = $2",
+            Reference::Tag(_) => "select updated_at from tags where repository = $1 and name = $2",
+        };
+        let row: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(text)
+            .bind(repository.as_str()).bind(reference.to_string()).fetch_optional(c).await)?;
+        Ok(row.map_or(0, |(time,)| time))
+    }
+}
