@@ -7,7 +7,7 @@ use crate::config::ModelConfig;
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type;
 use crate::safetensors::{Header, HeaderError, LENGTH_BYTES};
-use crate::tensor::{TensorError, TensorInfo, read_blob};
+use crate::tensor::{TensorError, TensorInfo, read_blob, read_plain};
 
 /// The few words about a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,10 @@ pub fn holds_tensors(layer: &Descriptor) -> bool {
     if matches!(kind, media_type::OLLAMA_TENSOR | media_type::DOCKER_MODEL_SAFETENSORS) {
         return true;
     }
+    // A file that import stored whole beside the checkpoint is not part of the model.
+    if kind == media_type::OCTET_STREAM && layer.name.is_some() {
+        return false;
+    }
     // Some clients call every file a tar; only ModelPack and compressed types mean it.
     let packed = kind.ends_with("+gzip") || kind.ends_with("+zstd");
     let packed = packed || (media_type::is_modelpack(kind) && kind.ends_with(".tar"));
@@ -48,13 +52,23 @@ pub fn header_len(first: [u8; LENGTH_BYTES as usize], blob_len: u64) -> Result<u
 }
 
 /// The tensors of a layer, from the first [`header_len`] bytes of its blob of `blob_len`.
-pub fn tensors_of_layer(layer: &Descriptor, header: &[u8], blob_len: u64) -> Result<Vec<TensorInfo>, IndexError> {
-    let json = header.get(LENGTH_BYTES as usize..).ok_or(HeaderError::TooShort { len: header.len() as u64 })?;
-    let data_len =
-        blob_len.checked_sub(header.len() as u64).ok_or(HeaderError::TooShort { len: header.len() as u64 })?;
+pub fn tensors_of_layer(
+    layer: &Descriptor,
+    header: &[u8],
+    blob_len: u64,
+) -> Result<Vec<TensorInfo>, IndexError> {
+    let json =
+        header.get(LENGTH_BYTES as usize..).ok_or(HeaderError::TooShort { len: header.len() as u64 })?;
+    let data_len = blob_len
+        .checked_sub(header.len() as u64)
+        .ok_or(HeaderError::TooShort { len: header.len() as u64 })?;
     let header = Header::parse(json, data_len)?;
     let name = layer.name.as_deref().filter(|_| layer.media_type == media_type::OLLAMA_TENSOR);
-    let tensors = read_blob(name, &header)?;
+    let tensors = match read_blob(name, &header) {
+        // Words with a scale beside them, but nothing says that they are ours: they are listed as they are.
+        Err(TensorError::Ambiguous { .. }) => read_plain(&header),
+        read => read?,
+    };
     Ok(tensors.into_iter().map(|tensor| tensor.in_blob(layer.digest.clone())).collect())
 }
 
@@ -75,7 +89,8 @@ pub fn summary(
     let said = manifest.config.as_ref().map(|c| said_by_config(manifest, c, config.unwrap_or_default()));
     let said = said.unwrap_or_default();
     let format = format_of_layers(manifest).map(str::to_owned).or(said.format)?;
-    let checkpoint: Checkpoint = config_json.and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
+    let checkpoint: Checkpoint =
+        config_json.and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
     let class = checkpoint.architectures.into_iter().flatten().next();
     let counted = tensors.iter().fold(0_u64, |sum, tensor| sum.saturating_add(elements(tensor)));
     Some(ModelSummary {
@@ -230,7 +245,10 @@ mod tests {
     fn a_tensor_model() {
         let manifest = manifest(
             media_type::DOCKER_CONFIG,
-            &[(media_type::OLLAMA_TENSOR, "name", "a.weight"), (media_type::OLLAMA_JSON, "name", "config.json")],
+            &[
+                (media_type::OLLAMA_TENSOR, "name", "a.weight"),
+                (media_type::OLLAMA_JSON, "name", "config.json"),
+            ],
         );
         let layer = &manifest.layers[0];
         assert!(holds_tensors(layer) && !holds_tensors(&manifest.layers[1]));
@@ -238,11 +256,17 @@ mod tests {
         let blob = blob(r#"{"data":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 12);
         let len = header_len(*blob.first_chunk().unwrap(), blob.len() as u64).unwrap();
         let tensors = tensors_of_layer(layer, &blob[..len as usize], blob.len() as u64).unwrap();
-        assert_eq!((tensors[0].name.as_str(), &tensors[0].shape[..], tensors[0].offset), ("a.weight", &[2, 3][..], len));
+        assert_eq!(
+            (tensors[0].name.as_str(), &tensors[0].shape[..], tensors[0].offset),
+            ("a.weight", &[2, 3][..], len)
+        );
 
         assert_eq!(config_layer(&manifest), Some(&manifest.layers[1]));
         let summary = summary(&manifest, Some(b"{}"), Some(br#"{"model_type":"llama"}"#), &tensors).unwrap();
-        assert_eq!((summary.format.as_str(), summary.architecture.as_deref()), ("safetensors", Some("llama")));
+        assert_eq!(
+            (summary.format.as_str(), summary.architecture.as_deref()),
+            ("safetensors", Some("llama"))
+        );
         assert_eq!((summary.parameters, summary.quantization.as_deref()), (Some(6), Some("BF16")));
     }
 
@@ -258,9 +282,22 @@ mod tests {
             (media_type::OCI_EMPTY, tar, title, "model.gguf", Some("gguf")),
             (media_type::OCI_EMPTY, tar, title, "model.onnx", Some("onnx")),
             (media_type::OCI_EMPTY, tar, title, "README.md", None),
+            (media_type::DOCKER_CONFIG, media_type::OCTET_STREAM, "name", "sub/extra.safetensors", None),
             (media_type::OCI_CONFIG, tar, "x", "y", None),
-            (media_type::MODELPACK_CONFIG, raw, media_type::FILEPATH_ANNOTATION, "m.safetensors", Some("safetensors")),
-            (media_type::MODELPACK_CONFIG, packed, media_type::FILEPATH_ANNOTATION, "m.safetensors", Some("said")),
+            (
+                media_type::MODELPACK_CONFIG,
+                raw,
+                media_type::FILEPATH_ANNOTATION,
+                "m.safetensors",
+                Some("safetensors"),
+            ),
+            (
+                media_type::MODELPACK_CONFIG,
+                packed,
+                media_type::FILEPATH_ANNOTATION,
+                "m.safetensors",
+                Some("said"),
+            ),
         ];
         for (config, kind, key, value, expect) in cases {
             let manifest = manifest(config, &[(kind, key, value)]);

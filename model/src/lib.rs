@@ -3,6 +3,8 @@
 
 pub mod config;
 pub mod digest;
+pub mod files_view;
+pub mod import;
 pub mod index;
 pub mod manifest;
 pub mod media_type;

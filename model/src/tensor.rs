@@ -123,6 +123,11 @@ pub fn read_blob(layer_name: Option<&str>, header: &Header) -> Result<Vec<Tensor
         .collect()
 }
 
+/// The same entries without looking for companions: every array is a tensor of its own.
+pub fn read_plain(header: &Header) -> Vec<Tensor> {
+    header.tensors().iter().map(|entry| plain(header, entry)).collect()
+}
+
 fn part(header: &Header, entry: &TensorEntry) -> Part {
     Part {
         dtype: entry.dtype,

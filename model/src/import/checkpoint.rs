@@ -1,0 +1,149 @@
+//! The safetensors files of a folder: which of them make up the checkpoint, and which tensors they hold.
+//! As transformers does: what the index lists, else `model.safetensors`, else every safetensors file at the top.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::{ImportError, Source, SourceFile, read_file};
+use crate::safetensors::Header;
+use crate::tensor::{self, Tensor, TensorError};
+
+/// The index that transformers writes beside shards.
+const MAIN_INDEX: &str = "model.safetensors.index.json";
+const MAIN_FILE: &str = "model.safetensors";
+
+/// The files that the tensors come from.
+pub(super) struct Checkpoint {
+    pub(super) shards: Vec<Shard>,
+    /// The shard index, where there is one.
+    pub(super) index: Option<String>,
+    pub(super) notices: Vec<String>,
+}
+
+/// One safetensors file, its header read and checked.
+pub(super) struct Shard {
+    pub(super) path: Arc<str>,
+    /// The file's first bytes as they are, length and padding included.
+    pub(super) front: Vec<u8>,
+    pub(super) metadata: BTreeMap<String, String>,
+    /// Ordered by where their weights lie. Offsets count from the start of the file.
+    pub(super) tensors: Vec<Tensor>,
+}
+
+impl Checkpoint {
+    /// Every tensor with the number of its shard.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+        self.shards
+            .iter()
+            .enumerate()
+            .flat_map(|(at, shard)| shard.tensors.iter().map(move |tensor| (at, tensor)))
+    }
+
+    /// The type that most elements have.
+    pub(super) fn main_dtype(&self) -> Option<String> {
+        let mut elements = BTreeMap::<&str, u64>::new();
+        for (_, tensor) in self.tensors() {
+            *elements.entry(&tensor.dtype).or_default() += tensor.elements();
+        }
+        elements.into_iter().max_by_key(|(_, elements)| *elements).map(|(dtype, _)| dtype.to_owned())
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoint, ImportError> {
+    let at_top = |suffix: &'static str| {
+        files.iter().filter(move |file| file.path.ends_with(suffix) && !file.path.contains('/'))
+    };
+    let mut notices = Vec::new();
+    let index_file = at_top(".safetensors.index.json")
+        .find(|file| file.path == MAIN_INDEX)
+        .or_else(|| at_top(".safetensors.index.json").next());
+    let index = match index_file {
+        Some(file) => {
+            let parsed = serde_json::from_slice::<Index>(&read_file(source, file)?);
+            let parsed = parsed.map_err(|source| ImportError::Json { path: file.path.clone(), source })?;
+            Some((file.path.clone(), parsed.weight_map))
+        }
+        None => None,
+    };
+
+    let is_shard = |file: &SourceFile| match &index {
+        Some((_, weight_map)) => weight_map.values().any(|shard| *shard == file.path),
+        None if at_top(".safetensors").any(|file| file.path == MAIN_FILE) => file.path == MAIN_FILE,
+        None => !file.path.contains('/'),
+    };
+    let mut shards = Vec::new();
+    for file in files.iter().filter(|file| file.path.ends_with(".safetensors")) {
+        // A header is checked even where the file is then stored whole: a damaged one should not go unseen.
+        let shard = read_shard(source, file, &mut notices)?;
+        if is_shard(file) {
+            shards.push(shard);
+        } else {
+            notices.push(format!("`{}` is not part of the checkpoint and is stored whole", file.path));
+        }
+    }
+
+    let mut homes: HashMap<&str, &Shard> = HashMap::new();
+    for shard in &shards {
+        for name in shard.tensors.iter().map(|tensor| tensor.name.as_str()) {
+            if let Some(first) = homes.insert(name, shard) {
+                return Err(ImportError::DuplicateTensor {
+                    tensor: name.to_owned(),
+                    first: first.path.to_string(),
+                    second: shard.path.to_string(),
+                });
+            }
+        }
+    }
+    if let Some((index, weight_map)) = &index {
+        for (tensor, shard) in weight_map {
+            let (index, tensor, shard) = (|| index.clone(), tensor.clone(), shard.clone());
+            if !files.iter().any(|file| file.path == shard) {
+                return Err(ImportError::MissingShard { index: index(), tensor, shard });
+            }
+            let is_there = homes.get(tensor.as_str()).is_some_and(|home| *home.path == *shard)
+                || is_companion(&tensor, &homes);
+            if !is_there {
+                return Err(ImportError::MissingTensor { index: index(), tensor, shard });
+            }
+        }
+    }
+    drop(homes);
+    Ok(Checkpoint { shards, index: index.map(|(path, _)| path), notices })
+}
+
+/// Whether a name is the scale or bias of a quantised tensor, which went in with it.
+fn is_companion(name: &str, homes: &HashMap<&str, &Shard>) -> bool {
+    let base = [".scale", ".bias", ".global_scale"].iter().find_map(|suffix| name.strip_suffix(suffix));
+    base.and_then(|base| Some((base, homes.get(base)?)))
+        .is_some_and(|(base, shard)| shard.tensors.iter().any(|t| t.name == base && t.quantisation.is_some()))
+}
+
+fn read_shard(
+    source: &dyn Source,
+    file: &SourceFile,
+    notices: &mut Vec<String>,
+) -> Result<Shard, ImportError> {
+    let path = || file.path.clone();
+    let unreadable = |source| ImportError::Read { path: path(), source };
+    let opened = source.open(&file.path).map_err(unreadable)?;
+    let header = Header::read(&*opened).map_err(|source| ImportError::Header { path: path(), source })?;
+    let mut front = vec![0; header.data_start() as usize];
+    opened.read_at(0, &mut front).map_err(unreadable)?;
+    let tensors = match tensor::read_blob(None, &header) {
+        Ok(tensors) => tensors,
+        // Words with a scale beside them, but nothing says that they are ours: ordinary tensors of someone else's format.
+        Err(error @ TensorError::Ambiguous { .. }) => {
+            notices.push(format!("`{}`: {error}; it is stored as it is", file.path));
+            tensor::read_plain(&header)
+        }
+        Err(source) => return Err(ImportError::Tensor { path: path(), source }),
+    };
+    Ok(Shard { path: file.path.as_str().into(), front, metadata: header.metadata().clone(), tensors })
+}

@@ -1,0 +1,210 @@
+//! What the JSON files of a checkpoint say: its architecture, its vocabulary, and what it lacks to be run.
+//! Damage is an error; whatever is merely unknown or absent is a notice.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+use super::checkpoint::Checkpoint;
+use super::{ImportError, MAX_JSON_BYTES, Options, Source, SourceFile, read_file};
+use crate::config::ModelConfig;
+use crate::files_view;
+use crate::tensor::Tensor;
+
+/// The oldest ollama that reads tensor models, as it writes it itself.
+const OLLAMA_REQUIRED: &str = "0.19.0";
+/// Files that loaders read: one of these that is no JSON is damage, not an oddity.
+const READ_BY_LOADERS: [&str; 5] =
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "modules.json"];
+/// The hyper-parameters that every transformer has, by their usual names.
+const HYPER_PARAMETERS: [&str; 4] = ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"];
+/// How the tensors end whose rows are the vocabulary.
+const EMBEDDINGS: [&str; 4] =
+    ["embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight", "wte.weight"];
+
+pub(super) struct Facts {
+    pub(super) config: ModelConfig,
+    /// The files that become JSON layers.
+    pub(super) json_files: BTreeSet<String>,
+    pub(super) notices: Vec<String>,
+}
+
+pub(super) fn read(
+    source: &dyn Source,
+    files: &[SourceFile],
+    checkpoint: &Checkpoint,
+    options: &Options,
+) -> Result<Facts, ImportError> {
+    let mut notices = checkpoint.notices.clone();
+    let mut config = None;
+    let mut json_files = BTreeSet::new();
+    let has_file = |path: &str| files.iter().any(|file| file.path == path);
+    for file in files {
+        let path = file.path.as_str();
+        let is_json = path.ends_with(".json")
+            && !path.ends_with(".safetensors.index.json")
+            && path != files_view::LAYER_NAME
+            && file.size <= MAX_JSON_BYTES;
+        if !is_json {
+            continue;
+        }
+        let bytes = read_file(source, file)?;
+        let malformed = |source| ImportError::Json { path: path.to_owned(), source };
+        let parsed = match path {
+            "config.json" => serde_json::from_slice(&bytes).map(|parsed| config = Some(parsed)),
+            "tokenizer.json" => {
+                let tokenizer = serde_json::from_slice::<Tokenizer>(&bytes).map_err(malformed)?;
+                check_vocabulary(path, &tokenizer, checkpoint, &mut notices)?;
+                Ok(())
+            }
+            _ => serde_json::from_slice::<IgnoredAny>(&bytes).map(drop),
+        };
+        match parsed {
+            Ok(()) => {
+                json_files.insert(file.path.clone());
+            }
+            Err(error) if READ_BY_LOADERS.contains(&path) => return Err(malformed(error)),
+            Err(error) => notices.push(format!("`{path}` is not JSON ({error}) and is stored as it is")),
+        }
+    }
+
+    let config: Option<serde_json::Map<String, Value>> = config;
+    if checkpoint.tensors().next().is_none() {
+        notices.push("there are no tensors: the model is stored, but cannot be run".to_owned());
+    } else if let Some(config) = &config {
+        notices.extend(config_notices(config, options));
+    } else {
+        notices.push("there is no `config.json`: the model is stored, but cannot be run".to_owned());
+    }
+    if !has_file("tokenizer.json") && config.is_some() {
+        notices.push("there is no `tokenizer.json`: text cannot be turned into token ids".to_owned());
+    }
+
+    let text = |key: &str| config.as_ref().and_then(|config| config.get(key)?.as_str()).unwrap_or_default();
+    let number = |key: &str| config.as_ref().and_then(|config| lookup(config, key)?.as_u64());
+    let capability = if has_file("modules.json") { "embedding" } else { "completion" };
+    let family = text("model_type").to_owned();
+    let config = ModelConfig {
+        model_families: Some(family.clone()).filter(|family| !family.is_empty()).into_iter().collect(),
+        model_family: family,
+        requires: OLLAMA_REQUIRED.to_owned(),
+        capabilities: vec![capability.to_owned()],
+        context_length: number("max_position_embeddings"),
+        embedding_length: number("hidden_size"),
+        ..ModelConfig::default()
+    };
+    Ok(Facts { config, json_files, notices })
+}
+
+/// A key of the config, or of the `text_config` that multimodal models keep it in.
+fn lookup<'a>(config: &'a serde_json::Map<String, Value>, key: &str) -> Option<&'a Value> {
+    config.get(key).or_else(|| config.get("text_config")?.get(key))
+}
+
+fn config_notices(config: &serde_json::Map<String, Value>, options: &Options) -> Vec<String> {
+    let mut notices = Vec::new();
+    match config.get("architectures").and_then(|all| all.get(0)?.as_str()) {
+        None => notices.push("`config.json` names no architecture in `architectures`".to_owned()),
+        Some(name) if !options.architectures.is_empty() && !options.architectures.contains(&name) => {
+            let known = options.architectures.join(", ");
+            notices.push(format!("architecture `{name}` is stored, but cannot be run (known: {known})"));
+        }
+        Some(_) => {}
+    }
+    let missing: Vec<&str> =
+        HYPER_PARAMETERS.into_iter().filter(|key| lookup(config, key).is_none()).collect();
+    if !missing.is_empty() {
+        notices.push(format!("`config.json` lacks {}", missing.join(", ")));
+    }
+    notices
+}
+
+/// Every id of the vocabulary needs a row of the embedding. Added tokens without one are common in published checkpoints,
+/// which never use them, so those are a notice.
+fn check_vocabulary(
+    path: &str,
+    tokenizer: &Tokenizer,
+    checkpoint: &Checkpoint,
+    notices: &mut Vec<String>,
+) -> Result<(), ImportError> {
+    let is_embedding = |tensor: &Tensor| {
+        let ends = |name: &&str| {
+            let front = tensor.name.strip_suffix(*name);
+            front.is_some_and(|front| front.is_empty() || front.ends_with('.'))
+        };
+        tensor.shape.len() == 2 && EMBEDDINGS.iter().any(|name| ends(&name))
+    };
+    let Some((_, embedding)) = checkpoint.tensors().find(|(_, tensor)| is_embedding(tensor)) else {
+        return Ok(());
+    };
+    let (tensor, rows) = (&embedding.name, embedding.shape[0]);
+    if let Some(id) = tokenizer.model.vocab.largest_id.filter(|id| *id >= rows) {
+        return Err(ImportError::Vocabulary { path: path.to_owned(), id, tensor: tensor.clone(), rows });
+    }
+    if let Some(id) = tokenizer.added_tokens.iter().map(|token| token.id).max().filter(|id| *id >= rows) {
+        notices.push(format!(
+            "`{path}` adds token id {id}, but `{tensor}` has {rows} rows: that token cannot be used"
+        ));
+    }
+    Ok(())
+}
+
+/// The part of a tokenizer.json that tells the size of its vocabulary.
+#[derive(serde::Deserialize)]
+struct Tokenizer {
+    #[serde(default)]
+    model: Model,
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+}
+
+#[derive(Default, serde::Deserialize)]
+struct Model {
+    #[serde(default)]
+    vocab: Vocabulary,
+}
+
+#[derive(serde::Deserialize)]
+struct AddedToken {
+    id: u64,
+}
+
+/// A map from token to id, or (Unigram) a list of tokens in the order of their ids. Only the largest id is kept.
+#[derive(Default)]
+struct Vocabulary {
+    largest_id: Option<u64>,
+}
+
+impl<'de> Deserialize<'de> for Vocabulary {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct VocabularyVisitor;
+
+        impl<'de> Visitor<'de> for VocabularyVisitor {
+            type Value = Vocabulary;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of token ids, or a list of tokens")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocabulary, A::Error> {
+                let mut largest_id = None;
+                while let Some((_, id)) = map.next_entry::<IgnoredAny, u64>()? {
+                    largest_id = largest_id.max(Some(id));
+                }
+                Ok(Vocabulary { largest_id })
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vocabulary, A::Error> {
+                let mut count = 0u64;
+                while seq.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(Vocabulary { largest_id: count.checked_sub(1) })
+            }
+        }
+
+        deserializer.deserialize_any(VocabularyVisitor)
+    }
+}

@@ -1,0 +1,245 @@
+//! How the bytes of a layer come about: literal bytes, ranges of source files, and tensors quantised on the way.
+//! Read in order with bounded memory; the same recipe over the same source always gives the same bytes.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use super::Source;
+use crate::quant::affine::{Quantised, quantise};
+use crate::quant::{Quantisation, float};
+use crate::read_at::ReadAt;
+use crate::safetensors::Dtype;
+
+/// How many elements are quantised at a time; a multiple of every group size.
+const CHUNK_ELEMENTS: u64 = 1 << 17;
+
+/// The recipe of a layer.
+#[derive(Clone, Debug)]
+pub struct Content(Arc<[Piece]>);
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Piece {
+    Bytes(Vec<u8>),
+    Range { path: Arc<str>, offset: u64, length: u64 },
+    Quantised(QuantisedPiece),
+}
+
+/// A float tensor of a source file, to be written as codes, then biases, then scales: the order of their keys.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct QuantisedPiece {
+    pub(super) name: String,
+    pub(super) path: Arc<str>,
+    pub(super) offset: u64,
+    pub(super) dtype: Dtype,
+    pub(super) elements: u64,
+    pub(super) to: Quantisation,
+}
+
+impl QuantisedPiece {
+    fn code_bytes(&self) -> u64 {
+        self.elements * u64::from(self.to.kind.bits()) / 8
+    }
+
+    fn companion_bytes(&self) -> u64 {
+        self.elements / u64::from(self.to.group_size) * self.dtype.bitsize() as u64 / 8
+    }
+}
+
+impl Piece {
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Piece::Bytes(bytes) => bytes.len() as u64,
+            Piece::Range { length, .. } => *length,
+            Piece::Quantised(piece) => piece.code_bytes() + 2 * piece.companion_bytes(),
+        }
+    }
+}
+
+impl Content {
+    pub(super) fn new(pieces: Vec<Piece>) -> Content {
+        Content(pieces.into())
+    }
+
+    pub(super) fn file(path: &str, length: u64) -> Content {
+        Content::new(vec![Piece::Range { path: path.into(), offset: 0, length }])
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.0.iter().map(Piece::len).sum()
+    }
+
+    pub(super) fn reader(&self, source: &Arc<dyn Source>, offset: u64) -> LayerReader {
+        LayerReader {
+            pieces: Arc::clone(&self.0),
+            next: 0,
+            current: Current::None,
+            skip: offset,
+            source: Arc::clone(source),
+        }
+    }
+}
+
+/// Reads a layer from start to end.
+pub struct LayerReader {
+    pieces: Arc<[Piece]>,
+    /// The piece after the current one.
+    next: usize,
+    current: Current,
+    /// Bytes still to be passed over before the first that is given out.
+    skip: u64,
+    source: Arc<dyn Source>,
+}
+
+enum Current {
+    None,
+    Bytes { piece: usize, at: usize },
+    Range { file: Box<dyn ReadAt>, at: u64, end: u64 },
+    Quantised(Box<Quantiser>),
+}
+
+impl Read for LayerReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            let read = match &mut self.current {
+                Current::None => 0,
+                Current::Bytes { piece, at } => {
+                    let Piece::Bytes(bytes) = &self.pieces[*piece] else {
+                        unreachable!("set from a Bytes piece")
+                    };
+                    let n = buf.len().min(bytes.len() - *at);
+                    buf[..n].copy_from_slice(&bytes[*at..*at + n]);
+                    *at += n;
+                    n
+                }
+                Current::Range { file, at, end } => {
+                    let n = (buf.len() as u64).min(*end - *at) as usize;
+                    file.read_at(*at, &mut buf[..n])?;
+                    *at += n as u64;
+                    n
+                }
+                Current::Quantised(quantiser) => quantiser.read(buf)?,
+            };
+            if read > 0 {
+                return Ok(read);
+            }
+            if self.next == self.pieces.len() {
+                self.current = Current::None;
+                return Ok(0);
+            }
+            self.advance()?;
+        }
+    }
+}
+
+impl LayerReader {
+    fn advance(&mut self) -> io::Result<()> {
+        let (number, piece) = (self.next, &self.pieces[self.next]);
+        let skip = self.skip.min(piece.len());
+        self.skip -= skip;
+        self.current = if skip == piece.len() {
+            Current::None
+        } else {
+            match piece {
+                Piece::Bytes(_) => Current::Bytes { piece: number, at: skip as usize },
+                Piece::Range { path, offset, length } => {
+                    let file = self.source.open(path)?;
+                    Current::Range { file, at: offset + skip, end: offset + length }
+                }
+                Piece::Quantised(piece) => {
+                    let mut quantiser = Quantiser::new(self.source.open(&piece.path)?, piece.clone());
+                    io::copy(&mut (&mut quantiser).take(skip), &mut io::sink())?;
+                    Current::Quantised(Box::new(quantiser))
+                }
+            }
+        };
+        self.next += 1;
+        Ok(())
+    }
+}
+
+/// Quantises a tensor as it is read: codes leave chunk by chunk, scales and biases gather until the codes are through.
+struct Quantiser {
+    file: Box<dyn ReadAt>,
+    piece: QuantisedPiece,
+    /// Elements read so far.
+    done: u64,
+    stored: Vec<u8>,
+    values: Vec<f32>,
+    parts: Quantised,
+    /// How far `ready` has been given out.
+    at: usize,
+    ready: Ready,
+}
+
+#[derive(Clone, Copy)]
+enum Ready {
+    Codes,
+    Biases,
+    Scales,
+}
+
+impl Quantiser {
+    fn new(file: Box<dyn ReadAt>, piece: QuantisedPiece) -> Quantiser {
+        Quantiser {
+            file,
+            piece,
+            done: 0,
+            stored: Vec::new(),
+            values: Vec::new(),
+            parts: Quantised::default(),
+            at: 0,
+            ready: Ready::Codes,
+        }
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        let piece = &self.piece;
+        let count = CHUNK_ELEMENTS.min(piece.elements - self.done);
+        let width = (piece.dtype.bitsize() / 8) as u64;
+        self.stored.resize((count * width) as usize, 0);
+        self.values.resize(count as usize, 0.0);
+        self.file.read_at(piece.offset + self.done * width, &mut self.stored)?;
+        let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
+        float::decode_f32_into(piece.dtype, &self.stored, &mut self.values)
+            .map_err(|error| invalid(format!("tensor `{}`: {error}", piece.name)))?;
+        self.parts.codes.clear();
+        let group_size = piece.to.group_size as usize;
+        quantise(piece.to.kind, group_size, piece.dtype, &self.values, &mut self.parts).map_err(|error| {
+            let element = self.done + error.element as u64;
+            let (name, value, path) = (&piece.name, error.value, &piece.path);
+            invalid(format!(
+                "tensor `{name}` of `{path}`: element {element} is {value}, expected a finite number"
+            ))
+        })?;
+        self.done += count;
+        self.at = 0;
+        Ok(())
+    }
+}
+
+impl Read for Quantiser {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let bytes = match self.ready {
+                Ready::Codes => &self.parts.codes,
+                Ready::Biases => &self.parts.biases,
+                Ready::Scales => &self.parts.scales,
+            };
+            let n = buf.len().min(bytes.len() - self.at);
+            if n > 0 {
+                buf[..n].copy_from_slice(&bytes[self.at..self.at + n]);
+                self.at += n;
+                return Ok(n);
+            }
+            match self.ready {
+                Ready::Codes if self.done < self.piece.elements => self.fill()?,
+                Ready::Codes => (self.ready, self.at) = (Ready::Biases, 0),
+                Ready::Biases => (self.ready, self.at) = (Ready::Scales, 0),
+                Ready::Scales => return Ok(0),
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Import: a checkpoint folder becomes layers, one blob a tensor, in a way that gives every original file back.
+//! It plans over [`Source`], a seam for reading, and serves whoever has files: the CLI now, `/api/create` later.
+//!
+//! ```text
+//! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::finish(digests) -> config, file view, manifest
+//! ```
+
+mod checkpoint;
+mod facts;
+mod finish;
+mod layer;
+mod policy;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+
+pub use finish::{FinishError, Finished, SmallBlob};
+pub use layer::{Content, LayerReader};
+
+use crate::config::{ModelConfig, parameter_size};
+use crate::digest::{Algorithm, Digest, Hasher};
+use crate::files_view::{self, PathError};
+use crate::media_type;
+use crate::quant::Kind;
+pub use crate::read_at::ReadAt;
+use crate::safetensors::HeaderError;
+use crate::tensor::TensorError;
+use finish::FileRecipe;
+
+/// The largest JSON file that is looked into, in bytes; larger ones are stored unread.
+pub const MAX_JSON_BYTES: u64 = 512 * 1024 * 1024;
+
+/// A file of the folder that is imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFile {
+    /// Relative to the folder, parts between `/`.
+    pub path: String,
+    pub size: u64,
+}
+
+/// Where the files come from. Two readings of a file must give the same bytes, or the push fails on its digest.
+pub trait Source: Send + Sync {
+    /// Every regular file, in any order.
+    fn files(&self) -> Vec<SourceFile>;
+
+    /// Opens one of them.
+    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>>;
+}
+
+/// What float weights may be quantised to on import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantize {
+    Int4,
+    Int8,
+}
+
+impl Quantize {
+    pub fn kind(self) -> Kind {
+        match self {
+            Quantize::Int4 => Kind::Int4,
+            Quantize::Int8 => Kind::Int8,
+        }
+    }
+}
+
+/// A text that names nothing that an import can make.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a quantisation that can be made (expected int4 or int8)")]
+pub struct UnknownQuantize {
+    pub text: String,
+}
+
+impl FromStr for Quantize {
+    type Err = UnknownQuantize;
+
+    fn from_str(text: &str) -> Result<Self, UnknownQuantize> {
+        match text.parse() {
+            Ok(Kind::Int4) => Ok(Quantize::Int4),
+            Ok(Kind::Int8) => Ok(Quantize::Int8),
+            _ => Err(UnknownQuantize { text: text.to_owned() }),
+        }
+    }
+}
+
+/// How to import.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub quantize: Option<Quantize>,
+    /// The architectures that the workers run, as `config.json` names them; another one gets a notice. Empty: none is given.
+    pub architectures: &'static [&'static str],
+}
+
+/// Why a folder cannot be imported. Each names the file, and the key where there is one.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("there are no files to import")]
+    Empty,
+    #[error(transparent)]
+    Path(#[from] PathError),
+    #[error("the folder lists `{path}` twice")]
+    DuplicatePath { path: String },
+    #[error("could not read `{path}`")]
+    Read { path: String, source: io::Error },
+    #[error("`{path}` is malformed")]
+    Header { path: String, source: HeaderError },
+    #[error("`{path}` is malformed")]
+    Tensor { path: String, source: TensorError },
+    #[error("`{path}` is not JSON of the expected form")]
+    Json { path: String, source: serde_json::Error },
+    #[error("`{index}` places tensor `{tensor}` in `{shard}`, which is missing")]
+    MissingShard { index: String, tensor: String, shard: String },
+    #[error("`{index}` places tensor `{tensor}` in `{shard}`, which does not have it")]
+    MissingTensor { index: String, tensor: String, shard: String },
+    #[error("tensor `{tensor}` is in `{first}` and in `{second}`, expected in one of them")]
+    DuplicateTensor { tensor: String, first: String, second: String },
+    #[error("`{path}` has token id {id} in `model.vocab`, but `{tensor}` has {rows} rows")]
+    Vocabulary { path: String, id: u64, tensor: String, rows: u64 },
+    #[error("`{path}` holds `{tensor}`, which is quantised already; import it as it is, without quantising")]
+    AlreadyQuantised { path: String, tensor: String },
+    #[error("`{path}` is a GGUF file, which this version does not import")]
+    Gguf { path: String },
+}
+
+/// A layer that will be pushed: what it is called, and how its bytes come about.
+#[derive(Clone, Debug)]
+pub struct PlannedLayer {
+    pub media_type: &'static str,
+    /// The tensor or group of tensors, or the path of the file.
+    pub name: Option<String>,
+    pub size: u64,
+    pub content: Content,
+}
+
+impl PlannedLayer {
+    /// Reads the layer from the start. The same source always gives the same bytes, with bounded memory: a few MiB, and for
+    /// a quantised tensor its scales and biases.
+    pub fn reader(&self, source: &Arc<dyn Source>) -> LayerReader {
+        self.content.reader(source, 0)
+    }
+
+    /// Reads the layer from `offset` on, to go on with an upload that was cut off.
+    pub fn reader_from(&self, source: &Arc<dyn Source>, offset: u64) -> LayerReader {
+        self.content.reader(source, offset)
+    }
+}
+
+/// What an import will do. Nothing has been read yet but headers and JSON files.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Tensors first, in the order of the files, then JSON files, then all others.
+    pub layers: Vec<PlannedLayer>,
+    pub config: ModelConfig,
+    /// What the user should know, in whole sentences without a full stop.
+    pub notices: Vec<String>,
+    /// How many tensors there are.
+    pub tensors: u64,
+    /// How many elements they have together.
+    pub parameters: u64,
+    files: Vec<FileRecipe>,
+}
+
+/// Looks at a folder and plans its layers. It reads headers and JSON files, no tensor.
+pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError> {
+    let mut files = source.files();
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    check_files(&files)?;
+
+    let checkpoint = checkpoint::read(source, &files)?;
+    let facts = facts::read(source, &files, &checkpoint, options)?;
+    let mut notices = facts.notices;
+    let tensor_layers = policy::layers(&checkpoint, options.quantize)?;
+    notices.extend(tensor_layers.notices(options.quantize));
+
+    let (mut layers, mut recipes) = finish::plan_shards(&checkpoint, tensor_layers);
+    if recipes.iter().any(FileRecipe::is_assembled) {
+        notices.push(
+            "`lode pull --to` will give assembled safetensors files, because quantised tensors replace the originals"
+                .to_owned(),
+        );
+    }
+
+    let taken: BTreeSet<String> = recipes.iter().map(|recipe| recipe.path().to_owned()).collect();
+    let rest = files.iter().filter(|file| !taken.contains(&file.path));
+    let (json, other): (Vec<_>, Vec<_>) = rest.partition(|file| facts.json_files.contains(&file.path));
+    for (media_type, files) in [(media_type::OLLAMA_JSON, json), (media_type::OCTET_STREAM, other)] {
+        for file in files {
+            recipes.push(FileRecipe::whole(file, layers.len()));
+            if file.size > 0 {
+                layers.push(PlannedLayer {
+                    media_type,
+                    name: Some(file.path.clone()),
+                    size: file.size,
+                    content: Content::file(&file.path, file.size),
+                });
+            }
+        }
+    }
+    recipes.sort_by(|a, b| a.path().cmp(b.path()));
+
+    let tensors = checkpoint.tensors().count() as u64;
+    let parameters =
+        checkpoint.tensors().fold(0u64, |sum, (_, tensor)| sum.saturating_add(tensor.elements()));
+    let mut config = facts.config;
+    config.model_format = if tensors > 0 { "safetensors".to_owned() } else { String::new() };
+    config.model_type = parameter_size(parameters);
+    config.file_type = match options.quantize {
+        Some(quantize) => quantize.kind().to_string(),
+        None => checkpoint.main_dtype().unwrap_or_default(),
+    };
+    Ok(Plan { layers, config, notices, tensors, parameters, files: recipes })
+}
+
+/// Hashes a file of the source: what [`Plan::finish`] asks for the files that [`Plan::files_to_hash`] lists.
+pub fn hash_file(source: &dyn Source, path: &str) -> io::Result<Digest> {
+    const CHUNK: u64 = 1 << 20;
+    let file = source.open(path)?;
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    let mut chunk = vec![0; CHUNK.min(file.len()) as usize];
+    let mut at = 0;
+    while at < file.len() {
+        let chunk = &mut chunk[..CHUNK.min(file.len() - at) as usize];
+        file.read_at(at, chunk)?;
+        hasher.update(chunk);
+        at += chunk.len() as u64;
+    }
+    Ok(hasher.finish())
+}
+
+fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
+    if files.is_empty() {
+        return Err(ImportError::Empty);
+    }
+    for file in files {
+        files_view::check_path(&file.path)?;
+    }
+    if let Some(pair) = files.windows(2).find(|pair| pair[0].path == pair[1].path) {
+        return Err(ImportError::DuplicatePath { path: pair[0].path.clone() });
+    }
+    let gguf = files.iter().find(|file| file.path.to_ascii_lowercase().ends_with(".gguf"));
+    match gguf {
+        Some(file) if !files.iter().any(|file| file.path.ends_with(".safetensors")) => {
+            Err(ImportError::Gguf { path: file.path.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The whole of a file, up to `limit` bytes.
+fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportError> {
+    let read = || {
+        let opened = source.open(&file.path)?;
+        let len = usize::try_from(opened.len().min(MAX_JSON_BYTES)).map_err(io::Error::other)?;
+        let mut bytes = vec![0; len];
+        opened.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|source| ImportError::Read { path: file.path.clone(), source })
+}
+
+#[cfg(test)]
+mod tests;

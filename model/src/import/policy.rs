@@ -1,0 +1,224 @@
+//! Which tensors share a blob, and which are quantised to what: the rules of ollama's importer.
+//! Names are kept as found; the experts of a layer are packed into one blob, each under its own name.
+
+use std::collections::HashMap;
+
+use super::checkpoint::Checkpoint;
+use super::{ImportError, Quantize};
+use crate::quant::{Kind, Quantisation};
+use crate::safetensors::Dtype;
+use crate::tensor::Tensor;
+
+/// Tensors with fewer elements stay as they are.
+const MIN_ELEMENTS: u64 = 1024;
+
+/// The tensor layers of an import, in the order of the files.
+pub(super) struct TensorLayers {
+    pub(super) layers: Vec<TensorLayer>,
+}
+
+/// One blob: one tensor, or the packed experts of a layer.
+pub(super) struct TensorLayer {
+    pub(super) name: String,
+    /// Sorted by name.
+    pub(super) members: Vec<Member>,
+}
+
+/// A tensor of a blob: where it is (shard, then position there) and what becomes of it.
+pub(super) struct Member {
+    pub(super) shard: usize,
+    pub(super) position: usize,
+    pub(super) quantise: Option<Quantisation>,
+}
+
+impl TensorLayers {
+    pub(super) fn notices(&self, quantize: Option<Quantize>) -> Option<String> {
+        let changes =
+            self.layers.iter().flat_map(|layer| &layer.members).any(|member| member.quantise.is_some());
+        let quantize = quantize.filter(|_| !changes)?;
+        Some(format!("no tensor is of a kind that {} is made of: nothing was quantised", quantize.kind()))
+    }
+}
+
+pub(super) fn layers(
+    checkpoint: &Checkpoint,
+    quantize: Option<Quantize>,
+) -> Result<TensorLayers, ImportError> {
+    if quantize.is_some() {
+        refuse_quantised(checkpoint)?;
+    }
+    let target = |tensor: &Tensor| quantize.and_then(|quantize| target(tensor, quantize.kind()));
+
+    // A group of experts is one blob if all of it is stored alike, otherwise one blob a projection.
+    let mut alike: HashMap<&str, (Option<Quantisation>, bool)> = HashMap::new();
+    for (_, tensor) in checkpoint.tensors() {
+        if let Some(expert) = expert(&tensor.name) {
+            let seen = alike.entry(expert.group).or_insert((target(tensor), true));
+            seen.1 &= seen.0 == target(tensor);
+        }
+    }
+
+    let mut layers: Vec<TensorLayer> = Vec::new();
+    let mut by_name: HashMap<String, usize> = HashMap::new();
+    for (shard, position, tensor) in checkpoint.shards.iter().enumerate().flat_map(|(shard, s)| {
+        s.tensors.iter().enumerate().map(move |(position, tensor)| (shard, position, tensor))
+    }) {
+        let member = Member { shard, position, quantise: target(tensor) };
+        let Some(expert) = expert(&tensor.name) else {
+            layers.push(TensorLayer { name: tensor.name.clone(), members: vec![member] });
+            continue;
+        };
+        let name = match alike[expert.group] {
+            (_, true) => expert.group.to_owned(),
+            (_, false) => format!("{}.{}", expert.group, expert.projection),
+        };
+        let at = *by_name.entry(name.clone()).or_insert_with(|| {
+            layers.push(TensorLayer { name, members: Vec::new() });
+            layers.len() - 1
+        });
+        layers[at].members.push(member);
+    }
+    for layer in &mut layers {
+        let name = |member: &Member| &checkpoint.shards[member.shard].tensors[member.position].name;
+        layer.members.sort_by(|a, b| name(a).cmp(name(b)));
+    }
+    Ok(TensorLayers { layers })
+}
+
+/// `model.layers.1.mlp.experts.7.up_proj.weight`: the group `model.layers.1.mlp.experts` and the projection `up_proj.weight`.
+struct Expert<'a> {
+    group: &'a str,
+    projection: &'a str,
+}
+
+fn expert(name: &str) -> Option<Expert<'_>> {
+    const MARK: &str = ".experts.";
+    let at = name.find(MARK)?;
+    let (number, projection) = name[at + MARK.len()..].split_once('.')?;
+    let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    is_number.then(|| Expert { group: &name[..at + MARK.len() - 1], projection })
+}
+
+/// What a tensor becomes when a model is quantised to `kind`; `None`: it stays as it is.
+fn target(tensor: &Tensor, kind: Kind) -> Option<Quantisation> {
+    let name = tensor.name.as_str();
+    let is_float = matches!(tensor.parts.weight.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
+    let is_stacked = tensor.shape.len() == 3 && name.contains(".experts.") && !name.ends_with("bias");
+    let is_matrix = tensor.shape.len() == 2 && name.ends_with(".weight");
+    let kept =
+        ["embed", "norm", "ln_", "vision", "visual", "audio_tower"].iter().any(|part| name.contains(part));
+    let is_gate = [
+        ".mlp.gate.weight",
+        ".mixer.gate.weight",
+        ".block_sparse_moe.gate.weight",
+        ".shared_expert_gate.weight",
+        ".router.proj.weight",
+    ]
+    .iter()
+    .any(|gate| name.ends_with(gate));
+    if !is_float || !(is_matrix || is_stacked) || kept || is_gate || tensor.elements() < MIN_ELEMENTS {
+        return None;
+    }
+    let is_promoted = |part: &str| matches!(part, "k_proj" | "v_proj" | "down_proj" | "lm_head");
+    let kind = if name.split('.').any(is_promoted) { Kind::Int8 } else { kind };
+    let group_size = kind.default_group_size();
+    tensor.shape.last().filter(|columns| columns.is_multiple_of(u64::from(group_size)))?;
+    Some(Quantisation { kind, group_size })
+}
+
+/// Weights that are quantised already cannot be quantised again: their codes would be taken for numbers.
+fn refuse_quantised(checkpoint: &Checkpoint) -> Result<(), ImportError> {
+    const MARKS: [&str; 7] = [
+        ".scales",
+        ".weight_scale",
+        ".weight_packed",
+        "_scale_inv",
+        ".qweight",
+        ".weight_scale_2",
+        ".weight_global_scale",
+    ];
+    for (shard, tensor) in checkpoint.tensors() {
+        let dtype = tensor.parts.weight.dtype;
+        let small = dtype.bitsize() <= 8 && dtype.to_string().starts_with('F');
+        if tensor.quantisation.is_some() || small || MARKS.iter().any(|mark| tensor.name.ends_with(mark)) {
+            let path = checkpoint.shards[shard].path.to_string();
+            return Err(ImportError::AlreadyQuantised { path, tensor: tensor.name.clone() });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Part, Parts};
+
+    fn tensor(name: &str, shape: &[u64]) -> Tensor {
+        let weight = Part { dtype: Dtype::BF16, shape: shape.to_vec(), offset: 0, size_bytes: 0 };
+        Tensor {
+            name: name.to_owned(),
+            dtype: "BF16".to_owned(),
+            quantisation: None,
+            shape: shape.to_vec(),
+            parts: Parts { weight, scale: None, bias: None, global_scale: None },
+        }
+    }
+
+    #[test]
+    fn what_is_quantised_to_what() {
+        let int4 = Some(Kind::Int4);
+        let int8 = Some(Kind::Int8);
+        for (name, shape, to_int4, to_int8) in [
+            ("model.layers.0.self_attn.q_proj.weight", &[64u64, 64] as &[u64], int4, int8),
+            ("model.layers.0.self_attn.o_proj.weight", &[64, 64], int4, int8),
+            ("model.layers.0.mlp.gate_proj.weight", &[64, 64], int4, int8),
+            ("model.layers.0.mlp.up_proj.weight", &[64, 64], int4, int8),
+            ("model.layers.0.self_attn.k_proj.weight", &[64, 64], int8, int8),
+            ("model.layers.0.self_attn.v_proj.weight", &[64, 64], int8, int8),
+            ("model.layers.0.mlp.down_proj.weight", &[64, 64], int8, int8),
+            ("lm_head.weight", &[512, 64], int8, int8),
+            ("model.layers.0.self_attn.qkv_proj.weight", &[64, 64], int4, int8),
+            ("model.layers.1.mlp.experts.3.up_proj.weight", &[64, 64], int4, int8),
+            ("model.layers.1.mlp.experts.3.down_proj.weight", &[64, 64], int8, int8),
+            ("model.layers.1.mlp.experts.gate_up_proj", &[4, 64, 64], int4, int8),
+            ("model.layers.1.mlp.experts.gate_up_proj_bias", &[4, 64, 64], None, None),
+            ("model.embed_tokens.weight", &[512, 64], None, None),
+            ("model.norm.weight", &[2048], None, None),
+            ("model.layers.0.input_layernorm.weight", &[64, 64], None, None),
+            ("transformer.h.0.ln_1.weight", &[64, 64], None, None),
+            ("model.layers.0.self_attn.q_proj.bias", &[64, 64], None, None),
+            ("model.layers.0.mlp.gate.weight", &[64, 64], None, None),
+            ("model.layers.0.block_sparse_moe.gate.weight", &[64, 64], None, None),
+            ("model.layers.0.mlp.shared_expert_gate.weight", &[64, 64], None, None),
+            ("vision_model.layers.0.mlp.up_proj.weight", &[64, 64], None, None),
+            ("model.layers.0.small.weight", &[15, 64], None, None),
+            ("model.layers.0.odd.weight", &[64, 96], None, None),
+            ("model.layers.0.conv.weight", &[64, 64, 64], None, None),
+        ] {
+            for (requested, expect) in [(Kind::Int4, to_int4), (Kind::Int8, to_int8)] {
+                let found = target(&tensor(name, shape), requested);
+                assert_eq!(found.map(|q| q.kind), expect, "{name} to {requested}");
+                assert!(found.is_none_or(|q| q.group_size == 64));
+            }
+        }
+        let mut wide = tensor("model.layers.0.mlp.up_proj.weight", &[64, 64]);
+        wide.parts.weight.dtype = Dtype::F64;
+        assert_eq!(target(&wide, Kind::Int8), None);
+    }
+
+    #[test]
+    fn expert_names() {
+        let split = |name| expert(name).map(|e| (e.group, e.projection));
+        assert_eq!(
+            split("model.layers.1.mlp.experts.17.up_proj.weight"),
+            Some(("model.layers.1.mlp.experts", "up_proj.weight"))
+        );
+        assert_eq!(
+            split("model.layers.0.block_sparse_moe.experts.0.w1.weight"),
+            Some(("model.layers.0.block_sparse_moe.experts", "w1.weight"))
+        );
+        assert_eq!(split("model.layers.1.mlp.experts.down_proj"), None);
+        assert_eq!(split("model.layers.1.mlp.shared_experts.down_proj.weight"), None);
+        assert_eq!(split("model.layers.1.mlp.experts.3"), None);
+    }
+}
