@@ -40,3 +40,15 @@ fn no_file_is_forgotten() {
         );
     }
 }
+
+#[test]
+fn an_address_is_found_in_what_a_server_says() {
+    let check = |text: &str, expect: Option<&str>| {
+        assert_eq!(lode_tests::server::address_in(text), expect.map(|a| a.parse().unwrap()), "{text}");
+    };
+    check("listening on http://127.0.0.1:41234\n", Some("127.0.0.1:41234"));
+    check("listening on http://127.0.0.1:41234.\n", Some("127.0.0.1:41234"));
+    check("listening on http://127.0.0.1:412", None); // the line may be half written
+    check("http://127.0.0.1:0 http://[::1]:80/ ", Some("[::1]:80"));
+    check("nothing here", None);
+}

@@ -221,9 +221,10 @@ impl Registry {
         self.send(self.request("PUT", &path).header("content-type", media_type).body(bytes.to_vec())).await
     }
 
-    /// GET of a manifest.
+    /// GET of a manifest, accepting what clients accept.
     pub async fn manifest_get(&self, repository: &str, reference: &str) -> Answer {
-        self.get(&format!("/v2/{repository}/manifests/{reference}")).await
+        let accept = format!("{IMAGE_MANIFEST}, {IMAGE_INDEX}, {DOCKER_MANIFEST}");
+        self.send(self.request("GET", &format!("/v2/{repository}/manifests/{reference}")).header("accept", accept)).await
     }
 
     /// The tags of a repository, as one answer lists them.

@@ -385,8 +385,9 @@ fn tail(text: &str, bytes: usize) -> String {
     text[start..].to_owned()
 }
 
-/// The first `http://IP:PORT` in a text.
-fn address_in(text: &str) -> Option<SocketAddr> {
+/// The first whole `http://IP:PORT` in a text that may still be growing.
+#[must_use]
+pub fn address_in(text: &str) -> Option<SocketAddr> {
     text.split("http://").skip(1).find_map(|rest| {
         let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || ".:[]".contains(c)))?; // a whole address ends before something else
         rest[..end]
@@ -415,21 +416,4 @@ fn signal_group(pid: u32, number: i32) {
 pub fn output_file(path: &Path) -> (Stdio, Stdio) {
     let file = File::create(path).expect("an output file");
     (Stdio::from(file.try_clone().expect("a second handle")), Stdio::from(file))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_found_in_what_the_server_says() {
-        let check = |text: &str, expect: Option<&str>| {
-            assert_eq!(address_in(text), expect.map(|a| a.parse().unwrap()), "{text}");
-        };
-        check("listening on http://127.0.0.1:41234\n", Some("127.0.0.1:41234"));
-        check("listening on http://127.0.0.1:41234.\n", Some("127.0.0.1:41234"));
-        check("listen=http://127.0.0.1:412", None); // the line may be half written
-        check("http://127.0.0.1:0 http://[::1]:80/ ", Some("[::1]:80"));
-        check("nothing here", None);
-    }
 }
