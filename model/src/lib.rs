@@ -13,3 +13,6 @@ pub mod read_at;
 pub mod reference;
 pub mod safetensors;
 pub mod tensor;
+
+#[cfg(test)]
+mod stays_small;

@@ -55,16 +55,18 @@ impl Descriptor {
         }
     }
 
-    /// The path of the file that this layer is, where the manifest says so: ollama's `name`, then ModelPack's and
-    /// oras' annotations. The text comes from a stranger and is no path on this machine.
+    /// The path of the file that this layer is, where the manifest says so: ollama's `name` (which names no file where the
+    /// layer is a tensor), then ModelPack's and oras' annotations. The text comes from a stranger: check it before use.
     pub fn file_path(&self) -> Option<&str> {
         let annotated = [
             media_type::FILEPATH_ANNOTATION,
             media_type::CNAI_FILEPATH_ANNOTATION,
             media_type::TITLE_ANNOTATION,
         ];
+        let is_tensor = self.media_type == media_type::OLLAMA_TENSOR;
         self.name
             .as_deref()
+            .filter(|_| !is_tensor)
             .or_else(|| annotated.iter().find_map(|key| self.annotations.get(*key)).map(String::as_str))
     }
 }
@@ -335,6 +337,9 @@ mod tests {
         assert_eq!(layer.file_path(), Some("dir/path"));
         layer.name = Some("name".into());
         assert_eq!(layer.file_path(), Some("name"));
+        layer.media_type = media_type::OLLAMA_TENSOR.into();
+        layer.annotations.clear();
+        assert_eq!(layer.file_path(), None);
     }
 
     proptest! {

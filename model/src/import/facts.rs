@@ -134,7 +134,7 @@ fn check_vocabulary(
             let front = tensor.name.strip_suffix(*name);
             front.is_some_and(|front| front.is_empty() || front.ends_with('.'))
         };
-        tensor.shape.len() == 2 && EMBEDDINGS.iter().any(|name| ends(&name))
+        tensor.shape.len() == 2 && EMBEDDINGS.iter().any(ends)
     };
     let Some((_, embedding)) = checkpoint.tensors().find(|(_, tensor)| is_embedding(tensor)) else {
         return Ok(());

@@ -9,6 +9,12 @@ use crate::safetensors::Dtype;
 /// The smallest step, so that a group of equal values does not divide by zero.
 const SMALLEST_SCALE: f32 = 1e-7;
 
+/// From here on float32 has no fractions: a small number added to it is rounded, nearest and ties to even.
+const TWO_TO_23: f32 = 8_388_608.0;
+
+/// How many running minima a group is searched with, so that the search needs no order and can use vector registers.
+const LANES: usize = 8;
+
 pub(super) fn dequantise_group_4(codes: &[u8], scale: f32, bias: f32, out: &mut [f32]) {
     for (pair, byte) in out.chunks_exact_mut(2).zip(codes) {
         pair[0] = scale * f32::from(byte & 15) + bias;
@@ -47,7 +53,8 @@ pub fn quantise(
     for (index, group) in values.chunks_exact(group_size).enumerate() {
         let (scale, bias) = fit(group, levels)
             .map_err(|element| NotFinite { element: index * group_size + element, value: group[element] })?;
-        let code = |x: f32| ((x - bias) / scale).round_ties_even().clamp(0.0, levels) as u8;
+        // In range before it is rounded, which gives the same code; the sum then rounds to even, and its low bits are the code.
+        let code = |x: f32| (((x - bias) / scale).max(0.0).min(levels) + TWO_TO_23).to_bits() as u8;
         match kind {
             Kind::Int4 => out
                 .codes
@@ -70,17 +77,19 @@ pub struct Quantised {
 
 /// Scale and bias of a group, or the position of a value that is not finite.
 fn fit(group: &[f32], levels: f32) -> Result<(f32, f32), usize> {
-    let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
-    // The sum finds NaN, which the comparisons pass over.
-    let mut sum = 0.0;
-    for &x in group {
-        low = low.min(x);
-        high = high.max(x);
-        sum += x * 0.0;
+    let (mut lows, mut highs, mut finite) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES], true);
+    for chunk in group.as_chunks::<LANES>().0 {
+        for (x, (low, high)) in chunk.iter().zip(lows.iter_mut().zip(&mut highs)) {
+            *low = if x < low { *x } else { *low };
+            *high = if x > high { *x } else { *high };
+            finite &= x.is_finite();
+        }
     }
-    if sum != 0.0 {
-        return Err(group.iter().position(|x| !x.is_finite()).expect("a sum of zeros is zero"));
+    if !finite {
+        return Err(group.iter().position(|x| !x.is_finite()).expect("one of them is not finite"));
     }
+    let low = lows.into_iter().fold(f32::INFINITY, f32::min);
+    let high = highs.into_iter().fold(f32::NEG_INFINITY, f32::max);
     let step = ((high - low) / levels).max(SMALLEST_SCALE);
     let (edge, step) = if low.abs() > high.abs() { (low, step) } else { (high, -step) };
     let zero = (edge / step).round_ties_even();
