@@ -19,7 +19,7 @@ mod store;
 pub use app::{
     BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport, Heartbeat, JoinProof,
     LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration, Registry, StoredManifest, TaggedModel,
-    UploadStatus, Waiting, Worker, WorkerAnnouncement, open,
+    UploadStatus, Worker, WorkerAnnouncement, open,
 };
 pub use config::{Cidr, Config, ConfigError, Secret};
 pub use error::Error;

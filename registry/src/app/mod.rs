@@ -1,7 +1,6 @@
 //! The rules of the registry: `impl Registry`, one noun a file, each method asking the policy first.
 //! Called by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it reaches SQL through `store` and bytes through `blobs`.
 
-mod awaited;
 mod blobs;
 mod fsck;
 mod gc;
@@ -11,6 +10,8 @@ mod manifests;
 mod models;
 mod referrers;
 mod tags;
+#[cfg(test)]
+mod tests;
 mod uploads;
 mod workers;
 
@@ -32,9 +33,6 @@ use crate::gateway::Gateway;
 use crate::store::{self, Store};
 use crate::{Config, Error, jobs};
 
-use awaited::Awaited;
-
-pub use awaited::Waiting;
 pub use fsck::{Damage, FsckReport};
 pub use gc::GcReport;
 pub use links::BlobLink;
@@ -113,7 +111,6 @@ pub struct Inner {
     pub(crate) indexing: tokio::sync::Semaphore,
     /// The way to the workers.
     gateway: Gateway,
-    awaited: Awaited,
     stopping: CancellationToken,
     tasks: TaskTracker,
 }
@@ -146,7 +143,6 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         collecting: tokio::sync::Mutex::default(),
         indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
         gateway: Gateway::new()?,
-        awaited: Awaited::default(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     }));
@@ -206,7 +202,9 @@ impl Registry {
                 format!("the {name} does not answer")
             })
             .collect();
-        missing.extend(self.awaited.list());
+        if missing.is_empty() {
+            missing = self.awaited_missing().await;
+        }
         if missing.is_empty() { Ok(()) } else { Err(missing) }
     }
 

@@ -5,7 +5,7 @@ use lode_model::config::ModelConfig;
 use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type;
-use lode_model::reference::{Reference, Repository, Tag};
+use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
 
@@ -69,6 +69,13 @@ impl Registry {
     ) -> Result<Option<Digest>, Error> {
         allow(caller, Action::Infer, Target::Repository(repository))?;
         Ok(known(self.manifest_get(caller, repository, reference).await)?.map(|manifest| manifest.digest))
+    }
+
+    /// What a name of this server's own settings means.
+    pub(super) async fn model_named(&self, name: &str) -> Result<Option<Digest>, Error> {
+        let name: Name =
+            name.parse().map_err(|error: ReferenceError| Error::Config { setting: "model", reason: error.to_string() })?;
+        self.model_resolve(&Caller::Internal, &name.repository, &name.reference).await
     }
 
     /// Every tag that names a model, in name order.

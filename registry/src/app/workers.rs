@@ -160,6 +160,20 @@ impl Registry {
         rows.into_iter().map(Worker::try_from).collect()
     }
 
+    /// Of the worker and the model that this process was started with, what is not there yet.
+    pub(super) async fn awaited_missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        if self.config().wait_for_worker && !matches!(self.worker_list(&Caller::Internal).await, Ok(list) if !list.is_empty()) {
+            missing.push("no worker is attached yet".to_owned());
+        }
+        if let Some(model) = &self.config().wait_for_model
+            && !matches!(self.model_named(model).await, Ok(Some(_)))
+        {
+            missing.push(format!("model {model} is not imported yet"));
+        }
+        missing
+    }
+
     /// With a shared secret, whoever has it; without one, this machine.
     fn worker_may_join(&self, proof: JoinProof<'_>) -> Result<(), Error> {
         match &self.config().worker_token {

@@ -214,3 +214,16 @@ fn digest_list<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> String {
     let texts: Vec<&str> = digests.into_iter().map(Digest::as_str).collect();
     serde_json::Value::from(texts).to_string()
 }
+
+/// A fresh schema on the Postgres server that LODE_TEST_POSTGRES names, if it names one.
+#[cfg(test)]
+pub(crate) async fn postgres_for_test() -> Option<Url> {
+    let mut url: Url = std::env::var("LODE_TEST_POSTGRES").ok()?.parse().expect("LODE_TEST_POSTGRES is a URL");
+    let schema = format!("test_{}", uuid::Uuid::new_v4().simple());
+    let pool = PgPool::connect(url.as_str()).await.expect("LODE_TEST_POSTGRES answers");
+    let create = sqlx::AssertSqlSafe(format!("create schema {schema}"));
+    sqlx::query(create).execute(&pool).await.expect("schemas may be made");
+    pool.close().await;
+    url.query_pairs_mut().append_pair("options", &format!("-c search_path={schema}"));
+    Some(url)
+}

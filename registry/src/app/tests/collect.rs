@@ -1,0 +1,172 @@
+//! The collection: what goes, what stays, and for how long.
+
+use super::*;
+use crate::app::GcReport;
+
+async fn gc(f: &Fixture) -> GcReport {
+    f.registry.gc_run(&CALLER, false).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_nothing_references_goes() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let (kept, kept_blobs) = f.image("r", "keep", "shared").await;
+        let (gone, gone_blobs) = f.image("r", "t", "1").await;
+        let loose = f.push("loose", b"never referenced").await;
+        f.put("r", "by-both", &image(&kept_blobs[0], &[&gone_blobs[1]])).await.unwrap();
+        f.delete("r", gone.as_str()).await.unwrap();
+
+        let dry = f.registry.gc_run(&CALLER, true).await.unwrap();
+        assert!(f.pull("r", &gone_blobs[0]).await.is_ok());
+        let report = gc(&f).await;
+        assert_eq!(report, GcReport { dry_run: false, ..dry });
+        // Its own bytes, its config, and the blob that nothing ever named; not the layer that is shared.
+        assert_eq!((report.links, report.blobs), (3, 3));
+        for digest in [&gone, &gone_blobs[0]] {
+            assert!(matches!(f.pull("r", digest).await, Err(Error::BlobUnknown { .. })));
+            assert!(!f.blob_path(digest).exists());
+        }
+        assert!(!f.blob_path(&loose).exists());
+        for digest in kept_blobs.iter().chain([&kept, &gone_blobs[1]]) {
+            assert!(f.pull("r", digest).await.is_ok());
+        }
+        // A repository that this left empty is no longer known.
+        let answer = f.registry.tag_list(&CALLER, &repo("loose"), None, None).await;
+        assert!(matches!(answer, Err(Error::NameUnknown { .. })));
+        assert_eq!(gc(&f).await, GcReport::default());
+        f.assert_sound().await;
+        // What went can come again.
+        f.image("r", "t", "1").await;
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deleted_tag_lets_go_of_its_manifest_only_if_nothing_else_holds_it() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let (alone, _) = f.image("r", "alone", "1").await;
+        let (two_tags, _) = f.image("r", "first", "2").await;
+        f.image("r", "second", "2").await;
+        let (child, _) = f.image("r", "child", "3").await;
+        let (grandchild, _) = f.image("r", "grandchild", "4").await;
+        let inner = f.put("r", "inner", &index(&[&grandchild])).await.unwrap().digest;
+        let outer = f.put("r", "outer", &index(&[&child, &inner])).await.unwrap().digest;
+        // Pushed by digest and never tagged: nobody asked for it to go.
+        let config = f.push("r", b"{}").await;
+        let manifest = image(&config, &[]);
+        let digest = Digest::sha256(&serde_json::to_vec(&manifest).unwrap());
+        f.put("r", digest.as_str(), &manifest).await.unwrap();
+
+        for tag in ["alone", "first", "child", "grandchild", "inner"] {
+            f.delete("r", tag).await.unwrap();
+        }
+        assert_eq!(gc(&f).await.manifests, 1);
+        assert!(matches!(f.get("r", alone.as_str()).await, Err(Error::ManifestUnknown { .. })));
+        for kept in [&two_tags, &child, &grandchild, &inner, &outer, &digest] {
+            assert!(f.get("r", kept.as_str()).await.is_ok());
+        }
+        // An index takes along what only it held.
+        f.delete("r", "outer").await.unwrap();
+        assert_eq!(gc(&f).await.manifests, 1);
+        while gc(&f).await.manifests > 0 {}
+        for gone in [&child, &grandchild, &inner, &outer] {
+            assert!(f.get("r", gone.as_str()).await.is_err());
+        }
+        assert!(f.get("r", digest.as_str()).await.is_ok());
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn leases_and_grace_hold() {
+    let leased = |config: &mut Config| config.gc_grace = Duration::ZERO;
+    each_engine_with(&leased, WriteLimit::default(), async |f: Fixture| {
+        // Uploaded, mounted and looked at: each is kept for the lease.
+        let digest = f.push("r", b"leased").await;
+        f.registry.blob_mount(&CALLER, &repo("mounted"), &digest, Some(&repo("r"))).await.unwrap();
+        assert_eq!(gc(&f).await, GcReport::default());
+        assert!(f.registry.blob_stat(&CALLER, &repo("r"), &digest).await.is_ok());
+        assert!(f.pull("mounted", &digest).await.is_ok());
+        // Deleting is said outright: the lease does not hold it here, and elsewhere it stays.
+        f.registry.blob_delete(&CALLER, &repo("r"), &digest).await.unwrap();
+        assert!(f.registry.blob_stat(&CALLER, &repo("r"), &digest).await.is_err());
+        gc(&f).await;
+        assert!(f.pull("mounted", &digest).await.is_ok());
+    })
+    .await;
+    let graceful = |config: &mut Config| config.upload_lease = Duration::ZERO;
+    each_engine_with(&graceful, WriteLimit::default(), async |f: Fixture| {
+        let (manifest, blobs) = f.image("r", "t", "1").await;
+        f.delete("r", manifest.as_str()).await.unwrap();
+        f.registry.blob_delete(&CALLER, &repo("r"), &blobs[0]).await.unwrap();
+        assert_eq!(gc(&f).await, GcReport::default());
+        // Within the grace the bytes are there, and a push takes them up again.
+        assert!(f.blob_path(&blobs[0]).exists());
+        f.image("r", "t", "1").await;
+        assert_eq!(f.get("r", "t").await.unwrap(), manifest);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_look_renews_the_lease() {
+    let short = |config: &mut Config| {
+        config.gc_grace = Duration::ZERO;
+        config.upload_lease = Duration::from_millis(400);
+    };
+    each_engine_with(&short, WriteLimit::default(), async |f: Fixture| {
+        let looked_at = f.push("r", b"looked at").await;
+        let forgotten = f.push("r", b"forgotten").await;
+        let pushed = std::time::Instant::now();
+        // Long past the first lease, by looks that are never further apart than one.
+        while pushed.elapsed() < Duration::from_millis(1500) {
+            f.registry.blob_stat(&CALLER, &repo("r"), &looked_at).await.unwrap();
+            gc(&f).await;
+        }
+        assert!(f.pull("r", &looked_at).await.is_ok());
+        assert!(f.pull("r", &forgotten).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn pushes_race_with_the_collection_and_win() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let collecting = async {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                gc(&f).await;
+                tokio::task::yield_now().await;
+            }
+        };
+        let pushing = async {
+            for round in 0..20 {
+                // With no lease at all, a blob may go before its manifest comes: the client is told, and pushes again.
+                let (config, layer) = (b"config".as_slice(), b"layer".as_slice());
+                let manifest = image(&Digest::sha256(config), &[&Digest::sha256(layer)]);
+                loop {
+                    f.push("r", config).await;
+                    f.push("r", layer).await;
+                    match f.put("r", "t", &manifest).await {
+                        Ok(_) => break,
+                        Err(Error::ManifestBlobsUnknown(_)) => {}
+                        Err(other) => panic!("round {round}: {other}"),
+                    }
+                }
+                // Acknowledged: from now on nothing takes it.
+                for _ in 0..3 {
+                    assert!(f.get("r", "t").await.is_ok());
+                    assert_eq!(f.pull("r", &Digest::sha256(layer)).await.unwrap(), layer);
+                    tokio::task::yield_now().await;
+                }
+                f.delete("r", "t").await.unwrap();
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        };
+        tokio::join!(collecting, pushing);
+        f.assert_sound().await;
+    })
+    .await;
+}

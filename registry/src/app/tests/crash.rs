@@ -1,0 +1,133 @@
+//! Crashes and damage: what a restart finds, and what `fsck` says of it.
+
+use super::*;
+use crate::app::Damage;
+use crate::store::now_ms;
+
+#[tokio::test]
+async fn a_folder_has_one_server() {
+    each_engine(async |f: Fixture| {
+        let second = super::super::open(f.config.clone()).await;
+        assert!(matches!(second, Err(Error::FolderInUse { .. })));
+        assert!(f.registry.ready().await.is_ok());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn everything_acknowledged_survives_a_restart() {
+    each_engine(async |f: Fixture| {
+        let (manifest, blobs) = f.image("team/model", "t", "1").await;
+        let id = f.upload("team/model").await;
+        f.append("team/model", id, None, body(b"half of ")).await.unwrap();
+        // Bytes behind the offset that was saved, as a kill leaves them.
+        let path = f.path(&format!("uploads/{id}"));
+        std::fs::write(&path, b"half of garbage").unwrap();
+        let f = f.restart().await;
+        assert_eq!(f.get("team/model", "t").await.unwrap(), manifest);
+        assert!(f.pull("team/model", &blobs[1]).await.is_ok());
+        assert_eq!(f.offset("team/model", id).await.unwrap(), 8);
+        f.finish("team/model", id, body(b"it"), &Digest::sha256(b"half of it")).await.unwrap();
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_commit_cut_between_file_and_row_costs_nothing() {
+    each_engine(async |f: Fixture| {
+        let digest = Digest::sha256(b"content");
+        let id = f.upload("r").await;
+        f.append("r", id, None, body(b"content")).await.unwrap();
+        // The file has its name, the row never came.
+        std::fs::hard_link(f.path(&format!("uploads/{id}")), f.blob_path(&digest)).unwrap();
+        let report = f.registry.fsck(&CALLER, true).await.unwrap();
+        assert!(report.is_sound());
+        assert_eq!((report.orphans.len(), report.uploads.len()), (1, 1));
+        assert!(matches!(f.pull("r", &digest).await, Err(Error::BlobUnknown { .. })));
+        // The upload goes on, and whatever it becomes, the orphan's bytes are not what is served.
+        f.append("r", id, None, body(b" and more")).await.unwrap();
+        f.finish("r", id, body(b""), &Digest::sha256(b"content and more")).await.unwrap();
+        std::fs::write(f.blob_path(&digest), b"torn").unwrap();
+        assert_eq!(f.push("r", b"content").await, digest);
+        assert_eq!(f.pull("r", &digest).await.unwrap(), b"content");
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deletion_cut_short_is_finished_or_taken_back() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let finished = f.push("r", b"finished later").await;
+        let taken_back = f.push("r", b"pushed again").await;
+        for digest in [&finished, &taken_back] {
+            f.registry.blob_delete(&CALLER, &repo("r"), digest).await.unwrap();
+        }
+        // Condemned, and then the process died; of one the bytes are gone already.
+        let doomed = f.registry.store().blobs_unlinked(now_ms(), "", 10).await.unwrap();
+        let mut tx = f.registry.store().begin().await.unwrap();
+        for blob in &doomed {
+            assert!(tx.blob_condemn(blob, now_ms(), "test").await.unwrap());
+        }
+        tx.commit().await.unwrap();
+        std::fs::remove_file(f.blob_path(&taken_back)).unwrap();
+
+        f.push("r", b"pushed again").await;
+        f.registry.gc_run(&CALLER, true).await.unwrap();
+        f.assert_sound().await;
+        assert_eq!(f.pull("r", &taken_back).await.unwrap(), b"pushed again");
+        assert!(f.blob_path(&finished).exists());
+        f.registry.blob_stat(&CALLER, &repo("r"), &taken_back).await.unwrap();
+        f.put("r", "t", &image(&taken_back, &[])).await.unwrap();
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        assert!(!f.blob_path(&finished).exists());
+        assert!(f.blob_path(&taken_back).exists());
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn damage_is_found_and_a_push_repairs_it() {
+    each_engine(async |f: Fixture| {
+        let (manifest, [config, layer]) = f.image("r", "t", "1").await;
+        let other = f.push("r", b"0123456789").await;
+        std::fs::remove_file(f.blob_path(&config)).unwrap();
+        std::fs::write(f.blob_path(&layer), b"short").unwrap();
+        std::fs::write(f.blob_path(&other), b"012345678X").unwrap();
+        std::fs::write(f.path("blobs/sha256/stray"), b"?").unwrap();
+        let quick = f.registry.fsck(&CALLER, false).await.unwrap();
+        assert_eq!(quick.damage.len(), 2, "{quick:?}");
+        let full = f.registry.fsck(&CALLER, true).await.unwrap();
+        assert_eq!(full.damage.len(), 3, "{full:?}");
+        assert_eq!(full.orphans, ["blobs/sha256/stray"]);
+        assert!(full.damage.iter().any(|d| matches!(d, Damage::Missing { digest, .. } if digest == config.as_str())));
+        assert!(full.damage.iter().any(|d| matches!(d, Damage::WrongSize { digest, got: 5, .. } if digest == layer.as_str())));
+        assert!(full.damage.iter().any(|d| matches!(d, Damage::WrongDigest { digest, .. } if digest == other.as_str())));
+        assert!(f.pull("r", &config).await.is_err());
+
+        std::fs::remove_file(f.path("blobs/sha256/stray")).unwrap();
+        std::fs::remove_file(f.blob_path(&other)).unwrap();
+        std::fs::remove_file(f.blob_path(&manifest)).unwrap();
+        f.push("r", b"0123456789").await;
+        f.image("r", "t", "1").await;
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn abandoned_uploads_expire() {
+    let brief = |config: &mut Config| config.upload_expiry = Duration::from_secs(1);
+    each_engine_with(&brief, WriteLimit::default(), async |f: Fixture| {
+        let id = f.upload("r").await;
+        f.append("r", id, None, body(b"abandoned")).await.unwrap();
+        // The job looks every second; wait for what it does.
+        while f.offset("r", id).await.is_ok() || f.path(&format!("uploads/{id}")).exists() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        f.assert_sound().await;
+    })
+    .await;
+}

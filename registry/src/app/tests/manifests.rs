@@ -1,0 +1,169 @@
+//! Manifests: what is refused, what moves together, what deleting takes along.
+
+use super::*;
+
+#[tokio::test]
+async fn bytes_come_back_as_they_went() {
+    each_engine(async |f: Fixture| {
+        let config = f.push("r", b"{}").await;
+        let text = format!(
+            "{{ \"schemaVersion\": 2,\n \"mediaType\": \"{}\", \"x-unknown\": [1.50, \"\\u0041\"],
+              \"config\": {{\"mediaType\":\"a/b\",\"digest\":\"{config}\",\"size\":2,\"data\":\"e30=\"}}, \"layers\": [] }}\n",
+            media_type::OCI_MANIFEST
+        );
+        let put = |reference: String, tags: Vec<lode_model::reference::Tag>| {
+            let (f, text) = (&f, Bytes::from(text.clone()));
+            async move {
+                let content_type = Some("application/vnd.oci.image.manifest.v1+json; charset=utf-8");
+                f.registry.manifest_put(&CALLER, &repo("r"), &reference_of(&reference), content_type, text, &tags).await
+            }
+        };
+        let tags = vec!["b".parse().unwrap(), "a".parse().unwrap(), "b".parse().unwrap()];
+        let stored = put("a".into(), tags.clone()).await.unwrap();
+        assert_eq!(stored.digest, Digest::sha256(text.as_bytes()));
+        assert_eq!(stored.tags.iter().map(|t| t.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        let by_512 = sha512(text.as_bytes());
+        put(by_512.to_string(), vec!["s".parse().unwrap()]).await.unwrap();
+        for (reference, digest) in [("a", &stored.digest), ("b", &stored.digest), ("s", &by_512)] {
+            let found = f.registry.manifest_get(&CALLER, &repo("r"), &reference_of(reference)).await.unwrap();
+            assert_eq!((&found.digest, &found.bytes[..]), (digest, text.as_bytes()));
+            assert_eq!(found.media_type, media_type::OCI_MANIFEST);
+        }
+        // An ordinary blob as well.
+        assert_eq!(f.pull("r", &stored.digest).await.unwrap(), text.as_bytes());
+        let wrong = put(Digest::sha256(b"x").to_string(), Vec::new()).await;
+        assert!(matches!(wrong, Err(Error::DigestMismatch { .. })));
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_not_there_cannot_be_named() {
+    each_engine(async |f: Fixture| {
+        let here = f.push("r", b"here").await;
+        let elsewhere = f.push("other", b"elsewhere").await;
+        let nowhere = Digest::sha256(b"nowhere");
+        match f.put("r", "t", &image(&here, &[&here, &elsewhere, &nowhere, &nowhere])).await {
+            Err(Error::ManifestBlobsUnknown(mut missing)) => {
+                missing.sort();
+                let mut expected = vec![elsewhere.clone(), nowhere.clone()];
+                expected.sort();
+                assert_eq!(missing, expected);
+            }
+            other => panic!("{other:?}"),
+        }
+        // A child has to be a manifest, not only a blob.
+        assert!(matches!(f.put("r", "t", &index(&[&here])).await, Err(Error::ManifestBlobsUnknown(_))));
+        assert!(matches!(f.get("r", "t").await, Err(Error::ManifestUnknown { .. })));
+        // Never required: a subject, layers that live elsewhere.
+        let mut manifest = image(&here, &[]);
+        manifest["subject"] = descriptor(&nowhere, media_type::OCI_MANIFEST);
+        manifest["layers"] = json!([
+            {"mediaType": media_type::DOCKER_FOREIGN_LAYER, "digest": nowhere, "size": 1},
+            {"mediaType": "a/b", "digest": elsewhere, "size": 1, "urls": ["https://example.com/x"]},
+        ]);
+        let put = f.put("r", "t", &manifest).await.unwrap();
+        assert_eq!(put.subject, Some(nowhere));
+        assert!(matches!(f.put("r", "u", &json!({"schemaVersion": 1})).await, Err(Error::ManifestInvalid(_))));
+        let huge = Bytes::from(vec![b' '; lode_model::manifest::MAX_MANIFEST_BYTES + 1]);
+        let answer = f.registry.manifest_put(&CALLER, &repo("r"), &reference_of("t"), None, huge, &[]).await;
+        assert!(matches!(answer, Err(Error::ManifestTooLarge { .. })));
+        // A refused manifest leaves no bytes.
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn sparse_where_it_is_allowed() {
+    let sparse = |config: &mut Config| {
+        config.allow_sparse = true;
+        no_grace(config);
+    };
+    each_engine_with(&sparse, WriteLimit::default(), async |f: Fixture| {
+        let (child, _) = f.image("r", "child", "1").await;
+        let absent = Digest::sha256(b"absent");
+        f.put("r", "index", &index(&[&child, &absent])).await.unwrap();
+        f.put("r", "image", &image(&absent, &[])).await.unwrap();
+        f.assert_sound().await;
+        // What comes later belongs to the manifest that named it first.
+        assert_eq!(f.push("r", b"absent").await, absent);
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        assert_eq!(f.pull("r", &absent).await.unwrap(), b"absent");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tags_move_and_go() {
+    each_engine(async |f: Fixture| {
+        let (first, _) = f.image("r", "t", "1").await;
+        let (second, _) = f.image("r", "t", "2").await;
+        assert_eq!(f.get("r", "t").await.unwrap(), second);
+        assert_eq!(f.get("r", first.as_str()).await.unwrap(), first);
+        f.put("r", "t2", &image(&Digest::sha256(b"config 2"), &[&Digest::sha256(b"layer 2")])).await.unwrap();
+        // A tag goes alone.
+        f.delete("r", "t2").await.unwrap();
+        assert!(matches!(f.delete("r", "t2").await, Err(Error::ManifestUnknown { .. })));
+        assert_eq!(f.get("r", second.as_str()).await.unwrap(), second);
+        // A digest takes its tags along.
+        f.delete("r", second.as_str()).await.unwrap();
+        for gone in ["t", second.as_str()] {
+            assert!(matches!(f.get("r", gone).await, Err(Error::ManifestUnknown { .. })));
+            assert!(matches!(f.delete("r", gone).await, Err(Error::ManifestUnknown { .. })));
+        }
+        assert!(matches!(f.get("never", "t").await, Err(Error::NameUnknown { .. })));
+        assert!(matches!(f.delete("never", "t").await, Err(Error::NameUnknown { .. })));
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deleting_here_leaves_it_there() {
+    each_engine(async |f: Fixture| {
+        let (manifest, blobs) = f.image("here", "t", "1").await;
+        let (same, _) = f.image("there", "t", "1").await;
+        assert_eq!(manifest, same);
+        // What a manifest is made of stays while the manifest does.
+        for digest in blobs.iter().chain([&manifest]) {
+            let answer = f.registry.blob_delete(&CALLER, &repo("here"), digest).await;
+            assert!(matches!(answer, Err(Error::BlobReferenced { .. })), "{answer:?}");
+            let answer = f.registry.blob_delete(&CALLER, &repo("nowhere"), digest).await;
+            assert!(matches!(answer, Err(Error::BlobUnknown { .. })), "{answer:?}");
+        }
+        f.delete("here", manifest.as_str()).await.unwrap();
+        for digest in &blobs {
+            f.registry.blob_delete(&CALLER, &repo("here"), digest).await.unwrap();
+            assert!(matches!(f.pull("here", digest).await, Err(Error::BlobUnknown { .. })));
+            assert!(f.pull("there", digest).await.is_ok());
+        }
+        assert_eq!(f.get("there", "t").await.unwrap(), manifest);
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn mounting_links() {
+    each_engine(async |f: Fixture| {
+        let digest = f.push("from", b"mounted").await;
+        let mount = async |target: &str, digest: &Digest, from: Option<&str>| {
+            let from = from.map(repo);
+            f.registry.blob_mount(&CALLER, &repo(target), digest, from.as_ref()).await.unwrap()
+        };
+        assert_eq!(mount("to", &Digest::sha256(b"?"), Some("from")).await, None);
+        assert_eq!(mount("to", &digest, Some("nowhere")).await, None);
+        assert_eq!(mount("to", &Digest::sha256(b"?"), None).await, None);
+        assert_eq!(mount("to", &digest, Some("from")).await.unwrap().size_bytes, 7);
+        assert_eq!(mount("anonymous", &digest, None).await.unwrap().size_bytes, 7);
+        // The source may go.
+        f.registry.blob_delete(&CALLER, &repo("from"), &digest).await.unwrap();
+        for target in ["to", "anonymous"] {
+            assert_eq!(f.pull(target, &digest).await.unwrap(), b"mounted");
+        }
+        f.assert_sound().await;
+    })
+    .await;
+}

@@ -1,0 +1,216 @@
+//! The rules of the registry, tried on a fresh data folder with each engine that is at hand:
+//! SQLite always, Postgres where LODE_TEST_POSTGRES names a server on which schemas may be made.
+
+mod collect;
+mod crash;
+mod listings;
+mod manifests;
+mod uploads;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream;
+use lode_model::digest::{Algorithm, Digest};
+use lode_model::media_type;
+use lode_model::reference::{Reference, Repository};
+use serde_json::json;
+use tempfile::TempDir;
+use url::Url;
+use uuid::Uuid;
+
+use super::{Body, BodyError, ChunkRange, ManifestPut, Registry, open_limited};
+use crate::auth::Caller;
+use crate::blobs::WriteLimit;
+use crate::{Config, Error};
+
+const CALLER: Caller = Caller::Anonymous;
+
+/// A registry in a folder of its own, which can be stopped hard and started again.
+struct Fixture {
+    registry: Registry,
+    config: Config,
+    _folder: TempDir,
+}
+
+impl Fixture {
+    async fn start(database: Option<Url>, change: &dyn Fn(&mut Config), limit: WriteLimit) -> Fixture {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config { data: folder.path().join("data"), database, ..Config::default() };
+        change(&mut config);
+        let registry = open_limited(config.clone(), limit).await.unwrap();
+        Fixture { registry, config, _folder: folder }
+    }
+
+    /// Opens the same folder again; nothing of the old registry is finished or told.
+    async fn restart(self) -> Fixture {
+        let Fixture { registry, config, _folder } = self;
+        registry.close().await;
+        drop(registry);
+        loop {
+            match super::open(config.clone()).await {
+                // A task that is about to end holds the folder for another moment.
+                Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+                registry => return Fixture { registry: registry.unwrap(), config, _folder },
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.config.data.join(name)
+    }
+
+    fn blob_path(&self, digest: &Digest) -> std::path::PathBuf {
+        self.path(&format!("blobs/{}/{}", digest.algorithm(), digest.hex()))
+    }
+
+    async fn push(&self, repository: &str, bytes: &[u8]) -> Digest {
+        let digest = Digest::sha256(bytes);
+        let (repo, chunk) = (repo(repository), ChunkRange::default());
+        let stored = self.registry.blob_put(&CALLER, &repo, &digest, chunk, body(bytes)).await.unwrap();
+        assert_eq!((stored.digest, stored.size_bytes), (digest.clone(), bytes.len() as u64));
+        digest
+    }
+
+    async fn pull(&self, repository: &str, digest: &Digest) -> Result<Vec<u8>, Error> {
+        let (_, bytes) = self.registry.blob_open(&CALLER, &repo(repository), digest, None).await?;
+        Ok(collect_bytes(bytes).await)
+    }
+
+    async fn put(&self, repository: &str, reference: &str, manifest: &serde_json::Value) -> Result<ManifestPut, Error> {
+        let bytes = Bytes::from(serde_json::to_vec(manifest).unwrap());
+        self.registry.manifest_put(&CALLER, &repo(repository), &reference_of(reference), None, bytes, &[]).await
+    }
+
+    async fn get(&self, repository: &str, reference: &str) -> Result<Digest, Error> {
+        let found = self.registry.manifest_get(&CALLER, &repo(repository), &reference_of(reference)).await?;
+        Ok(found.digest)
+    }
+
+    async fn delete(&self, repository: &str, reference: &str) -> Result<(), Error> {
+        self.registry.manifest_delete(&CALLER, &repo(repository), &reference_of(reference)).await
+    }
+
+    /// A manifest of two fresh blobs, pushed and tagged.
+    async fn image(&self, repository: &str, tag: &str, seed: &str) -> (Digest, [Digest; 2]) {
+        let config = self.push(repository, format!("config {seed}").as_bytes()).await;
+        let layer = self.push(repository, format!("layer {seed}").as_bytes()).await;
+        let put = self.put(repository, tag, &image(&config, &[&layer])).await.unwrap();
+        (put.digest, [config, layer])
+    }
+
+    async fn upload(&self, repository: &str) -> Uuid {
+        self.registry.upload_create(&CALLER, &repo(repository), None).await.unwrap().id
+    }
+
+    async fn append(&self, repository: &str, id: Uuid, range: Option<(u64, u64)>, body: Body) -> Result<u64, Error> {
+        let chunk = ChunkRange { range, length: None };
+        Ok(self.registry.upload_append(&CALLER, &repo(repository), id, chunk, body).await?.offset)
+    }
+
+    async fn offset(&self, repository: &str, id: Uuid) -> Result<u64, Error> {
+        Ok(self.registry.upload_status(&CALLER, &repo(repository), id).await?.offset)
+    }
+
+    async fn finish(&self, repository: &str, id: Uuid, body: Body, digest: &Digest) -> Result<u64, Error> {
+        let chunk = ChunkRange::default();
+        Ok(self.registry.upload_finish(&CALLER, &repo(repository), id, chunk, body, digest).await?.size_bytes)
+    }
+
+    async fn assert_sound(&self) {
+        let report = self.registry.fsck(&CALLER, true).await.unwrap();
+        assert!(report.is_sound(), "{report:?}");
+        assert_eq!(report.orphans, Vec::<String>::new());
+    }
+}
+
+/// Runs a test once for each engine.
+async fn each_engine(test: impl AsyncFn(Fixture)) {
+    each_engine_with(&|_| {}, WriteLimit::default(), test).await;
+}
+
+async fn each_engine_with(change: &dyn Fn(&mut Config), limit: WriteLimit, test: impl AsyncFn(Fixture)) {
+    test(Fixture::start(None, change, limit).await).await;
+    if let Some(database) = crate::store::postgres_for_test().await {
+        test(Fixture::start(Some(database), change, limit).await).await;
+    }
+}
+
+fn no_grace(config: &mut Config) {
+    config.gc_grace = Duration::ZERO;
+    config.upload_lease = Duration::ZERO;
+}
+
+fn repo(name: &str) -> Repository {
+    name.parse().unwrap()
+}
+
+fn reference_of(text: &str) -> Reference {
+    text.parse().unwrap()
+}
+
+fn body(bytes: &[u8]) -> Body {
+    pieces(bytes, 1000)
+}
+
+fn pieces(bytes: &[u8], piece: usize) -> Body {
+    let pieces: Vec<Result<Bytes, BodyError>> =
+        bytes.chunks(piece).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+    stream::iter(pieces).boxed()
+}
+
+/// A body that breaks off after these bytes.
+fn cut(bytes: &[u8]) -> Body {
+    let cut: BodyError = "connection reset".into();
+    body(bytes).chain(stream::iter([Err(cut)])).boxed()
+}
+
+/// A body that never goes on after these bytes.
+fn hanging(bytes: &[u8]) -> Body {
+    body(bytes).chain(stream::pending()).boxed()
+}
+
+async fn collect_bytes(mut bytes: super::BlobStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    while let Some(piece) = bytes.next().await {
+        all.extend_from_slice(&piece.unwrap());
+    }
+    all
+}
+
+/// Bytes that differ everywhere, so that a shifted or repeated piece shows.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_u32;
+    std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as u8
+    })
+    .take(len)
+    .collect()
+}
+
+fn descriptor(digest: &Digest, media_type: &str) -> serde_json::Value {
+    json!({"mediaType": media_type, "digest": digest, "size": 10})
+}
+
+fn image(config: &Digest, layers: &[&Digest]) -> serde_json::Value {
+    let layers: Vec<_> = layers.iter().map(|l| descriptor(l, media_type::OCI_LAYER_TAR)).collect();
+    json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::OCI_MANIFEST,
+        "config": descriptor(config, media_type::OCI_CONFIG),
+        "layers": layers,
+    })
+}
+
+fn index(children: &[&Digest]) -> serde_json::Value {
+    let manifests: Vec<_> = children.iter().map(|c| descriptor(c, media_type::OCI_MANIFEST)).collect();
+    json!({"schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": manifests})
+}
+
+fn sha512(bytes: &[u8]) -> Digest {
+    Digest::of(Algorithm::Sha512, bytes)
+}
