@@ -139,6 +139,85 @@ impl Registry {
         Ok(body.into())
     }
 
+    /// The whole blob of `size` bytes in order, whatever cuts come in between. Bytes are handed out as they arrive; if they were not the right ones, the last item is an error, so nothing may be made visible before the stream has ended well.
+    pub fn blob_read(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        size: u64,
+    ) -> BoxStream<'static, Result<Bytes, Error>> {
+        let reading = Reading {
+            registry: self.clone(),
+            repository: repository.clone(),
+            digest: digest.clone(),
+            size,
+            at: 0,
+            hasher: Some(Hasher::new(digest.algorithm())),
+            stream: None,
+            failed: 0,
+        };
+        futures::stream::unfold(reading, |mut reading| async move {
+            let item = reading.next().await.transpose()?;
+            if item.is_err() {
+                reading.hasher = None;
+            }
+            Some((item, reading))
+        })
+        .boxed()
+    }
+
+    /// `range` of a blob in memory, whatever cuts come in between. Not verified: part of a blob cannot be. A server that ignores ranges is read up to the end of this one.
+    pub async fn blob_range(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        range: Range<u64>,
+    ) -> Result<Bytes, Error> {
+        let mut body = Vec::with_capacity(range.end.saturating_sub(range.start).min(64 << 20) as usize);
+        let mut failed = 0;
+        while (body.len() as u64) < range.end.saturating_sub(range.start) {
+            let before = body.len();
+            match self.blob_range_once(repository, digest, &range, &mut body).await {
+                Ok(()) => {}
+                Err(error) if error.is_transient() => {
+                    failed = if body.len() > before { 1 } else { failed + 1 };
+                    if failed >= self.inner().options.retry.attempts {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(self.inner().options.retry.delay(failed, None)).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(body.into())
+    }
+
+    async fn blob_range_once(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        range: &Range<u64>,
+        body: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        let start = range.start + body.len() as u64;
+        let mut stream = self.blob_get(repository, digest, Some(start..range.end)).await?;
+        let mut at = stream.range.start;
+        if at > start {
+            return Err(self.protocol("a range came that does not begin where it was asked to"));
+        }
+        while let Some(chunk) = stream.bytes.next().await {
+            let chunk = chunk?;
+            let from = start.saturating_sub(at).min(chunk.len() as u64) as usize;
+            let to = (range.end - at).min(chunk.len() as u64) as usize;
+            body.extend_from_slice(&chunk[from.min(to)..to]);
+            at += chunk.len() as u64;
+            if at >= range.end {
+                return Ok(());
+            }
+        }
+        Err(self.protocol("a range ended early"))
+    }
+
     /// The body with the idle limit applied, and cut short or too long told as an error.
     fn body_stream(
         &self,
@@ -172,6 +251,91 @@ impl Registry {
             Some((item, (response, left, server, ended)))
         })
         .boxed()
+    }
+}
+
+/// A blob that is being read from its start, over as many connections as it takes.
+struct Reading {
+    registry: Registry,
+    repository: Repository,
+    digest: Digest,
+    size: u64,
+    at: u64,
+    /// None once the end was reached or an error told.
+    hasher: Option<Hasher>,
+    stream: Option<(u64, BoxStream<'static, Result<Bytes, Error>>)>,
+    failed: u32,
+}
+
+impl Reading {
+    async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        while let Some(mut hasher) = self.hasher.take() {
+            if self.at == self.size {
+                let got = hasher.finish();
+                return if got == self.digest {
+                    Ok(None)
+                } else {
+                    Err(Error::DigestMismatch { expected: self.digest.clone(), got })
+                };
+            }
+            match self.chunk().await {
+                Ok(Some(chunk)) => {
+                    self.failed = 0;
+                    self.at += chunk.len() as u64;
+                    hasher.update(&chunk);
+                    self.hasher = Some(hasher);
+                    return Ok(Some(chunk));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    self.failed += 1;
+                    let policy = &self.registry.inner().options.retry;
+                    if !error.is_transient() || self.failed >= policy.attempts {
+                        return Err(error);
+                    }
+                    let delay = policy.delay(self.failed, None);
+                    self.stream = None;
+                    tokio::time::sleep(delay).await;
+                }
+            }
+            self.hasher = Some(hasher);
+        }
+        Ok(None)
+    }
+
+    /// The next bytes at `at`, if this connection has any.
+    async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
+        let (position, stream) = match &mut self.stream {
+            Some(open) => open,
+            None => {
+                let range = (self.at > 0).then_some(self.at..self.size);
+                let opened = self.registry.blob_get(&self.repository, &self.digest, range).await?;
+                if let Some(got) = opened.total.filter(|total| *total != self.size) {
+                    return Err(Error::SizeMismatch {
+                        digest: self.digest.clone(),
+                        expected: self.size,
+                        got,
+                    });
+                }
+                self.stream.insert((opened.range.start, opened.bytes))
+            }
+        };
+        let Some(chunk) = stream.next().await.transpose()? else {
+            return Err(Error::SizeMismatch {
+                digest: self.digest.clone(),
+                expected: self.size,
+                got: self.at,
+            });
+        };
+        // A server that ignores ranges begins at the start again.
+        let start = *position;
+        *position += chunk.len() as u64;
+        let known = self.at.saturating_sub(start).min(chunk.len() as u64) as usize;
+        if start > self.at || *position > self.size {
+            return Err(self.registry.protocol("bytes came that were not asked for"));
+        }
+        let chunk = chunk.slice(known..);
+        Ok((!chunk.is_empty()).then_some(chunk))
     }
 }
 
