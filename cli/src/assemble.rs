@@ -1,0 +1,426 @@
+//! Files put together from blobs: every blob is fetched once, verified, and its pieces written where the files want them.
+//! A file gets its name only when it is whole and verified; what was interrupted goes on from a small journal.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use futures::{StreamExt, TryStreamExt};
+use lode_client::Progress;
+use lode_model::{
+    digest::{Algorithm, Digest},
+    files_view::{FileEntry, Segment},
+};
+use tokio::sync::Mutex;
+
+use crate::{
+    connect::Target,
+    error::{Failure, Outcome},
+    files,
+    import::hash_reader,
+    ui,
+};
+
+const AT_ONCE: usize = 6;
+const WRITE_BYTES: usize = 1 << 20;
+/// After this much the files are synced and the journal says what they hold.
+const JOURNAL_BYTES: u64 = 256 << 20;
+const JOURNAL: &str = ".lode-pull";
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) files: usize,
+    pub(crate) bytes: u64,
+    /// Files that were there already, and right.
+    pub(crate) kept: usize,
+}
+
+/// Makes `entries` be files of `folder`. `sizes` tells how long each blob is that they take bytes from.
+pub(crate) async fn write(
+    target: &Target,
+    folder: &Path,
+    entries: Vec<FileEntry>,
+    sizes: &HashMap<Digest, u64>,
+) -> Outcome<Written> {
+    fs::create_dir_all(folder)
+        .map_err(|error| Failure::because(format!("cannot create {}", folder.display()), &error))?;
+    let wanted: Vec<Wanted> = entries
+        .into_iter()
+        .map(|entry| Ok(Wanted { path: files::below(folder, &entry.path)?, entry }))
+        .collect::<Outcome<_>>()?;
+    let mut written =
+        Written { files: wanted.len(), bytes: wanted.iter().map(|wanted| wanted.entry.size).sum(), kept: 0 };
+    let missing = without_those_there(wanted).await?;
+    written.kept = written.files - missing.len();
+    for wanted in &missing {
+        files::create_folder_of(&wanted.path)?;
+    }
+
+    let (whole, scattered): (Vec<Wanted>, Vec<Wanted>) =
+        missing.into_iter().partition(|wanted| wanted.whole_blob(sizes).is_some());
+    let total = whole.iter().map(|wanted| wanted.entry.size).sum::<u64>() + blob_bytes(&scattered, sizes);
+    let meter = ui::Meter::bytes("pulling", total);
+    futures::stream::iter(&whole)
+        .map(|wanted| async {
+            let Some(digest) = wanted.whole_blob(sizes) else { return Ok(()) };
+            let progress: Arc<dyn Progress> = meter.clone();
+            target
+                .registry
+                .blob_pull_to_file(&target.repository, digest, wanted.entry.size, &wanted.path, progress)
+                .await
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<()>>()
+        .await?;
+    if !scattered.is_empty() {
+        scatter(target, folder, scattered, sizes, &meter).await?;
+    }
+    meter.end();
+    Ok(written)
+}
+
+struct Wanted {
+    path: PathBuf,
+    entry: FileEntry,
+}
+
+impl Wanted {
+    /// The blob that this file is, if it is one and not a composition.
+    fn whole_blob(&self, sizes: &HashMap<Digest, u64>) -> Option<&Digest> {
+        match self.entry.segments.as_slice() {
+            [Segment::Blob { digest, offset: 0, length }]
+                if sizes.get(digest) == Some(length)
+                    && self.entry.digest.as_ref().is_none_or(|whole| whole == digest) =>
+            {
+                Some(digest)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn blob_bytes(wanted: &[Wanted], sizes: &HashMap<Digest, u64>) -> u64 {
+    let digests: BTreeSet<&Digest> = wanted.iter().flat_map(|wanted| blobs_of(&wanted.entry)).collect();
+    digests.into_iter().filter_map(|digest| sizes.get(digest)).sum()
+}
+
+fn blobs_of(entry: &FileEntry) -> impl Iterator<Item = &Digest> {
+    entry.segments.iter().filter_map(|segment| match segment {
+        Segment::Blob { digest, .. } => Some(digest),
+        Segment::Inline { .. } => None,
+    })
+}
+
+/// Drops what is there already with the right bytes.
+async fn without_those_there(wanted: Vec<Wanted>) -> Outcome<Vec<Wanted>> {
+    let there = wanted.iter().filter(|wanted| is_candidate(wanted)).map(|wanted| wanted.entry.size).sum();
+    let meter = ui::Meter::bytes("checking", there);
+    let progress = meter.clone();
+    let checked = files::on_all_cores(wanted, move |wanted| {
+        let right = is_candidate(&wanted)
+            && wanted.entry.digest.as_ref().is_some_and(|digest| {
+                let read = File::open(&wanted.path)
+                    .and_then(|mut file| hash_reader(&mut file, digest.algorithm(), &*progress));
+                read.is_ok_and(|(got, size)| got == *digest && size == wanted.entry.size)
+            });
+        Ok((!right).then_some(wanted))
+    })
+    .await?;
+    meter.end();
+    Ok(checked.into_iter().flatten().collect())
+}
+
+fn is_candidate(wanted: &Wanted) -> bool {
+    wanted.entry.digest.is_some()
+        && fs::metadata(&wanted.path)
+            .is_ok_and(|metadata| metadata.is_file() && metadata.len() == wanted.entry.size)
+}
+
+/// A file that is being put together.
+struct PartFile {
+    file: File,
+    part: PathBuf,
+    wanted: Wanted,
+}
+
+impl PartFile {
+    fn failed(&self, error: &io::Error) -> Failure {
+        Failure::because(format!("cannot write {}", self.part.display()), error)
+    }
+}
+
+/// Bytes of a blob and where they go.
+#[derive(Clone, Copy)]
+struct Piece {
+    in_blob: u64,
+    length: u64,
+    file: usize,
+    in_file: u64,
+}
+
+async fn scatter(
+    target: &Target,
+    folder: &Path,
+    wanted: Vec<Wanted>,
+    sizes: &HashMap<Digest, u64>,
+    meter: &Arc<ui::Meter>,
+) -> Outcome {
+    let journal_path = folder.join(JOURNAL);
+    let (parts, mut journal) = files::blocking({
+        let journal_path = journal_path.clone();
+        move || {
+            let (parts, all_there) = open_parts(wanted)?;
+            let key = key_of(&parts);
+            Ok::<_, Failure>((parts, Journal::open(&journal_path, &key, all_there)?))
+        }
+    })
+    .await?;
+    let parts = Arc::new(parts);
+
+    let mut pieces: BTreeMap<Digest, Vec<Piece>> = BTreeMap::new();
+    for (file, part) in parts.iter().enumerate() {
+        let mut in_file = 0;
+        for segment in &part.wanted.entry.segments {
+            match segment {
+                Segment::Inline { inline } => {
+                    part.file.write_all_at(inline, in_file).map_err(|error| part.failed(&error))?;
+                }
+                Segment::Blob { digest, offset, length } => {
+                    let piece = Piece { in_blob: *offset, length: *length, file, in_file };
+                    pieces.entry(digest.clone()).or_default().push(piece);
+                }
+            }
+            in_file += segment.len();
+        }
+    }
+    for landed in &journal.landed {
+        if pieces.remove(landed).is_some() {
+            meter.moved(sizes.get(landed).copied().unwrap_or(0));
+        }
+    }
+    journal.parts = parts.clone();
+    let journal = Mutex::new(journal);
+    futures::stream::iter(pieces)
+        .map(|(digest, pieces)| {
+            let (parts, journal) = (parts.clone(), &journal);
+            async move {
+                let size = sizes.get(&digest).copied().unwrap_or(0);
+                fetch(target, &digest, size, &pieces, &parts, meter).await?;
+                journal.lock().await.add(digest, size).await
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<()>>()
+        .await?;
+
+    let count = parts.len();
+    let verifying = ui::Meter::bytes("verifying", parts.iter().map(|part| part.wanted.entry.size).sum());
+    let (progress, finishing) = (verifying.clone(), parts.clone());
+    let finished =
+        files::on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
+    verifying.end();
+    // Whole or spoilt, what it says is over.
+    let _gone = fs::remove_file(&journal_path);
+    finished.map(drop)
+}
+
+/// Opens a `.part` for every file, and tells whether each was there with the right length.
+fn open_parts(wanted: Vec<Wanted>) -> Outcome<(Vec<PartFile>, bool)> {
+    let mut all_there = true;
+    let parts = wanted
+        .into_iter()
+        .map(|wanted| {
+            let part = files::part_path(&wanted.path);
+            let failed =
+                |error: io::Error| Failure::because(format!("cannot write {}", part.display()), &error);
+            all_there &= fs::metadata(&part).is_ok_and(|metadata| metadata.len() == wanted.entry.size);
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&part)
+                .map_err(failed)?;
+            file.try_lock().map_err(|_| {
+                Failure::new(format!("{} is being written by another process", part.display()))
+                    .hint("wait for it to end, or write to another folder")
+            })?;
+            file.set_len(wanted.entry.size).map_err(failed)?;
+            Ok(PartFile { file, part, wanted })
+        })
+        .collect::<Outcome<Vec<PartFile>>>()?;
+    Ok((parts, all_there))
+}
+
+/// Names exactly this set of files with exactly these contents.
+fn key_of(parts: &[PartFile]) -> String {
+    let entries: Vec<&FileEntry> = parts.iter().map(|part| &part.wanted.entry).collect();
+    let text = serde_json::to_vec(&entries).unwrap_or_default();
+    Digest::of(Algorithm::Sha256, &text).to_string()
+}
+
+/// One blob, verified, its pieces written as they pass.
+async fn fetch(
+    target: &Target,
+    digest: &Digest,
+    size: u64,
+    pieces: &[Piece],
+    parts: &Arc<Vec<PartFile>>,
+    meter: &Arc<ui::Meter>,
+) -> Outcome {
+    let mut stream = target.registry.blob_read(&target.repository, digest, size);
+    let pieces: Arc<[Piece]> = pieces.into();
+    let mut at = 0;
+    let mut buffer: Vec<u8> = Vec::with_capacity(WRITE_BYTES.min(size as usize));
+    let mut counted = 0;
+    loop {
+        let next = stream.next().await;
+        if buffer.len() >= WRITE_BYTES || next.is_none() {
+            let (writing, start) = (std::mem::take(&mut buffer), at);
+            at += writing.len() as u64;
+            let (pieces, parts) = (pieces.clone(), parts.clone());
+            buffer = files::blocking(move || place(writing, start, &pieces, &parts)).await?;
+        }
+        match next {
+            None => return Ok(()),
+            Some(Ok(chunk)) => {
+                meter.moved(chunk.len() as u64);
+                counted += chunk.len() as u64;
+                buffer.extend_from_slice(&chunk);
+            }
+            Some(Err(error)) => {
+                meter.undone(counted);
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+/// Writes what of `bytes`, which begin at `start` of their blob, belongs into files; hands the emptied buffer back.
+fn place(mut bytes: Vec<u8>, start: u64, pieces: &[Piece], parts: &[PartFile]) -> Outcome<Vec<u8>> {
+    let end = start + bytes.len() as u64;
+    for piece in pieces {
+        let from = piece.in_blob.max(start);
+        let to = (piece.in_blob + piece.length).min(end);
+        if from < to {
+            let slice = &bytes[(from - start) as usize..(to - start) as usize];
+            let part = &parts[piece.file];
+            part.file
+                .write_all_at(slice, piece.in_file + (from - piece.in_blob))
+                .map_err(|error| part.failed(&error))?;
+        }
+    }
+    bytes.clear();
+    Ok(bytes)
+}
+
+/// Verifies a whole file, makes it durable and gives it its name.
+fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
+    if let Some(expected) = &part.wanted.entry.digest {
+        let read = File::open(&part.part)
+            .and_then(|mut file| hash_reader(&mut file, expected.algorithm(), progress));
+        let (got, _) = read.map_err(|error| part.failed(&error))?;
+        if got != *expected {
+            let _gone = fs::remove_file(&part.part);
+            return Err(Failure::new(format!(
+                "{} came out as {got}, expected {expected}",
+                part.wanted.path.display()
+            ))
+            .hint("repeat the command: it starts this file again"));
+        }
+    }
+    part.file.sync_all().map_err(|error| part.failed(&error))?;
+    files::rename(&part.part, &part.wanted.path)
+}
+
+/// Which blobs are in the part files for sure. A line each, under a first line that says of what.
+struct Journal {
+    file: File,
+    path: PathBuf,
+    landed: BTreeSet<Digest>,
+    pending: Vec<Digest>,
+    pending_bytes: u64,
+    parts: Arc<Vec<PartFile>>,
+}
+
+impl Journal {
+    fn open(path: &Path, key: &str, parts_are_there: bool) -> Outcome<Journal> {
+        let failed = |error: io::Error| Failure::because(format!("cannot write {}", path.display()), &error);
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let mut lines = text.lines();
+        let goes_on = parts_are_there && lines.next() == Some(key);
+        // A line that was cut by a crash is no digest.
+        let landed =
+            if goes_on { lines.filter_map(|line| line.parse().ok()).collect() } else { BTreeSet::new() };
+        let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
+        if !goes_on {
+            file.set_len(0).map_err(failed)?;
+            writeln!(file, "{key}").map_err(failed)?;
+        } else if !text.ends_with('\n') {
+            writeln!(file).map_err(failed)?;
+        }
+        let parts = Arc::new(Vec::new());
+        Ok(Journal { file, path: path.to_owned(), landed, pending: Vec::new(), pending_bytes: 0, parts })
+    }
+
+    async fn add(&mut self, digest: Digest, size: u64) -> Outcome {
+        self.pending.push(digest);
+        self.pending_bytes += size;
+        if self.pending_bytes < JOURNAL_BYTES {
+            return Ok(());
+        }
+        self.pending_bytes = 0;
+        let parts = self.parts.clone();
+        files::blocking(move || {
+            parts.iter().try_for_each(|part| part.file.sync_data().map_err(|error| part.failed(&error)))
+        })
+        .await?;
+        let text: String = self.pending.drain(..).map(|digest| format!("{digest}\n")).collect();
+        self.file
+            .write_all(text.as_bytes())
+            .map_err(|error| Failure::because(format!("cannot write {}", self.path.display()), &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_placed_whatever_the_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry =
+            FileEntry { path: "f".into(), size: 10, digest: None, assembled: false, segments: vec![] };
+        let wanted = Wanted { path: folder.path().join("f"), entry };
+        let (parts, all_there) = open_parts(vec![wanted]).unwrap();
+        assert!(!all_there);
+        // Blob 0..10 is "abcdefghij"; the file wants ghij then abcdef.
+        let pieces = [
+            Piece { in_blob: 0, length: 6, file: 0, in_file: 4 },
+            Piece { in_blob: 6, length: 4, file: 0, in_file: 0 },
+        ];
+        for (start, bytes) in [(0, "abcd"), (4, "efg"), (7, ""), (7, "hij")] {
+            place(bytes.as_bytes().to_vec(), start, &pieces, &parts).unwrap();
+        }
+        assert_eq!(fs::read_to_string(folder.path().join("f.part")).unwrap(), "ghijabcdef");
+    }
+
+    #[test]
+    fn a_journal_is_believed_only_for_the_same_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(JOURNAL);
+        let digest = Digest::of(Algorithm::Sha256, b"x");
+        fs::write(&path, format!("key\n{digest}\nsha256:cut")).unwrap();
+        assert_eq!(Journal::open(&path, "key", true).unwrap().landed.len(), 1);
+        assert_eq!(Journal::open(&path, "key", false).unwrap().landed.len(), 0);
+        fs::write(&path, format!("key\n{digest}\n")).unwrap();
+        assert_eq!(Journal::open(&path, "other", true).unwrap().landed.len(), 0);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "other\n");
+    }
+}

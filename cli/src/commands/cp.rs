@@ -1,0 +1,139 @@
+//! `lode cp SRC DST`: manifests byte for byte, and what they refer to by mount; bytes travel only between two registries.
+
+use std::{collections::HashSet, sync::Arc};
+
+use futures::{StreamExt, TryStreamExt};
+use lode_client::{Offer, Progress, RawManifest};
+use lode_model::{
+    manifest::{Descriptor, Manifest},
+    reference::Reference,
+};
+
+use crate::{
+    args::Cp,
+    connect::{self, Connection, Target},
+    error::{Failure, Outcome},
+    files::{self, FileContent},
+    ui,
+};
+
+const AT_ONCE: usize = 6;
+/// Indexes list indexes; deeper than this nobody means it.
+const MAX_DEPTH: usize = 8;
+
+pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
+    let source = connection.target(&args.source)?;
+    let destination = connection.target(&args.destination)?;
+    let raw = source
+        .registry
+        .manifest_get(&source.repository, &source.reference)
+        .await
+        .map_err(|error| source.not_found(error))?;
+    if let Reference::Digest(expected) = &destination.reference
+        && *expected != raw.digest
+    {
+        return Err(Failure::new(format!("{source} has the digest {}, not {expected}", raw.digest))
+            .hint("name a tag as destination"));
+    }
+    let copy = Copy { source: &source, destination: &destination, meter: ui::Meter::bytes("copying", 0) };
+    let manifests = copy.gather(raw).await?;
+    copy.blobs(&manifests).await?;
+    // Children before parents, the named one last: what can be seen is complete.
+    for (raw, reference) in manifests.iter().rev() {
+        copy.destination
+            .registry
+            .manifest_put(&destination.repository, reference, &raw.media_type, raw.bytes.clone(), &[])
+            .await?;
+    }
+    copy.meter.end();
+    ui::say(format!("copied {source} to {} on {}", destination, destination.registry.host()));
+    Ok(())
+}
+
+struct Copy<'a> {
+    source: &'a Target,
+    destination: &'a Target,
+    meter: Arc<ui::Meter>,
+}
+
+impl Copy<'_> {
+    fn parse(raw: &RawManifest) -> Outcome<Manifest> {
+        Manifest::parse(Some(&raw.media_type), &raw.bytes)
+            .map_err(|error| Failure::because(format!("manifest {}", raw.digest), &error))
+    }
+
+    /// The manifest and all that it lists, parents first, with the reference that each gets.
+    async fn gather(&self, root: RawManifest) -> Outcome<Vec<(RawManifest, Reference)>> {
+        let mut seen = HashSet::from([root.digest.clone()]);
+        let mut all = vec![(root, self.destination.reference.clone())];
+        let (mut from, mut depth) = (0, 0);
+        while from < all.len() {
+            if depth == MAX_DEPTH {
+                return Err(Failure::new(format!("{} lists indexes of indexes without end", self.source)));
+            }
+            let mut children: Vec<Descriptor> = Vec::new();
+            for (raw, _) in &all[from..] {
+                children.extend(
+                    Self::parse(raw)?.children().filter(|child| seen.insert(child.digest.clone())).cloned(),
+                );
+            }
+            from = all.len();
+            depth += 1;
+            let fetched: Vec<Option<RawManifest>> = futures::stream::iter(children)
+                .map(|child| async move {
+                    let reference = Reference::Digest(child.digest);
+                    match self.source.registry.manifest_get(&self.source.repository, &reference).await {
+                        Ok(raw) => Ok(Some(raw)),
+                        // A sparse index lists what is not there; the copy is as sparse, if the destination allows it.
+                        Err(error) if error.is_not_found() => Ok(None),
+                        Err(error) => Err(error),
+                    }
+                })
+                .buffered(AT_ONCE)
+                .try_collect()
+                .await?;
+            all.extend(fetched.into_iter().flatten().map(|raw| {
+                let reference = Reference::Digest(raw.digest.clone());
+                (raw, reference)
+            }));
+        }
+        Ok(all)
+    }
+
+    async fn blobs(&self, manifests: &[(RawManifest, Reference)]) -> Outcome {
+        let mut seen = HashSet::new();
+        let mut blobs = Vec::new();
+        for (raw, _) in manifests {
+            blobs.extend(Self::parse(raw)?.blobs().filter(|blob| seen.insert(blob.digest.clone())).cloned());
+        }
+        futures::stream::iter(blobs)
+            .map(|blob| self.blob(blob))
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await
+            .map(drop)
+    }
+
+    async fn blob(&self, blob: Descriptor) -> Outcome {
+        let (source, destination) = (self.source, self.destination);
+        let same = source.registry.url() == destination.registry.url();
+        let from = same.then_some(&source.repository);
+        let offer =
+            destination.registry.blob_offer(&destination.repository, &blob.digest, blob.size, from).await?;
+        let Offer::Wanted(upload) = offer else { return Ok(()) };
+        // Through a file, so that what arrives is verified before it is sent on, and nothing depends on two connections at once.
+        let folder = connect::cache_folder().unwrap_or_else(std::env::temp_dir).join("copies");
+        std::fs::create_dir_all(&folder)
+            .map_err(|error| Failure::because(format!("cannot create {}", folder.display()), &error))?;
+        let path = folder.join(blob.digest.hex());
+        let silent: Arc<dyn Progress> = Arc::new(lode_client::NoProgress);
+        source.registry.blob_pull_to_file(&source.repository, &blob.digest, blob.size, &path, silent).await?;
+        let content = Arc::new(FileContent { path: path.clone(), size: blob.size });
+        let sent = destination.registry.upload_send(upload, content, self.meter.clone()).await;
+        files::blocking(move || {
+            let _gone = std::fs::remove_file(path);
+        })
+        .await;
+        Ok(sent?)
+    }
+}

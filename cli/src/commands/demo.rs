@@ -1,0 +1,110 @@
+//! `serve --demo`: the small model that this program carries, imported through the public API like any other.
+
+use std::{future::Future, io, sync::Arc};
+
+use lode_client::{Client, ClientOptions};
+use lode_model::{
+    import::{ReadAt, Source, SourceFile},
+    reference::{Reference, Repository, Tag},
+};
+
+use crate::{
+    connect::Target,
+    error::{Failure, Outcome},
+    import, ui,
+};
+
+/// What the model is called.
+pub(crate) const NAME: &str = "lode-demo";
+
+macro_rules! carried {
+    ($($name:literal),+ $(,)?) => {
+        &[$(($name, include_bytes!(concat!("../../../tests/models/lode-demo/", $name)))),+]
+    };
+}
+
+/// The checkpoint. What was used to make and test it stays in the repository.
+const FILES: &[(&str, &[u8])] = carried![
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+];
+
+/// Makes the demo model be there, then says what to try. What goes wrong is said and does not stop the server.
+pub(crate) async fn install(base: String, can_run: bool, stopped: impl Future<Output = ()>) {
+    tokio::select! {
+        outcome = import_if_absent(&base) => match outcome {
+            Ok(found) => {
+                let how = if found { "found" } else { "imported" };
+                if let Err(failure) = say_what_to_try(&base, how, can_run) {
+                    tracing::debug!(%failure, "nobody reads what there is to try");
+                }
+            }
+            Err(failure) => ui::say(failure.while_doing("the demo model was not imported").to_string()),
+        },
+        () = stopped => {}
+    }
+}
+
+/// Whether it was there already.
+async fn import_if_absent(base: &str) -> Outcome<bool> {
+    let invalid = |error: lode_model::reference::ReferenceError| Failure::because(NAME, &error);
+    let repository: Repository = NAME.parse().map_err(invalid)?;
+    let tag: Tag = "latest".parse().map_err(invalid)?;
+    let reference = Reference::Tag(tag.clone());
+    let registry = Client::new(ClientOptions::default())?.registry(base)?;
+    if registry.manifest_head(&repository, &reference).await?.is_some() {
+        return Ok(true);
+    }
+    let target = Target { registry, repository, reference };
+    import::model(&target, Arc::new(Carried), None).await?;
+    Ok(false)
+}
+
+fn say_what_to_try(base: &str, how: &str, can_run: bool) -> Outcome {
+    ui::line(format!("demo model {NAME}: {how}"))?;
+    let host = base.strip_prefix("http://").unwrap_or(base);
+    let variable = if base == "http://127.0.0.1:5000" { String::new() } else { format!("LODE_HOST={base} ") };
+    ui::line("\nTry, in another terminal:\n")?;
+    if can_run {
+        ui::line(format!("  {variable}lode run {NAME} \"What is 40 plus 41?\""))?;
+        ui::line(format!(
+            "  curl {base}/api/generate -d '{{\"model\":\"{NAME}\",\"prompt\":\"Define water.\"}}'"
+        ))?;
+    }
+    ui::line(format!("  {variable}lode list"))?;
+    ui::line(format!(
+        "  {variable}lode push ./README.md team/notes      (or: skopeo copy, oras push, docker push {host}/...)"
+    ))
+}
+
+struct Carried;
+
+impl Source for Carried {
+    fn files(&self) -> Vec<SourceFile> {
+        FILES
+            .iter()
+            .map(|(path, bytes)| SourceFile { path: (*path).to_owned(), size: bytes.len() as u64 })
+            .collect()
+    }
+
+    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
+        let (_, bytes) = FILES.iter().find(|(name, _)| *name == path).ok_or(io::ErrorKind::NotFound)?;
+        Ok(Box::new(Static(bytes)))
+    }
+}
+
+struct Static(&'static [u8]);
+
+impl ReadAt for Static {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf)
+    }
+}

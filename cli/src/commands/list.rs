@@ -1,0 +1,83 @@
+//! `lode list [REPOSITORY]`: what a registry holds, one line a tag.
+
+use lode_model::reference::Name;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{
+    args::List,
+    connect::Connection,
+    error::{Failure, Outcome},
+    ui,
+};
+
+#[derive(Deserialize, Serialize)]
+struct Answer {
+    models: Vec<Map<String, Value>>,
+}
+
+pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
+    let (registry, below) = match &args.repository {
+        Some(name) => {
+            let parsed: Name = name
+                .parse()
+                .map_err(|error| Failure::because(format!("`{name}` is not a repository"), &error))?;
+            (connection.registry(parsed.host.as_deref())?, Some(parsed.repository))
+        }
+        None => (connection.default_registry()?, None),
+    };
+    let mut answer: Answer = registry.json_get("lode/v1/models").await?;
+    if let Some(below) = &below {
+        answer.models.retain(|model| {
+            let repository = text(model, "repository");
+            repository == below.as_str()
+                || repository.strip_prefix(below.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        });
+    }
+    if args.json {
+        return ui::json(&answer);
+    }
+    if answer.models.is_empty() {
+        match &below {
+            Some(below) => ui::say(format!("nothing at or below {below}")),
+            None => ui::say("nothing here yet: `lode create NAME FOLDER` imports a model"),
+        }
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> = answer.models.iter().map(row).collect();
+    ui::table(
+        &["NAME", "DIGEST", "SIZE", "FORMAT", "ARCHITECTURE", "PARAMETERS", "QUANTIZATION", "MODIFIED"],
+        &rows,
+    )
+}
+
+fn row(model: &Map<String, Value>) -> Vec<String> {
+    let tag = text(model, "tag");
+    let name = if tag.is_empty() {
+        text(model, "repository")
+    } else {
+        format!("{}:{tag}", text(model, "repository"))
+    };
+    let number = |key: &str, show: fn(u64) -> String| {
+        model.get(key).and_then(Value::as_u64).map(show).unwrap_or_default()
+    };
+    vec![
+        name,
+        short_digest(&text(model, "digest")),
+        number("size_bytes", ui::size),
+        text(model, "format"),
+        text(model, "architecture"),
+        number("parameters", ui::amount),
+        text(model, "quantization"),
+        text(model, "modified_at").chars().take(16).collect::<String>().replace('T', " "),
+    ]
+}
+
+fn text(model: &Map<String, Value>, key: &str) -> String {
+    model.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// The first twelve digits, which is what people compare.
+pub(crate) fn short_digest(digest: &str) -> String {
+    digest.split_once(':').map_or(digest, |(_, hex)| hex).chars().take(12).collect()
+}

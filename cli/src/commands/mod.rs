@@ -1,0 +1,60 @@
+//! One file a command. Each takes its arguments, does one thing and says what it did; `run` picks the one that was typed.
+
+mod completions;
+mod cp;
+mod create;
+mod demo;
+mod fsck;
+mod gc;
+mod list;
+mod login;
+mod perplexity;
+mod ps;
+mod pull;
+mod push;
+mod rm;
+mod run;
+pub(crate) mod runner;
+mod serve;
+mod show;
+mod stop;
+mod tensor;
+mod tokenize;
+mod worker;
+
+use std::process::ExitCode;
+
+use crate::{
+    args::{Cli, Command, Tensor},
+    connect::Connection,
+    error::Outcome,
+};
+
+pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
+    let connect = || Connection::new(&cli.global);
+    match cli.command {
+        Command::Serve(args) => serve::run(args).await?,
+        Command::Worker(args) => worker::run(args).await?,
+        Command::Runner(args) => runner::run(args)?,
+        Command::Create(args) => create::run(&connect()?, args).await?,
+        Command::Pull(args) => pull::run(&connect()?, args).await?,
+        Command::Push(args) => push::run(&connect()?, args).await?,
+        Command::Cp(args) => cp::run(&connect()?, args).await?,
+        Command::Rm(args) => rm::run(&connect()?, args).await?,
+        Command::List(args) => list::run(&connect()?, args).await?,
+        Command::Show(args) => show::run(&connect()?, args).await?,
+        Command::Run(args) => run::run(&connect()?, args).await?,
+        Command::Ps(args) => ps::run(&connect()?, args).await?,
+        Command::Stop(args) => stop::run(&connect()?, args).await?,
+        Command::Tensor(Tensor::Ls(args)) => tensor::list(&connect()?, args).await?,
+        Command::Tensor(Tensor::Export(args)) => tensor::export(&connect()?, args).await?,
+        Command::Tokenize(args) => tokenize::run(&connect()?, args).await?,
+        Command::Perplexity(args) => perplexity::run(&connect()?, args).await?,
+        Command::Login(args) => login::login(&connect()?, args).await?,
+        Command::Logout(args) => login::logout(&connect()?, args)?,
+        Command::Gc(args) => gc::run(&connect()?, args).await?,
+        Command::Fsck(args) => return fsck::run(&connect()?, args).await,
+        Command::Completions(args) => completions::run(args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

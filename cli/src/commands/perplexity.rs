@@ -1,0 +1,94 @@
+//! `lode perplexity NAME FILE`: ids of the whole file without special tokens, consecutive windows, every position scored, no overlap.
+
+use serde::Deserialize;
+use serde_json::json;
+
+use super::tokenize::load_tokenizer;
+use crate::{
+    args::Perplexity,
+    connect::Connection,
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// Ids in one request: enough to keep a worker busy, few enough to show progress.
+const IDS_PER_REQUEST: usize = 4096;
+
+#[derive(Deserialize)]
+struct Answer {
+    windows: Vec<Score>,
+}
+
+#[derive(Deserialize)]
+struct Score {
+    nll: f64,
+    tokens: u64,
+}
+
+pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
+    let target = connection.target(&args.name)?;
+    let text = std::fs::read_to_string(&args.file)
+        .map_err(|error| Failure::because(format!("cannot read {}", args.file.display()), &error))?;
+    let ids = load_tokenizer(&target)
+        .await?
+        .encode(&text, false)
+        .map_err(|error| Failure::because("the text cannot be turned into ids", &error))?;
+    let windows = windows(&ids, args.window as usize);
+    if windows.is_empty() {
+        return Err(Failure::new(format!(
+            "{} has {} tokens; at least two are needed",
+            args.file.display(),
+            ids.len()
+        )));
+    }
+    let meter = ui::Meter::count("scoring", ids.len() as u64 - 1);
+    let per_request = (IDS_PER_REQUEST / args.window as usize).max(1);
+    let (mut nll, mut tokens) = (0.0, 0);
+    for batch in windows.chunks(per_request) {
+        let request = json!({ "model": target.model(), "windows": batch, "logprobs": false });
+        let answer: Answer = target
+            .registry
+            .json_post("lode/v1/score", &request)
+            .await
+            .map_err(|error| target.not_found(error))?;
+        let expected: u64 = batch.iter().map(|window| window.len() as u64 - 1).sum();
+        let got: u64 = answer.windows.iter().map(|score| score.tokens).sum();
+        if answer.windows.len() != batch.len() || got != expected {
+            return Err(Failure::new(format!("asked for the scores of {expected} tokens and got {got}")));
+        }
+        nll += answer.windows.iter().map(|score| score.nll).sum::<f64>();
+        tokens += got;
+        lode_client::Progress::moved(&*meter, got);
+    }
+    meter.end();
+    let perplexity = (nll / tokens as f64).exp();
+    if args.json {
+        return ui::json(&json!({ "perplexity": perplexity, "tokens": tokens }));
+    }
+    ui::line(format!("perplexity {perplexity:.4} over {tokens} tokens"))
+}
+
+/// Windows of `size` inputs and the id that follows them: each window scores what follows each of its inputs, so the last id of one is the first input of the next.
+fn windows(ids: &[u32], size: usize) -> Vec<&[u32]> {
+    let inputs = ids.len().saturating_sub(1);
+    (0..inputs).step_by(size.max(1)).map(|start| &ids[start..(start + size).min(inputs) + 1]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_score_every_id_but_the_first_once() {
+        let ids: Vec<u32> = (0..10).collect();
+        assert_eq!(windows(&ids, 4), [&[0, 1, 2, 3, 4][..], &[4, 5, 6, 7, 8], &[8, 9]]);
+        assert_eq!(windows(&ids, 9), [&ids[..]]);
+        assert_eq!(windows(&ids, 100), [&ids[..]]);
+        assert!(windows(&ids[..1], 4).is_empty());
+        assert!(windows(&[], 4).is_empty());
+        for size in 1..12 {
+            let scored: usize = windows(&ids, size).iter().map(|window| window.len() - 1).sum();
+            assert_eq!(scored, 9);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! `lode ps`: the models that are loaded on the workers of a registry.
+
+use serde_json::Value;
+
+use crate::{args::Ps, connect::Connection, error::Outcome, ui};
+
+pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
+    let answer: Value = connection.default_registry()?.json_get("lode/v1/ps").await?;
+    if args.json {
+        return ui::json(&answer);
+    }
+    let loaded = answer.get("models").and_then(Value::as_array).cloned().unwrap_or_default();
+    if loaded.is_empty() {
+        ui::say("no model is loaded");
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> = loaded
+        .iter()
+        .map(|model| {
+            let text = |key: &str| model.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let number = |key: &str| model.get(key).and_then(Value::as_u64);
+            let until = text("expires_at").chars().take(19).collect::<String>().replace('T', " ");
+            vec![
+                text("name"),
+                super::list::short_digest(&text("digest")),
+                number("size").map(ui::size).unwrap_or_default(),
+                number("context_length").map(|length| length.to_string()).unwrap_or_default(),
+                until,
+            ]
+        })
+        .collect();
+    ui::table(&["NAME", "DIGEST", "SIZE", "CONTEXT", "UNTIL"], &rows)
+}

@@ -1,0 +1,128 @@
+//! `lode pull NAME [--to DIR]`: the files of a model or artifact into a folder, byte for byte as they were, each verified.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::PathBuf,
+};
+
+use lode_model::{
+    digest::Digest,
+    files_view::{self, FileEntry, FileView, Segment},
+    manifest::{Descriptor, Manifest},
+    media_type,
+};
+use serde_json::json;
+
+use crate::{
+    args::Pull,
+    assemble,
+    connect::{Connection, Target},
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// A file view carries the headers of its files.
+const MAX_VIEW: u64 = 1 << 30;
+
+pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
+    let target = connection.target(&args.name)?;
+    let raw = target
+        .registry
+        .manifest_get(&target.repository, &target.reference)
+        .await
+        .map_err(|error| target.not_found(error))?;
+    let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
+        .map_err(|error| Failure::because(format!("the manifest of {target}"), &error))?;
+    if manifest.is_index() {
+        let mut failure =
+            Failure::new(format!("{target} is an index of {} manifests", manifest.manifests.len()));
+        for child in manifest.children().take(4) {
+            failure = failure.hint(format!("`lode pull {}@{}`", target.repository, child.digest));
+        }
+        return Err(failure);
+    }
+    let entries = entries(&target, &manifest).await?;
+    let assembled = entries.iter().any(|entry| entry.assembled);
+    let folder = args.to.unwrap_or_else(|| PathBuf::from(last_part(&target)));
+    let sizes: HashMap<Digest, u64> =
+        manifest.layers.iter().map(|layer| (layer.digest.clone(), layer.size)).collect();
+    let names: Vec<String> = entries.iter().map(|entry| entry.path.clone()).collect();
+    let written = assemble::write(&target, &folder, entries, &sizes).await?;
+    if args.json {
+        return ui::json(&json!({
+            "name": target.model(), "digest": raw.digest, "folder": folder, "files": names,
+            "bytes": written.bytes, "kept": written.kept, "assembled": assembled,
+        }));
+    }
+    let kept =
+        if written.kept > 0 { format!(" ({} were there already)", written.kept) } else { String::new() };
+    ui::say(format!(
+        "pulled {target} to {}: {} files, {}{kept}",
+        folder.display(),
+        written.files,
+        ui::size(written.bytes)
+    ));
+    if assembled {
+        ui::say(
+            "its weights were quantised on import: the safetensors files are assembled, not the original ones",
+        );
+    }
+    Ok(())
+}
+
+/// The last part of the repository's name, which is what the folder is called by default.
+fn last_part(target: &Target) -> &str {
+    let repository = target.repository.as_str();
+    repository.rsplit_once('/').map_or(repository, |(_, last)| last)
+}
+
+/// What files there are: by the file view, or else each layer that has a name for a file.
+async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
+    let Some(view) = FileView::find(manifest) else { return titled(target, manifest) };
+    let bytes = target.registry.blob_bytes(&target.repository, &view.digest, view.size.min(MAX_VIEW)).await?;
+    let about =
+        |error: files_view::FileViewError| Failure::because(format!("the file view of {target}"), &error);
+    let view = FileView::parse(&bytes).map_err(about)?;
+    view.check_layers(manifest).map_err(about)?;
+    Ok(view.files)
+}
+
+fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
+    let mut seen = BTreeSet::new();
+    let mut entries = Vec::new();
+    for layer in &manifest.layers {
+        let Some(path) = file_name(target, layer) else { continue };
+        files_view::check_path(&path)
+            .map_err(|error| Failure::because(format!("a layer of {target}"), &error))?;
+        if !seen.insert(path.clone()) {
+            return Err(Failure::new(format!("{target} has two layers called `{path}`")));
+        }
+        let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset: 0, length: layer.size }];
+        let digest = Some(layer.digest.clone());
+        entries.push(FileEntry { path, size: layer.size, digest, assembled: false, segments });
+    }
+    if entries.is_empty() {
+        return Err(Failure::new(format!(
+            "none of the {} layers of {target} has the name of a file",
+            manifest.layers.len()
+        ))
+        .hint(format!(
+            "`lode show {target}` says what it is; `lode tensor export {target} --to FILE` writes its tensors"
+        )));
+    }
+    Ok(entries)
+}
+
+/// A title or path of an annotation, a JSON layer's own name, or what the layer obviously is.
+fn file_name(target: &Target, layer: &Descriptor) -> Option<String> {
+    if let Some(path) = layer.file_path() {
+        return Some(path.to_owned());
+    }
+    match (&layer.name, layer.media_type.as_str()) {
+        (Some(name), kind) if media_type::is_ollama_json(kind) => Some(name.clone()),
+        (_, media_type::OLLAMA_MODEL | media_type::DOCKER_MODEL_GGUF) => {
+            Some(format!("{}.gguf", last_part(target)))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,149 @@
+//! `lode push DIR|FILE... NAME`: files as they are, each a layer titled by its name, as oras writes them.
+
+use std::{path::Path, sync::Arc};
+
+use bytes::Bytes;
+use lode_model::{
+    digest::{Algorithm, Digest},
+    media_type,
+    reference::Reference,
+};
+use serde_json::json;
+
+use crate::{
+    args::Push,
+    connect::Connection,
+    error::{Failure, Outcome},
+    files::{self, FileContent, Found},
+    import::{self, Blob},
+    ui,
+};
+
+pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
+    let (target, tag) = connection.target_tag(&args.name)?;
+    let found = gather(&args.paths)?;
+    let hashed = hash(found).await?;
+
+    let layers: Vec<_> = hashed
+        .iter()
+        .map(|(file, digest)| {
+            json!({
+                "mediaType": media_type::OCTET_STREAM,
+                "digest": digest,
+                "size": file.size,
+                "annotations": { media_type::TITLE_ANNOTATION: file.name },
+            })
+        })
+        .collect();
+    let empty = Bytes::from_static(b"{}");
+    let empty_digest = Digest::of(Algorithm::Sha256, &empty);
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::OCI_MANIFEST,
+        "artifactType": args.artifact_type,
+        "config": { "mediaType": media_type::OCI_EMPTY, "digest": empty_digest, "size": empty.len(), "data": "e30=" },
+        "layers": layers,
+    });
+    let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::new(error.to_string()))?;
+
+    let mut blobs: Vec<Blob> =
+        vec![Blob { digest: empty_digest, size: empty.len() as u64, content: Arc::new(empty) }];
+    for (file, digest) in hashed {
+        let content = FileContent { path: file.path, size: file.size };
+        blobs.push(Blob { digest, size: file.size, content: Arc::new(content) });
+    }
+    let sent = import::send_blobs(&target.registry, &target.repository, blobs).await?;
+    let put = target
+        .registry
+        .manifest_put(
+            &target.repository,
+            &Reference::Tag(tag),
+            media_type::OCI_MANIFEST,
+            manifest.into(),
+            &[],
+        )
+        .await?;
+    if args.json {
+        return ui::json(&json!({
+            "name": target.model(), "digest": put.digest,
+            "sent_bytes": sent.sent_bytes, "shared_bytes": sent.shared_bytes,
+        }));
+    }
+    ui::line(format!("pushed {target} {}", put.digest))?;
+    ui::say(sent.summary());
+    Ok(())
+}
+
+/// The files of every path: a folder's by their names below it, a file by its own name.
+fn gather(paths: &[impl AsRef<Path>]) -> Outcome<Vec<Found>> {
+    let mut all: Vec<Found> = Vec::new();
+    for path in paths {
+        let path = path.as_ref();
+        let metadata = std::fs::metadata(path)
+            .map_err(|error| Failure::because(format!("cannot read {}", path.display()), &error))?;
+        if metadata.is_dir() {
+            all.append(&mut files::walk(path)?);
+        } else if metadata.is_file() {
+            let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| {
+                Failure::new(format!("{} has a name that is not UTF-8", path.display())).hint("rename it")
+            })?;
+            all.push(Found { name: name.to_owned(), path: path.to_owned(), size: metadata.len() });
+        } else {
+            return Err(Failure::new(format!("{} is neither a file nor a folder", path.display())));
+        }
+    }
+    let mut names: Vec<&str> = all.iter().map(|file| file.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Failure::new(format!("two files are called `{}`", pair[0]))
+            .hint("push them from one folder above both"));
+    }
+    if all.is_empty() {
+        return Err(Failure::new("there are no files to push"));
+    }
+    Ok(all)
+}
+
+async fn hash(found: Vec<Found>) -> Outcome<Vec<(Found, Digest)>> {
+    let total = found.iter().map(|file| file.size).sum();
+    let meter = ui::Meter::bytes("hashing", total);
+    let progress = meter.clone();
+    let hashed = files::on_all_cores(found, move |file| {
+        let failed =
+            |error: std::io::Error| Failure::because(format!("cannot read {}", file.path.display()), &error);
+        let mut reader = std::fs::File::open(&file.path).map_err(failed)?;
+        let (digest, size) =
+            import::hash_reader(&mut reader, Algorithm::Sha256, &*progress).map_err(failed)?;
+        if size != file.size {
+            return Err(Failure::new(format!("{} changed while it was read", file.path.display())));
+        }
+        Ok((file, digest))
+    })
+    .await;
+    meter.end();
+    hashed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_files_of_one_name_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a/x", "b/x", "b/y"] {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, name).unwrap();
+        }
+        let at = |name: &str| folder.path().join(name);
+        assert!(gather(&[at("a/x"), at("b/x")]).is_err());
+        let names: Vec<String> =
+            gather(&[at("a/x"), at("b/y")]).unwrap().into_iter().map(|file| file.name).collect();
+        assert_eq!(names, ["x", "y"]);
+        let names: Vec<String> =
+            gather(&[folder.path()]).unwrap().into_iter().map(|file| file.name).collect();
+        assert_eq!(names, ["a/x", "b/x", "b/y"]);
+        assert!(gather(&[at("nothing")]).is_err());
+    }
+}

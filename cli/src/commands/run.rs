@@ -1,0 +1,249 @@
+//! `lode run NAME [PROMPT]`: streams an answer to standard output, or holds a conversation on a terminal.
+
+use std::io::{BufRead, Read};
+
+use futures::StreamExt;
+use lode_client::Registry;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    args::Run,
+    connect::{Connection, Target},
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// A prompt that is longer is no prompt.
+const MAX_PROMPT: u64 = 64 << 20;
+/// One record of a stream; the last one carries the ids of the whole context.
+const MAX_RECORD: usize = 64 << 20;
+
+/// What matters of one record of `/api/generate` or `/api/chat`.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Record {
+    response: String,
+    message: Message,
+    done: bool,
+    done_reason: Option<String>,
+    error: Option<String>,
+    prompt_eval_count: Option<u64>,
+    prompt_eval_duration: Option<u64>,
+    eval_count: Option<u64>,
+    eval_duration: Option<u64>,
+    load_duration: Option<u64>,
+    total_duration: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Message {
+    content: String,
+}
+
+pub(crate) async fn run(connection: &Connection, args: Run) -> Outcome {
+    let target = connection.target(&args.name)?;
+    let prompt = match &args.prompt {
+        Some(prompt) => Some(prompt.clone()),
+        None if ui::stdin_is_terminal() => None,
+        None => {
+            let mut text = String::new();
+            std::io::stdin().lock().take(MAX_PROMPT).read_to_string(&mut text)?;
+            Some(text)
+        }
+    };
+    match prompt {
+        Some(prompt) => once(&target, &args, prompt).await,
+        None => conversation(&target, &args).await,
+    }
+}
+
+async fn once(target: &Target, args: &Run, prompt: String) -> Outcome {
+    let mut request = request(target, args);
+    request.insert("prompt".into(), prompt.into());
+    if let Some(system) = &args.system {
+        request.insert("system".into(), system.as_str().into());
+    }
+    if args.raw {
+        request.insert("raw".into(), true.into());
+    }
+    let mut last = String::new();
+    let record = stream(&target.registry, "lode/v1/generate", &request, |record| {
+        if !record.response.is_empty() {
+            last.clone_from(&record.response);
+        }
+        ui::piece(record.response.as_bytes())
+    })
+    .await
+    .map_err(|error| about(target, error))?;
+    // A shell's prompt belongs on a line of its own; a file gets the text and nothing else but its end of line.
+    if !last.ends_with('\n') {
+        ui::piece(b"\n")?;
+    }
+    finish(&record, args.verbose);
+    Ok(())
+}
+
+async fn conversation(target: &Target, args: &Run) -> Outcome {
+    ui::say(format!("talking to {target}; /bye or Ctrl-D ends"));
+    let mut messages: Vec<Value> = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(json!({ "role": "system", "content": system }));
+    }
+    loop {
+        ui::piece(b">>> ")?;
+        let mut line = String::new();
+        if std::io::stdin().lock().read_line(&mut line)? == 0 {
+            return ui::piece(b"\n");
+        }
+        let said = line.trim();
+        match said {
+            "" => continue,
+            "/bye" | "/exit" | "/quit" => return Ok(()),
+            _ => messages.push(json!({ "role": "user", "content": said })),
+        }
+        let mut request = request(target, args);
+        request.insert("messages".into(), messages.clone().into());
+        let mut answer = String::new();
+        let outcome = stream(&target.registry, "lode/v1/chat", &request, |record| {
+            answer.push_str(&record.message.content);
+            ui::piece(record.message.content.as_bytes())
+        })
+        .await;
+        ui::piece(b"\n\n")?;
+        match outcome {
+            Ok(record) => {
+                finish(&record, args.verbose);
+                messages.push(json!({ "role": "assistant", "content": answer }));
+            }
+            // The conversation goes on without the turn that failed, unless it could never have gone well.
+            Err(error) if messages.len() > 2 => {
+                ui::say(about(target, error).to_string());
+                messages.pop();
+            }
+            Err(error) => return Err(about(target, error)),
+        }
+    }
+}
+
+fn request(target: &Target, args: &Run) -> Map<String, Value> {
+    let mut options = Map::new();
+    if let Some(temperature) = args.temperature {
+        options.insert("temperature".into(), temperature.into());
+    }
+    if let Some(seed) = args.seed {
+        options.insert("seed".into(), seed.into());
+    }
+    if let Some(num_predict) = args.num_predict {
+        options.insert("num_predict".into(), num_predict.into());
+    }
+    let mut request = Map::new();
+    request.insert("model".into(), target.model().into());
+    request.insert("stream".into(), true.into());
+    if !options.is_empty() {
+        request.insert("options".into(), options.into());
+    }
+    if let Some(keep_alive) = &args.keep_alive {
+        request.insert("keep_alive".into(), keep_alive.as_str().into());
+    }
+    request
+}
+
+enum StreamError {
+    Client(lode_client::Error),
+    Other(Failure),
+}
+
+impl From<Failure> for StreamError {
+    fn from(failure: Failure) -> Self {
+        StreamError::Other(failure)
+    }
+}
+
+fn about(target: &Target, error: StreamError) -> Failure {
+    match error {
+        StreamError::Client(error) if error.status().is_some_and(|status| status.as_u16() == 503) => {
+            Failure::from(error)
+                .hint("a worker has to be attached: `lode serve` has one unless it got --no-worker")
+        }
+        StreamError::Client(error) => target.not_found(error),
+        StreamError::Other(failure) => failure,
+    }
+}
+
+/// Sends `request` and hands over each NDJSON record as it arrives; the last one is returned. A stream that ends without its last record failed.
+async fn stream(
+    registry: &Registry,
+    path: &str,
+    request: &Map<String, Value>,
+    mut on_record: impl FnMut(&Record) -> Outcome,
+) -> Result<Record, StreamError> {
+    let response =
+        registry.json_stream(reqwest::Method::POST, path, request).await.map_err(StreamError::Client)?;
+    let mut bytes = response.bytes_stream();
+    let mut buffer: Vec<u8> = Vec::new();
+    let mut searched = 0;
+    loop {
+        while let Some(at) = buffer[searched..].iter().position(|byte| *byte == b'\n').map(|at| at + searched)
+        {
+            let line: Vec<u8> = buffer.drain(..=at).collect();
+            searched = 0;
+            if let Some(last) = take(&line, &mut on_record)? {
+                return Ok(last);
+            }
+        }
+        searched = buffer.len();
+        match bytes.next().await {
+            Some(Ok(chunk)) => buffer.extend_from_slice(&chunk),
+            Some(Err(error)) => {
+                return Err(Failure::because("the answer broke off", &error.without_url()).into());
+            }
+            None => break,
+        }
+        if buffer.len() > MAX_RECORD {
+            return Err(Failure::new("the server's answer holds a line without end").into());
+        }
+    }
+    if let Some(last) = take(&buffer, &mut on_record)? {
+        return Ok(last);
+    }
+    Err(Failure::new("the answer broke off before its last record").into())
+}
+
+/// One line: shown, and returned if it is the last.
+fn take(line: &[u8], on_record: &mut impl FnMut(&Record) -> Outcome) -> Result<Option<Record>, Failure> {
+    if line.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let record: Record = serde_json::from_slice(line)
+        .map_err(|error| Failure::because("the server's answer is not understood", &error))?;
+    if let Some(error) = record.error {
+        return Err(Failure::new(error));
+    }
+    on_record(&record)?;
+    Ok(record.done.then_some(record))
+}
+
+fn finish(record: &Record, verbose: bool) {
+    if record.done_reason.as_deref() == Some("length") {
+        ui::say("(cut off: the limit of tokens or context was reached)");
+    }
+    if !verbose {
+        return;
+    }
+    let seconds = |nanoseconds: Option<u64>| nanoseconds.unwrap_or_default() as f64 / 1e9;
+    let rate = |count: Option<u64>, duration: Option<u64>| {
+        let duration = seconds(duration);
+        if duration > 0.0 { count.unwrap_or_default() as f64 / duration } else { 0.0 }
+    };
+    ui::say(format!(
+        "prompt {} tokens, {:.1}/s; answer {} tokens, {:.1}/s; load {:.2} s; total {:.2} s",
+        record.prompt_eval_count.unwrap_or_default(),
+        rate(record.prompt_eval_count, record.prompt_eval_duration),
+        record.eval_count.unwrap_or_default(),
+        rate(record.eval_count, record.eval_duration),
+        seconds(record.load_duration),
+        seconds(record.total_duration),
+    ));
+}

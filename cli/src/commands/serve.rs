@@ -1,0 +1,211 @@
+//! `lode serve`: the registry, the gateway and a local worker in one process, until it is told to stop.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
+
+use tokio::{net::TcpListener, sync::watch};
+
+use super::demo;
+use crate::{
+    args::Serve,
+    error::{Failure, Outcome},
+    settings::{self, ServeSettings},
+    ui,
+};
+
+pub(crate) async fn run(args: Serve) -> Outcome {
+    let ServeSettings { registry: mut config, worker, no_worker, demo } =
+        match settings::serve(&args, &settings::process_env)? {
+            settings if args.print_config => return ui::piece(settings::print(&settings)?.as_bytes()),
+            settings => settings,
+        };
+    refuse_unsafe(&config)?;
+    // Told to stop while it starts, it must not go on.
+    let stop = stop_signal()?;
+    let listener = bind(config.listen).await?;
+    let address = listener.local_addr().map_err(|error| Failure::because("cannot listen", &error))?;
+    let base = local_url(address);
+    let data = config.data.clone();
+    config.wait_for_worker |= !no_worker;
+    if demo && config.wait_for_model.is_none() {
+        config.wait_for_model = Some(demo::NAME.to_owned());
+    }
+    let worker = (!no_worker).then(|| local_worker(worker, &config, &base));
+
+    let registry = lode_registry::open(config).await.map_err(|error| cannot_open(&error, &data))?;
+    let serving = tokio::spawn(lode_registry::serve(registry, listener, told(stop.clone())));
+    ui::line(format!("listening on http://{address}"))?;
+
+    let worker = match worker {
+        Some(config) => start_worker(config?, stop.clone()).await,
+        None => None,
+    };
+    let demo = demo.then(|| tokio::spawn(demo::install(base, worker.is_some(), told(stop.clone()))));
+
+    let served = serving.await.map_err(|error| Failure::because("the server stopped", &error));
+    if let Some(demo) = demo {
+        demo.abort();
+    }
+    if let Some(worker) = worker {
+        worker.stop().await;
+    }
+    served?.map_err(|error| Failure::because("the server stopped", &error))
+}
+
+/// Beyond loopback everyone could read, write and delete.
+fn refuse_unsafe(config: &lode_registry::Config) -> Outcome {
+    if config.listen.ip().to_canonical().is_loopback() || config.allow_anonymous {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{} can be reached from other machines, and no authentication is set up: everyone could read, write and delete",
+        config.listen
+    ))
+    .hint("listen on 127.0.0.1, or accept that with --allow-anonymous"))
+}
+
+async fn bind(address: SocketAddr) -> Outcome<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => Failure::new(format!("{address} is in use by another program"))
+            .hint("is `lode serve` running already? `--listen 127.0.0.1:0` picks a free port"),
+        std::io::ErrorKind::PermissionDenied => {
+            Failure::new(format!("this user may not listen on {address}"))
+                .hint("ports below 1024 belong to the system: `--listen 127.0.0.1:5000`")
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            Failure::new(format!("{} is no address of this machine", address.ip()))
+                .hint("`--listen 127.0.0.1:5000`, or 0.0.0.0 for every address that it has")
+        }
+        _ => Failure::because(format!("cannot listen on {address}"), &error),
+    })
+}
+
+fn cannot_open(error: &lode_registry::Error, data: &std::path::Path) -> Failure {
+    let failure = Failure::because("cannot start", error);
+    match error {
+        lode_registry::Error::FolderInUse { .. } => {
+            failure.hint("stop the other server, or name another folder with --data")
+        }
+        lode_registry::Error::Storage { .. } => {
+            failure.hint(format!("can this user write to {}? --data names another folder", data.display()))
+        }
+        _ => failure,
+    }
+}
+
+/// How this process reaches itself.
+fn local_url(address: SocketAddr) -> String {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
+}
+
+/// The local worker's settings: it joins this server, keeps its cache in the data folder and maps the server's blobs where they lie.
+fn local_worker(
+    worker: lode_worker::Config,
+    config: &lode_registry::Config,
+    base: &str,
+) -> Outcome<lode_worker::Config> {
+    let blobs = match &config.storage {
+        None => Some(config.data.clone()),
+        Some(url) => url.to_file_path().ok(),
+    };
+    let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+    Ok(lode_worker::Config {
+        registry: base.parse().map_err(|error| Failure::because(format!("`{base}` is not a URL"), &error))?,
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        advertise: None,
+        token: config.worker_token.as_ref().map(|token| lode_worker::Secret::new(token.expose())),
+        cache: absolute(config.data.join("worker")),
+        sources: blobs.into_iter().map(absolute).collect(),
+        ..worker
+    })
+}
+
+/// A server without its worker is still a registry, so a failure is said and survived.
+async fn start_worker(
+    config: lode_worker::Config,
+    stop: watch::Receiver<bool>,
+) -> Option<lode_worker::Worker> {
+    let started = tokio::select! {
+        started = lode_worker::start(config) => started,
+        () = told(stop) => return None,
+    };
+    match started {
+        Ok(worker) => Some(worker),
+        Err(error) => {
+            tracing::error!(
+                error = crate::error::chain(&error),
+                "the local worker did not start: models are kept but not run"
+            );
+            None
+        }
+    }
+}
+
+/// Turns true when the process is asked to stop; asked twice, it ends at once.
+pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let failed = |error: std::io::Error| Failure::because("cannot listen for signals", &error);
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let (sender, receiver) = watch::channel(false);
+    tokio::spawn(async move {
+        for asked in 1.. {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if asked > 1 {
+                tracing::warn!("asked twice to stop: ending without waiting for requests in flight");
+                std::process::exit(130);
+            }
+            let _nobody_waits = sender.send(true);
+        }
+    });
+    Ok(receiver)
+}
+
+/// Waits until the process is asked to stop.
+pub(crate) async fn told(mut stop: watch::Receiver<bool>) {
+    // The sender lives as long as the process.
+    let _closed = stop.wait_for(|stop| *stop).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_is_open_without_being_told() {
+        let check = |listen: &str, allow_anonymous: bool| {
+            let config = lode_registry::Config {
+                listen: listen.parse().unwrap(),
+                allow_anonymous,
+                ..lode_registry::Config::default()
+            };
+            refuse_unsafe(&config).is_ok()
+        };
+        assert!(check("127.0.0.1:5000", false));
+        assert!(check("[::1]:5000", false));
+        assert!(check("[::ffff:127.0.0.1]:5000", false));
+        assert!(!check("0.0.0.0:5000", false));
+        assert!(!check("[::]:5000", false));
+        assert!(!check("10.0.0.7:5000", false));
+        assert!(check("0.0.0.0:5000", true));
+    }
+
+    #[test]
+    fn the_server_reaches_itself_on_loopback() {
+        let check = |address: &str, expect: &str| assert_eq!(local_url(address.parse().unwrap()), expect);
+        check("127.0.0.1:5000", "http://127.0.0.1:5000");
+        check("0.0.0.0:1", "http://127.0.0.1:1");
+        check("[::]:1", "http://[::1]:1");
+        check("10.0.0.7:1", "http://10.0.0.7:1");
+    }
+}

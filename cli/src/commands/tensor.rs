@@ -1,0 +1,261 @@
+//! `lode tensor ls` and `lode tensor export`: a model's tensors, listed and written to a safetensors file. Only the bytes that are needed are fetched.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs::File,
+    io::Write,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use lode_model::{
+    digest::Digest,
+    safetensors::{self, Dtype},
+    tensor::{Part, TensorInfo},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    args::{ExportDtype, TensorExport, TensorLs},
+    connect::{Connection, Target},
+    error::{Failure, Outcome},
+    files, ui,
+};
+
+/// Bytes of one request, and of one piece that is decoded; a handful are in memory at once.
+const PIECE_BYTES: u64 = 8 << 20;
+const PIECES_AHEAD: usize = 6;
+
+#[derive(Deserialize, Serialize)]
+struct Tensors {
+    tensors: Vec<TensorInfo>,
+}
+
+async fn fetch_list(target: &Target) -> Outcome<Tensors> {
+    target.registry.json_get(&target.api_path("tensors")).await.map_err(|error| target.not_found(error))
+}
+
+pub(crate) async fn list(connection: &Connection, args: TensorLs) -> Outcome {
+    let answer = fetch_list(&connection.target(&args.name)?).await?;
+    if args.json {
+        return ui::json(&answer);
+    }
+    let rows: Vec<Vec<String>> = answer
+        .tensors
+        .iter()
+        .map(|tensor| {
+            let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+            let dtype = match &tensor.quantisation {
+                Some(quantisation) => format!("{} g{}", tensor.dtype, quantisation.group_size),
+                None => tensor.dtype.clone(),
+            };
+            vec![
+                tensor.name.clone(),
+                dtype,
+                format!("[{}]", shape.join(", ")),
+                ui::size(tensor.size_bytes),
+                super::list::short_digest(&tensor.digest.to_string()),
+            ]
+        })
+        .collect();
+    ui::table(&["NAME", "DTYPE", "SHAPE", "SIZE", "BLOB"], &rows)
+}
+
+pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outcome {
+    let target = connection.target(&args.name)?;
+    let chosen = choose(fetch_list(&target).await?.tensors, &args, &target)?;
+    let mut out = Export::default();
+    for tensor in &chosen {
+        match args.dtype {
+            Some(ExportDtype::F32) => out.add_decoded(tensor)?,
+            None => out.add_stored(tensor)?,
+        }
+    }
+    let entries: Vec<(&str, Dtype, &[u64])> =
+        out.entries.iter().map(|entry| (entry.name.as_str(), entry.dtype, entry.shape.as_slice())).collect();
+    let header = safetensors::write_header(&entries, &out.metadata);
+    if header.len() as u64 > safetensors::MAX_HEADER_BYTES {
+        return Err(
+            Failure::new("so many tensors do not fit in one safetensors file").hint("name the ones you need")
+        );
+    }
+    let total: u64 = header.len() as u64 + out.entries.iter().map(|entry| entry.size_bytes).sum::<u64>();
+    let meter = ui::Meter::bytes("exporting", total);
+    write(&target, &args.to, &header, &out.pieces, &meter).await?;
+    meter.end();
+    ui::say(format!("wrote {} tensors, {} to {}", chosen.len(), ui::size(total), args.to.display()));
+    Ok(())
+}
+
+/// All, or those that were named; a name that is not there is an error with the nearest one as hint.
+fn choose(all: Vec<TensorInfo>, args: &TensorExport, target: &Target) -> Outcome<Vec<TensorInfo>> {
+    if args.tensors.is_empty() {
+        if all.is_empty() {
+            return Err(Failure::new(format!("{target} has no tensors")));
+        }
+        return Ok(all);
+    }
+    let mut by_name: HashMap<String, TensorInfo> =
+        all.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    let mut chosen = Vec::new();
+    let mut seen = HashSet::new();
+    for name in args.tensors.iter().filter(|name| seen.insert(name.as_str())) {
+        let tensor = by_name.remove(name).ok_or_else(|| {
+            Failure::new(format!("{target} has no tensor `{name}`"))
+                .hint(format!("`lode tensor ls {target}` lists them"))
+        })?;
+        chosen.push(tensor);
+    }
+    Ok(chosen)
+}
+
+/// One array of the file.
+struct Entry {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    size_bytes: u64,
+}
+
+/// Where bytes of the file come from, in the file's order.
+#[derive(Clone)]
+enum Piece {
+    Stored { digest: Digest, range: Range<u64> },
+    Decoded(Box<TensorInfo>),
+}
+
+#[derive(Default)]
+struct Export {
+    entries: Vec<Entry>,
+    metadata: BTreeMap<String, String>,
+    pieces: Vec<Piece>,
+    names: HashSet<String>,
+}
+
+impl Export {
+    fn add(&mut self, name: String, dtype: Dtype, shape: Vec<u64>) -> Outcome<u64> {
+        let size_bytes = safetensors::byte_size(dtype, &shape)
+            .ok_or_else(|| Failure::new(format!("tensor `{name}` has a shape that cannot be: {shape:?}")))?;
+        if !self.names.insert(name.clone()) {
+            return Err(Failure::new(format!("two tensors would be called `{name}` in the file")));
+        }
+        self.entries.push(Entry { name, dtype, shape, size_bytes });
+        Ok(size_bytes)
+    }
+
+    /// The arrays as they lie in the registry, companions of quantised weights beside them, with the metadata that makes the file readable again.
+    fn add_stored(&mut self, tensor: &TensorInfo) -> Outcome {
+        let parts = &tensor.parts;
+        self.add_part(tensor, tensor.name.clone(), &parts.weight)?;
+        for (suffix, part) in
+            [("scale", &parts.scale), ("bias", &parts.bias), ("global_scale", &parts.global_scale)]
+        {
+            if let Some(part) = part {
+                self.add_part(tensor, format!("{}.{suffix}", tensor.name), part)?;
+            }
+        }
+        if let Some(quantisation) = &tensor.quantisation {
+            self.metadata.insert(format!("{}.quant_type", tensor.name), quantisation.kind.to_string());
+            self.metadata.insert(format!("{}.group_size", tensor.name), quantisation.group_size.to_string());
+        }
+        Ok(())
+    }
+
+    fn add_part(&mut self, tensor: &TensorInfo, name: String, part: &Part) -> Outcome {
+        let size_bytes = self.add(name, part.dtype, part.shape.clone())?;
+        let end = part.offset.checked_add(size_bytes).filter(|_| size_bytes == part.size_bytes);
+        let end = end
+            .ok_or_else(|| Failure::new(format!("the server describes tensor `{}` wrongly", tensor.name)))?;
+        let mut at = part.offset;
+        while at < end {
+            let next = end.min(at + PIECE_BYTES);
+            self.pieces.push(Piece::Stored { digest: tensor.digest.clone(), range: at..next });
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// The values as F32, row-major, in pieces of whole rows.
+    fn add_decoded(&mut self, tensor: &TensorInfo) -> Outcome {
+        let size_bytes = self.add(tensor.name.clone(), Dtype::F32, tensor.shape.clone())?;
+        let Some((columns, leading)) = tensor.shape.split_last().filter(|_| size_bytes > 0) else {
+            if size_bytes > 0 {
+                self.pieces.push(Piece::Decoded(Box::new(tensor.clone())));
+            }
+            return Ok(());
+        };
+        let rows: u64 = leading.iter().product();
+        let step = (PIECE_BYTES / columns.saturating_mul(4).max(1)).max(1);
+        let mut first = 0;
+        while first < rows {
+            let count = step.min(rows - first);
+            match tensor.rows(first, count) {
+                Some(piece) => self.pieces.push(Piece::Decoded(Box::new(piece))),
+                // Rows that do not begin at whole bytes: all at once.
+                None if first == 0 => {
+                    self.pieces.push(Piece::Decoded(Box::new(tensor.clone())));
+                    return Ok(());
+                }
+                None => {
+                    return Err(Failure::new(format!("tensor `{}` cannot be cut into rows", tensor.name)));
+                }
+            }
+            first += count;
+        }
+        Ok(())
+    }
+}
+
+async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
+    let get = async |digest: &Digest, range: Range<u64>| {
+        target.registry.blob_range(&target.repository, digest, range).await
+    };
+    match piece {
+        Piece::Stored { digest, range } => Ok(get(&digest, range).await?),
+        Piece::Decoded(tensor) => {
+            let mut parts = Vec::new();
+            for part in tensor.parts.iter() {
+                let end = part.offset.checked_add(part.size_bytes).ok_or_else(|| {
+                    Failure::new(format!("the server describes tensor `{}` wrongly", tensor.name))
+                })?;
+                parts.push(get(&tensor.digest, part.offset..end).await?);
+            }
+            let decode = move || {
+                let slices: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
+                let values = tensor
+                    .decode_f32(&slices)
+                    .map_err(|error| Failure::because(format!("tensor `{}`", tensor.name), &error))?;
+                Ok(Bytes::from_iter(values.into_iter().flat_map(f32::to_le_bytes)))
+            };
+            files::blocking(decode).await
+        }
+    }
+}
+
+/// The whole file beside its place, synced, then renamed: it is complete or not there.
+async fn write(target: &Target, path: &Path, header: &[u8], pieces: &[Piece], meter: &ui::Meter) -> Outcome {
+    let part: PathBuf = files::part_path(path);
+    let failed = |error: std::io::Error| Failure::because(format!("cannot write {}", part.display()), &error);
+    let mut file = File::create(&part).map_err(failed)?;
+    file.write_all(header).map_err(failed)?;
+    lode_client::Progress::moved(meter, header.len() as u64);
+    let mut arriving = futures::stream::iter(pieces.iter().cloned())
+        .map(|piece| fetch(target, piece))
+        .buffered(PIECES_AHEAD);
+    let written = async {
+        while let Some(bytes) = arriving.try_next().await? {
+            let length = bytes.len() as u64;
+            file = files::blocking(move || file.write_all(&bytes).map(|()| file)).await.map_err(failed)?;
+            lode_client::Progress::moved(meter, length);
+        }
+        files::blocking(move || file.sync_all()).await.map_err(failed)?;
+        files::rename(&part, path)
+    }
+    .await;
+    if written.is_err() {
+        let _gone = std::fs::remove_file(&part);
+    }
+    written
+}

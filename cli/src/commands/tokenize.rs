@@ -1,0 +1,118 @@
+//! `lode tokenize NAME`: standard input to ids and back, with nothing but the tokenizer's own data: no worker, any architecture.
+
+use std::io::Read;
+
+use lode_model::{manifest::Manifest, media_type};
+use lode_worker::text::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::{
+    args::Tokenize,
+    connect::{Connection, Target},
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// Tokenizers of today have up to some tens of MiB.
+const MAX_TOKENIZER: u64 = 256 << 20;
+const MAX_INPUT: u64 = 4 << 30;
+
+pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
+    let target = connection.target(&args.name)?;
+    let tokenizer = load_tokenizer(&target).await?;
+    let mut input = Vec::new();
+    std::io::stdin().lock().take(MAX_INPUT).read_to_end(&mut input)?;
+    let text =
+        String::from_utf8(input).map_err(|error| Failure::because("standard input is not UTF-8", &error))?;
+    if args.decode {
+        let ids = parse_ids(&text)?;
+        let ids: Vec<u32> =
+            ids.into_iter().filter(|id| !(args.no_special && tokenizer.is_special(*id))).collect();
+        let bytes = tokenizer
+            .decode(&ids)
+            .map_err(|error| Failure::because("the ids cannot be turned into text", &error))?;
+        if args.json {
+            return ui::json(&json!({ "text": String::from_utf8_lossy(&bytes) }));
+        }
+        return ui::piece(&bytes);
+    }
+    let ids = if text.is_empty() {
+        Vec::new()
+    } else {
+        tokenizer
+            .encode(&text, !args.no_special)
+            .map_err(|error| Failure::because("the text cannot be turned into ids", &error))?
+    };
+    if args.json {
+        return ui::json(&json!({ "ids": ids }));
+    }
+    let mut lines = String::with_capacity(ids.len() * 6);
+    for id in ids {
+        lines.push_str(&id.to_string());
+        lines.push('\n');
+    }
+    ui::piece(lines.as_bytes())
+}
+
+/// The model's tokenizer.json, wherever its manifest keeps it.
+pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
+    let raw = target
+        .registry
+        .manifest_get(&target.repository, &target.reference)
+        .await
+        .map_err(|error| target.not_found(error))?;
+    let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
+        .map_err(|error| Failure::because(format!("the manifest of {target}"), &error))?;
+    let is_tokenizer = |name: &str| name == "tokenizer.json" || name.ends_with("/tokenizer.json");
+    let layer = manifest.layers.iter().find(|layer| {
+        layer.name.as_deref().is_some_and(is_tokenizer) && !media_type::is_manifest(&layer.media_type)
+            || layer.file_path().is_some_and(is_tokenizer)
+    });
+    let layer = layer.ok_or_else(|| {
+        Failure::new(format!("{target} has no tokenizer.json"))
+            .hint(format!("`lode show {target}` says what it has"))
+    })?;
+    let bytes = target.registry.blob_bytes(&target.repository, &layer.digest, MAX_TOKENIZER).await?;
+    Tokenizer::from_json(&bytes)
+        .map_err(|error| Failure::because(format!("the tokenizer of {target}"), &error))
+}
+
+/// Ids between spaces, commas or lines, or what `--json` printed.
+fn parse_ids(text: &str) -> Outcome<Vec<u32>> {
+    let not_ids = |what: &str| {
+        let shown: String = what.chars().take(40).collect();
+        Failure::new(format!("`{shown}` is not a token id")).hint("ids are whole numbers, or {\"ids\":[...]}")
+    };
+    if let Ok(value @ (Value::Object(_) | Value::Array(_))) = serde_json::from_str::<Value>(text) {
+        let list = value.get("ids").unwrap_or(&value);
+        let list = list.as_array().ok_or_else(|| not_ids(text.trim()))?;
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        return list.iter().map(|value| id(value).ok_or_else(|| not_ids(&value.to_string()))).collect();
+    }
+    text.split(|separator: char| separator.is_whitespace() || separator == ',')
+        .filter(|word| !word.is_empty())
+        .map(|word| word.parse().map_err(|_| not_ids(word)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_in_every_spelling() {
+        let check = |text: &str, expect: Option<&[u32]>| {
+            assert_eq!(parse_ids(text).ok().as_deref(), expect, "{text:?}");
+        };
+        check("", Some(&[]));
+        check("1\n2\n3\n", Some(&[1, 2, 3]));
+        check("1, 2  3", Some(&[1, 2, 3]));
+        check("{\"ids\":[4,5]}", Some(&[4, 5]));
+        check("[6]", Some(&[6]));
+        check("1 x", None);
+        check("-1", None);
+        check("4294967296", None);
+        check("{\"ids\":[-1]}", None);
+        check("{\"id\":[1]}", None);
+    }
+}

@@ -1,0 +1,25 @@
+//! `lode worker`: an inference node that joins a registry, until it is told to stop.
+
+use crate::{
+    args::Worker,
+    commands::serve::{stop_signal, told},
+    error::{Failure, Outcome},
+    settings, ui,
+};
+
+pub(crate) async fn run(args: Worker) -> Outcome {
+    let config = settings::worker(&args, &settings::process_env)?;
+    let registry = config.registry.clone();
+    let stop = stop_signal()?;
+    let worker = tokio::select! {
+        started = lode_worker::start(config) => started.map_err(|error| {
+            Failure::because("the worker cannot start", &error)
+                .hint(format!("is {registry} the registry, and was it given the same worker token?"))
+        })?,
+        () = told(stop.clone()) => return Ok(()),
+    };
+    ui::line(format!("listening on http://{}", worker.addr()))?;
+    told(stop).await;
+    worker.stop().await;
+    Ok(())
+}

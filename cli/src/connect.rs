@@ -1,0 +1,174 @@
+//! From what was typed to a registry that can be asked: names, hosts, credentials, and where this user's small files live.
+
+use std::path::PathBuf;
+
+use lode_client::{Client, ClientOptions, CredentialFile, Credentials, PlainHttp, Registry};
+use lode_model::reference::{Name, Reference, Repository, Tag};
+
+use crate::{
+    args::Global,
+    error::{Failure, Outcome},
+};
+
+/// The client of one command, and the server that names without a host belong to.
+pub(crate) struct Connection {
+    client: Client,
+    host: String,
+}
+
+/// A name, found its registry.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) registry: Registry,
+    pub(crate) repository: Repository,
+    pub(crate) reference: Reference,
+}
+
+impl Connection {
+    pub(crate) fn new(global: &Global) -> Outcome<Connection> {
+        let options = ClientOptions {
+            credentials: credential_file().map(Credentials::from_file).unwrap_or_default(),
+            plain_http: if global.plain_http { PlainHttp::Always } else { PlainHttp::Loopback },
+            upload_memory: cache_folder().map(|folder| folder.join("uploads")),
+            ..ClientOptions::default()
+        };
+        Ok(Connection { client: Client::new(options)?, host: global.host.clone() })
+    }
+
+    /// The server named by `--host` or LODE_HOST.
+    pub(crate) fn default_registry(&self) -> Outcome<Registry> {
+        self.client
+            .registry(&self.host)
+            .map_err(|error| Failure::from(error).while_doing("--host or LODE_HOST"))
+    }
+
+    /// The registry at `host`, or the default one.
+    pub(crate) fn registry(&self, host: Option<&str>) -> Outcome<Registry> {
+        match host {
+            Some(host) => Ok(self.client.registry(host)?),
+            None => self.default_registry(),
+        }
+    }
+
+    pub(crate) fn target(&self, name: &str) -> Outcome<Target> {
+        let name: Name = name.parse().map_err(|error| {
+            Failure::because(format!("`{name}` is not a name"), &error)
+                .hint("a name is [host[:port]/]repository[:tag|@digest], such as team/mini:latest")
+        })?;
+        Ok(Target {
+            registry: self.registry(name.host.as_deref())?,
+            repository: name.repository,
+            reference: name.reference,
+        })
+    }
+
+    /// A target to write to: only tags can be given to new content.
+    pub(crate) fn target_tag(&self, name: &str) -> Outcome<(Target, Tag)> {
+        let target = self.target(name)?;
+        match target.reference.clone() {
+            Reference::Tag(tag) => Ok((target, tag)),
+            Reference::Digest(_) => {
+                Err(Failure::new(format!("`{name}` names a digest, which only content itself can have"))
+                    .hint(format!("give it a tag: `{}:latest`", target.repository)))
+            }
+        }
+    }
+}
+
+impl Target {
+    /// `team/mini:latest`, as the server's own APIs take it.
+    pub(crate) fn model(&self) -> String {
+        match &self.reference {
+            Reference::Tag(tag) => format!("{}:{tag}", self.repository),
+            Reference::Digest(digest) => format!("{}@{digest}", self.repository),
+        }
+    }
+
+    /// The address of this model below `/lode/v1/<kind>/`.
+    pub(crate) fn api_path(&self, kind: &str) -> String {
+        format!("lode/v1/{kind}/{}/{}", self.repository, self.reference)
+    }
+
+    /// Says which name an error is about.
+    pub(crate) fn not_found(&self, error: lode_client::Error) -> Failure {
+        if error.is_not_found() {
+            let what =
+                if matches!(error, lode_client::Error::NameUnknown { .. }) { "repository" } else { "model" };
+            return Failure::new(format!(
+                "{what} `{}` not found on `{}`",
+                self.model(),
+                self.registry.host()
+            ))
+            .hint(format!("`lode list {}` shows its tags, `lode list` everything", self.repository));
+        }
+        error.into()
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.model())
+    }
+}
+
+/// Where `login` keeps what it is told; none where there is no home.
+pub(crate) fn credential_file() -> Option<CredentialFile> {
+    folder("XDG_CONFIG_HOME", ".config").map(|folder| CredentialFile::at(folder.join("credentials.json")))
+}
+
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    folder("XDG_CACHE_HOME", ".cache")
+}
+
+fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set(variable).or_else(|| set("HOME").map(|home| home.join(below_home)))?;
+    Some(base.join("lode"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection(host: &str) -> Connection {
+        Connection::new(&Global { host: host.to_owned(), plain_http: false }).unwrap()
+    }
+
+    #[test]
+    fn names_find_their_registry() {
+        let connection = connection("http://127.0.0.1:5000");
+        let check = |name: &str, url: &str, model: &str| {
+            let target = connection.target(name).unwrap();
+            assert_eq!((target.registry.url().as_str(), target.model().as_str()), (url, model), "{name}");
+        };
+        check("lode-demo", "http://127.0.0.1:5000/", "lode-demo:latest");
+        check("team/mini:8b", "http://127.0.0.1:5000/", "team/mini:8b");
+        check("a/b/c/d", "http://127.0.0.1:5000/", "a/b/c/d:latest");
+        check("hub.local/team/mini", "https://hub.local/", "team/mini:latest");
+        check("localhost:5001/mini", "http://localhost:5001/", "mini:latest");
+        check("localhost/mini", "http://localhost/", "mini:latest");
+    }
+
+    #[test]
+    fn names_that_are_none_are_refused_with_a_hint() {
+        let connection = connection("hub.local");
+        for name in ["", "Team/Mini", "a//b", "x:", "x@sha256:123", "-x"] {
+            let failure =
+                connection.target(name).err().map(|failure| failure.to_string()).unwrap_or_default();
+            assert!(failure.contains("hint: a name is"), "{name}: {failure}");
+        }
+        let digest = format!("x@sha256:{}", "0".repeat(64));
+        assert!(connection.target(&digest).is_ok());
+        assert!(connection.target_tag(&digest).is_err());
+    }
+
+    #[test]
+    fn the_default_host_may_lack_a_scheme() {
+        let url =
+            |host: &str| connection(host).default_registry().map(|registry| registry.url().to_string()).ok();
+        assert_eq!(url("127.0.0.1:5001").as_deref(), Some("http://127.0.0.1:5001/"));
+        assert_eq!(url("hub.local").as_deref(), Some("https://hub.local/"));
+        assert_eq!(url("http://hub.local:1/").as_deref(), Some("http://hub.local:1/"));
+        assert_eq!(url("nonsense://x"), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! What a command says when it cannot do its work: the error with the names in it, a hint what to type next, and the exit code.
+//! Commands return [`Failure`]; only `main` prints one.
+
+use std::{error::Error as StdError, fmt, io};
+
+/// The work was not done.
+pub(crate) const FAILED: u8 = 1;
+/// `fsck` could not look, or the command line makes no sense.
+pub(crate) const COULD_NOT: u8 = 2;
+/// The reader of our standard output went away: what a shell reports for SIGPIPE.
+pub(crate) const PIPE_CLOSED: u8 = 141;
+
+/// Why a command ends early.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    hints: Vec<String>,
+    code: u8,
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Failure { message: message.into(), hints: Vec::new(), code: FAILED }
+    }
+
+    /// `doing` what failed, and the error with all that caused it.
+    pub(crate) fn because(doing: impl fmt::Display, error: &dyn StdError) -> Self {
+        Failure::new(format!("{doing}: {}", chain(error)))
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints.push(hint.into());
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn code(mut self, code: u8) -> Self {
+        self.code = code;
+        self
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        self.code
+    }
+
+    /// Puts what was being done before the message.
+    #[must_use]
+    pub(crate) fn while_doing(mut self, doing: impl fmt::Display) -> Self {
+        self.message = format!("{doing}: {}", self.message);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        if !self.hints.is_empty() {
+            writeln!(f)?;
+        }
+        for hint in &self.hints {
+            write!(f, "\nhint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+/// An error and its sources on one line, without saying the same twice.
+pub(crate) fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let said = source.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        next = source.source();
+    }
+    text
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::new("the output was closed").code(PIPE_CLOSED);
+        }
+        Failure::new(chain(&error))
+    }
+}
+
+impl From<lode_client::Error> for Failure {
+    fn from(error: lode_client::Error) -> Self {
+        use lode_client::Error as E;
+        let failure = Failure::new(chain(&error));
+        match &error {
+            E::Connect { server, .. } => failure.hint(format!(
+                "is a server running at {server}? `lode serve` starts one; LODE_HOST or --host names another"
+            )),
+            E::Unauthorized { server, .. } => {
+                failure.hint(format!("`lode login {}` keeps a login for it", bare(server)))
+            }
+            E::ManifestUnknown { repository, .. } => {
+                failure.hint(format!("`lode list {repository}` shows its tags"))
+            }
+            E::NameUnknown { .. } => failure.hint("`lode list` shows what is there"),
+            E::InvalidAddress { .. } => failure.hint("write `http://host:port`, or `host:port` for https"),
+            E::Transport { source, .. } if source.is_body() || source.is_request() => {
+                failure.hint("repeat the command: it goes on where it stopped")
+            }
+            E::Stalled { .. } => failure.hint("repeat the command: it goes on where it stopped"),
+            E::Busy { .. } => failure.hint("wait for the other download to end, or write to another folder"),
+            _ => failure,
+        }
+    }
+}
+
+/// `https://hub.local:5000` as a person writes it after `login`.
+fn bare(server: &str) -> &str {
+    server.strip_prefix("https://").unwrap_or(server)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_reads_as_the_house_wants_it() {
+        let failure = Failure::new("model `acme/llama:9b` not found on `hub.local`")
+            .hint("`lode list acme/llama` shows its tags");
+        assert_eq!(
+            failure.to_string(),
+            "error: model `acme/llama:9b` not found on `hub.local`\n\nhint: `lode list acme/llama` shows its tags"
+        );
+        assert_eq!(failure.exit_code(), 1);
+        assert_eq!(Failure::new("x").to_string(), "error: x");
+    }
+
+    #[test]
+    fn a_closed_pipe_has_its_own_code() {
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).exit_code(), PIPE_CLOSED);
+    }
+}

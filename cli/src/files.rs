@@ -1,0 +1,223 @@
+//! Files of this machine: walked, read at offsets, and written so that they are complete or not there.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::fs::FileExt,
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+use lode_client::Content;
+use lode_model::read_at::ReadAt;
+
+use crate::error::{Failure, Outcome};
+
+/// One regular file below a folder that was named.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    /// Below the folder, with `/` between parts.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) size: u64,
+}
+
+/// Every regular file below `folder`, by name in byte order; links are followed, `.git` is not entered.
+pub(crate) fn walk(folder: &Path) -> Outcome<Vec<Found>> {
+    let mut found = Vec::new();
+    walk_into(folder, "", 0, &mut found)?;
+    found.sort_by(|a: &Found, b: &Found| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// Deeper is a loop of links.
+const MAX_DEPTH: usize = 32;
+
+fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -> Outcome {
+    let failed =
+        |path: &Path, error: io::Error| Failure::because(format!("cannot read {}", path.display()), &error);
+    if depth > MAX_DEPTH {
+        return Err(Failure::new(format!(
+            "{} is nested too deep: does a link point upwards?",
+            folder.display()
+        )));
+    }
+    for entry in fs::read_dir(folder).map_err(|error| failed(folder, error))? {
+        let entry = entry.map_err(|error| failed(folder, error))?;
+        let path = entry.path();
+        let name = entry.file_name();
+        let name = name.to_str().ok_or_else(|| {
+            Failure::new(format!("{} has a name that is not UTF-8", path.display())).hint("rename it")
+        })?;
+        let name = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
+        let metadata = fs::metadata(&path).map_err(|error| failed(&path, error))?;
+        if metadata.is_dir() {
+            if entry.file_name() != ".git" {
+                walk_into(&path, &name, depth + 1, found)?;
+            }
+        } else if metadata.is_file() {
+            found.push(Found { name, path, size: metadata.len() });
+        }
+    }
+    Ok(())
+}
+
+/// An open file that is read at offsets.
+pub(crate) struct DiskFile {
+    file: File,
+    size: u64,
+}
+
+impl DiskFile {
+    pub(crate) fn open(path: &Path) -> io::Result<DiskFile> {
+        let file = File::open(path)?;
+        let size = file.metadata()?.len();
+        Ok(DiskFile { file, size })
+    }
+}
+
+impl ReadAt for DiskFile {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+}
+
+/// A file that is opened when it is its turn to be sent: a folder may hold more files than a process may have open.
+pub(crate) struct FileContent {
+    pub(crate) path: PathBuf,
+    pub(crate) size: u64,
+}
+
+impl Content for FileContent {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(offset))?;
+        Ok(Box::new(file))
+    }
+}
+
+/// `name` below `folder`, if it stays below: titles of layers are written by strangers.
+pub(crate) fn below(folder: &Path, name: &str) -> Outcome<PathBuf> {
+    let mut path = folder.to_owned();
+    let mut depth = 0;
+    for component in Path::new(name).components() {
+        match component {
+            Component::Normal(part) => {
+                path.push(part);
+                depth += 1;
+            }
+            Component::CurDir => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => depth = usize::MAX - 1,
+        }
+        if depth > MAX_DEPTH {
+            break;
+        }
+    }
+    if depth == 0 || depth > MAX_DEPTH || name.contains('\0') {
+        return Err(Failure::new(format!(
+            "a file called `{}` would be written outside the folder",
+            name.escape_debug()
+        )));
+    }
+    Ok(path)
+}
+
+/// Where a file is written before it has its name.
+pub(crate) fn part_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    PathBuf::from(name)
+}
+
+/// Gives a synced file its name, durably.
+pub(crate) fn rename(part: &Path, path: &Path) -> Outcome {
+    let failed = |error: io::Error| Failure::because(format!("cannot write {}", path.display()), &error);
+    fs::rename(part, path).map_err(failed)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
+}
+
+pub(crate) fn create_folder_of(path: &Path) -> Outcome {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => fs::create_dir_all(folder)
+            .map_err(|error| Failure::because(format!("cannot create {}", folder.display()), &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Runs work that computes or waits for the disk off the async threads.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is going down, and this future with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
+/// Runs `work` for every item on all cores and returns the results in order; the first error ends it.
+pub(crate) async fn on_all_cores<I, T>(
+    items: Vec<I>,
+    work: impl Fn(I) -> Outcome<T> + Send + Sync + 'static,
+) -> Outcome<Vec<T>>
+where
+    I: Send + 'static,
+    T: Send + 'static,
+{
+    use futures::{StreamExt, TryStreamExt};
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let work = Arc::new(work);
+    futures::stream::iter(items)
+        .map(|item| {
+            let work = work.clone();
+            blocking(move || work(item))
+        })
+        .buffered(cores)
+        .try_collect()
+        .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_below_their_folder() {
+        let folder = Path::new("/out");
+        assert_eq!(below(folder, "a/b.json").unwrap(), Path::new("/out/a/b.json"));
+        assert_eq!(below(folder, "./a").unwrap(), Path::new("/out/a"));
+        for name in ["", ".", "..", "/etc/passwd", "a/../../b", "../x", "a\0b"] {
+            assert!(below(folder, name).is_err(), "{name:?}");
+        }
+        assert!(below(folder, &"a/".repeat(40)).is_err());
+    }
+
+    #[test]
+    fn folders_are_walked_in_order_and_without_git() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b.txt", "a/z", "a-b", ".git/config", ".hidden"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, name).unwrap();
+        }
+        let names: Vec<String> = walk(folder.path()).unwrap().into_iter().map(|found| found.name).collect();
+        assert_eq!(names, [".hidden", "a-b", "a/z", "b.txt"]);
+    }
+
+    #[test]
+    fn a_link_that_loops_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("self")).unwrap();
+        assert!(walk(folder.path()).is_err());
+    }
+}

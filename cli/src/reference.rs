@@ -1,0 +1,65 @@
+//! docs/reference/cli.md, made from the command line's own help. A test holds the page to the program; `UPDATE_DOCS=1 cargo test -p lode reference` writes it anew.
+
+use std::{fmt::Write, path::Path};
+
+use clap::{Command, CommandFactory};
+
+use crate::args::Cli;
+
+fn page() -> String {
+    let mut text = String::from(
+        "# The command line\n\nMade from the program's own help by a test of `cli/src/reference.rs`; do not edit.\n",
+    );
+    let mut command = Cli::command().term_width(110);
+    command.build();
+    describe(&mut command, 2, &mut text);
+    text
+}
+
+fn describe(command: &mut Command, level: usize, text: &mut String) {
+    let help = command.render_long_help().to_string();
+    let name = command.get_bin_name().unwrap_or(command.get_name()).to_owned();
+    let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
+    let _always_fits =
+        write!(text, "\n{} {name}\n\n```text\n{}\n```\n", "#".repeat(level), lines.join("\n").trim_end());
+    let visible = command.get_subcommands_mut().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help");
+    for sub in visible {
+        describe(sub, level + 1, text);
+    }
+}
+
+#[test]
+fn the_reference_page_is_what_the_program_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/cli.md");
+    let page = page();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == page,
+        "docs/reference/cli.md is out of date: UPDATE_DOCS=1 cargo test -p lode reference"
+    );
+}
+
+#[test]
+fn the_command_line_is_well_formed() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn no_command_lacks_an_explanation() {
+    fn check(command: &Command) {
+        assert!(command.get_about().is_some(), "{}", command.get_name());
+        for argument in command.get_arguments().filter(|argument| !argument.is_positional()) {
+            assert!(
+                argument.get_help().is_some() || argument.get_id() == "username",
+                "{} {}",
+                command.get_name(),
+                argument.get_id()
+            );
+        }
+        command.get_subcommands().for_each(check);
+    }
+    check(&Cli::command());
+}

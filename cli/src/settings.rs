@@ -1,0 +1,334 @@
+//! Settings of the server and of a worker: flags win, then LODE_* variables, then the file, then the defaults.
+//! Every key of the two `Config` structs is a key of the file and a variable, by its name; nothing is listed twice.
+
+use std::path::Path;
+
+use serde::{Serialize, de::DeserializeOwned};
+use toml::{Table, Value};
+
+use crate::{
+    args,
+    error::{COULD_NOT, Failure, Outcome},
+};
+
+/// Reads a variable; the process environment, or a test's own.
+pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+pub(crate) fn process_env(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// What `lode serve` runs with.
+pub(crate) struct ServeSettings {
+    pub(crate) registry: lode_registry::Config,
+    /// Of the local worker: scheduling only; its addresses and folders follow from the server's.
+    pub(crate) worker: lode_worker::Config,
+    pub(crate) no_worker: bool,
+    pub(crate) demo: bool,
+}
+
+/// What the local worker of `serve` takes from the file and the environment.
+const LOCAL_WORKER_KEYS: &[&str] = &[
+    "device",
+    "keep_alive",
+    "max_queue",
+    "num_parallel",
+    "max_loaded_models",
+    "kv_cache_type",
+    "context_length",
+];
+
+pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
+    let mut table = read_file(args.config.as_deref())?;
+    let no_worker = take_bool(&mut table, "no_worker", args.no_worker)?;
+    let demo = take_bool(&mut table, "demo", args.demo)?;
+    let mut worker = take_table(&mut table, "worker")?;
+
+    let flags = [
+        ("listen", args.listen.clone().map(Value::from)),
+        ("data", args.data.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
+        ("database", args.database.clone().map(Value::from)),
+        ("storage", args.storage.clone().map(Value::from)),
+        ("allow_anonymous", args.allow_anonymous.map(Value::from)),
+        ("public_url", list_or_one::<lode_registry::Config>("public_url", &args.public_url)),
+        ("trusted_proxies", list(&args.trusted_proxy)),
+    ];
+    let registry: lode_registry::Config = resolve(table, env, None, flags)?;
+    worker.retain(|key, _| LOCAL_WORKER_KEYS.contains(&key));
+    let worker = resolve(worker, env, Some(LOCAL_WORKER_KEYS), [])?;
+    Ok(ServeSettings { registry, worker, no_worker, demo })
+}
+
+pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Config> {
+    let mut table = read_file(args.config.as_deref())?;
+    let worker = take_table(&mut table, "worker")?;
+    let sources: Vec<String> = args.source.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    let flags = [
+        ("registry", args.registry.clone().map(Value::from)),
+        ("listen", args.listen.clone().map(Value::from)),
+        ("advertise", args.advertise.clone().map(Value::from)),
+        ("token", args.token.clone().map(Value::from)),
+        ("cache", args.cache.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
+        ("sources", list(&sources)),
+        ("device", args.device.clone().map(Value::from)),
+    ];
+    resolve(worker, env, None, flags)
+}
+
+/// The settings in force as a file that could be given back, but for what is hidden.
+pub(crate) fn print(settings: &ServeSettings) -> Outcome<String> {
+    let failed = |error: toml::ser::Error| Failure::because("the settings cannot be written", &error);
+    let mut table = Table::try_from(&settings.registry).map_err(failed)?;
+    table.insert("no_worker".into(), settings.no_worker.into());
+    table.insert("demo".into(), settings.demo.into());
+    let mut worker = Table::try_from(&settings.worker).map_err(failed)?;
+    worker.retain(|key, _| LOCAL_WORKER_KEYS.contains(&key));
+    table.insert("worker".into(), worker.into());
+    toml::to_string_pretty(&table).map_err(failed)
+}
+
+/// File, then variables, then flags, into a config with defaults. `keys`: only these are looked up in the environment.
+fn resolve<C: DeserializeOwned + Serialize + Default>(
+    mut table: Table,
+    env: Env,
+    keys: Option<&[&str]>,
+    flags: impl IntoIterator<Item = (&'static str, Option<Value>)>,
+) -> Outcome<C> {
+    for (key, kind) in kinds::<C>() {
+        let wanted = keys.is_none_or(|keys| keys.contains(&key.as_str()));
+        let variable = format!("LODE_{}", key.to_uppercase());
+        if let Some(text) = env(&variable).filter(|_| wanted) {
+            let value = kind.read(&text, |value| fits::<C>(&key, value)).ok_or_else(|| {
+                Failure::new(format!(
+                    "{variable} is `{}`, which is not {}",
+                    shown(&key, &text),
+                    kind.expected()
+                ))
+                .code(COULD_NOT)
+            })?;
+            table.insert(key, value);
+        }
+    }
+    for (key, value) in flags {
+        if let Some(value) = value {
+            if !fits::<C>(key, &value) {
+                let flag = key.replace('_', "-");
+                return Err(match try_one::<C>(key, &value) {
+                    Err(error) => Failure::new(format!("--{flag}: {}", error.message())).code(COULD_NOT),
+                    Ok(_) => Failure::new(format!("--{flag} is not usable")).code(COULD_NOT),
+                });
+            }
+            table.insert(key.to_owned(), value);
+        }
+    }
+    C::deserialize(Value::Table(table)).map_err(|error| {
+        Failure::new(format!("the settings are not usable: {}", error.message())).code(COULD_NOT)
+    })
+}
+
+fn shown(key: &str, text: &str) -> String {
+    if key.contains("token") || key.contains("secret") || key.contains("database") {
+        "***".into()
+    } else {
+        text.to_owned()
+    }
+}
+
+/// What a key of a config holds, learnt from its default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Bool,
+    Number,
+    List,
+    Text,
+    /// An option that is not set: a number or a text.
+    Unknown,
+}
+
+impl Kind {
+    fn expected(self) -> &'static str {
+        match self {
+            Kind::Bool => "true or false",
+            Kind::Number => "a number",
+            Kind::List => "a list with commas",
+            Kind::Text | Kind::Unknown => "a value it can have",
+        }
+    }
+
+    /// `text` as a value of this kind that the config takes.
+    fn read(self, text: &str, fits: impl Fn(&Value) -> bool) -> Option<Value> {
+        let text = text.trim();
+        let number = || {
+            text.parse::<i64>().ok().map(Value::from).or_else(|| text.parse::<f64>().ok().map(Value::from))
+        };
+        let candidates = match self {
+            Kind::Bool => vec![match text.to_ascii_lowercase().as_str() {
+                "1" | "true" | "yes" | "on" => Value::from(true),
+                "0" | "false" | "no" | "off" => Value::from(false),
+                _ => return None,
+            }],
+            Kind::Number => vec![number()?],
+            Kind::List => vec![Value::from(
+                text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>(),
+            )],
+            Kind::Text | Kind::Unknown => [Some(Value::from(text)), number()].into_iter().flatten().collect(),
+        };
+        candidates.into_iter().find(|value| fits(value))
+    }
+}
+
+fn kinds<C: Serialize + Default>() -> Vec<(String, Kind)> {
+    let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(C::default()) else { return Vec::new() };
+    fields
+        .into_iter()
+        .map(|(key, value)| {
+            let kind = match value {
+                serde_json::Value::Bool(_) => Kind::Bool,
+                serde_json::Value::Number(_) => Kind::Number,
+                serde_json::Value::Array(_) => Kind::List,
+                serde_json::Value::String(_) => Kind::Text,
+                serde_json::Value::Null | serde_json::Value::Object(_) => Kind::Unknown,
+            };
+            (key, kind)
+        })
+        .collect()
+}
+
+fn try_one<C: DeserializeOwned>(key: &str, value: &Value) -> Result<C, toml::de::Error> {
+    C::deserialize(Value::Table(Table::from_iter([(key.to_owned(), value.clone())])))
+}
+
+fn fits<C: DeserializeOwned>(key: &str, value: &Value) -> bool {
+    try_one::<C>(key, value).is_ok()
+}
+
+fn list(values: &[String]) -> Option<Value> {
+    (!values.is_empty()).then(|| Value::from(values.to_vec()))
+}
+
+/// A flag that may be repeated, for a key that may or may not be a list.
+fn list_or_one<C: DeserializeOwned>(key: &str, values: &[String]) -> Option<Value> {
+    let all = list(values)?;
+    match values {
+        [one] if !fits::<C>(key, &all) => Some(Value::from(one.as_str())),
+        _ => Some(all),
+    }
+}
+
+fn read_file(path: Option<&Path>) -> Outcome<Table> {
+    let Some(path) = path else { return Ok(Table::new()) };
+    let named = |error: &dyn std::error::Error| {
+        Failure::because(format!("{}", path.display()), error).code(COULD_NOT)
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
+    text.parse().map_err(|error: toml::de::Error| named(&error))
+}
+
+fn take_bool(table: &mut Table, key: &str, flag: Option<bool>) -> Outcome<bool> {
+    let in_file = match table.remove(key) {
+        None => false,
+        Some(Value::Boolean(value)) => value,
+        Some(_) => {
+            return Err(Failure::new(format!("{key} in the file is neither true nor false")).code(COULD_NOT));
+        }
+    };
+    Ok(flag.unwrap_or(in_file))
+}
+
+fn take_table(table: &mut Table, key: &str) -> Outcome<Table> {
+    match table.remove(key) {
+        None => Ok(Table::new()),
+        Some(Value::Table(inner)) => Ok(inner),
+        Some(_) => Err(Failure::new(format!("{key} in the file is not a table")).code(COULD_NOT)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, time::Duration};
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn settings(words: &[&str], variables: &[(&str, &str)], file: &str) -> Outcome<ServeSettings> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lode.toml");
+        std::fs::write(&path, file).unwrap();
+        let path = path.to_str().unwrap().to_owned();
+        let line = [&["lode", "serve", "--config", &path], words].concat();
+        let Command::Serve(args) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("serve was written")
+        };
+        let variables: HashMap<String, String> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        serve(&args, &|name| variables.get(name).cloned())
+    }
+
+    #[test]
+    fn flags_win_over_variables_over_the_file_over_defaults() {
+        let file = "listen = \"127.0.0.1:1\"\ngc_grace = \"1h\"\nallow_sparse = true\n[worker]\nmax_queue = 7\nnum_parallel = 2\n";
+        let all = settings(
+            &["--listen", "127.0.0.1:3"],
+            &[("LODE_LISTEN", "127.0.0.1:2"), ("LODE_GC_GRACE", "90s"), ("LODE_MAX_QUEUE", "9")],
+            file,
+        );
+        let all = all.unwrap();
+        assert_eq!(all.registry.listen.port(), 3);
+        assert_eq!(all.registry.gc_grace, Duration::from_secs(90));
+        assert_eq!(all.registry.gc_interval, lode_registry::Config::default().gc_interval);
+        assert!(all.registry.allow_sparse);
+        assert_eq!((all.worker.max_queue, all.worker.num_parallel), (9, 2));
+        let variables =
+            settings(&[], &[("LODE_LISTEN", "127.0.0.1:2"), ("LODE_ALLOW_SPARSE", "false")], file).unwrap();
+        assert_eq!(variables.registry.listen.port(), 2);
+        assert!(!variables.registry.allow_sparse);
+    }
+
+    #[test]
+    fn durations_lists_and_switches() {
+        let all = settings(
+            &["--demo", "--no-worker=false", "--trusted-proxy", "10.0.0.0/8,192.168.0.1"],
+            &[("LODE_UPLOAD_LEASE", "0s"), ("LODE_KEEP_ALIVE", "-1"), ("LODE_KV_CACHE_TYPE", "f32")],
+            "no_worker = true",
+        )
+        .unwrap();
+        assert!(all.demo && !all.no_worker);
+        assert_eq!(all.registry.upload_lease, Duration::ZERO);
+        assert_eq!(all.registry.trusted_proxies.len(), 2);
+        assert_eq!(all.worker.kv_cache_type, "f32");
+    }
+
+    #[test]
+    fn bad_settings_are_named() {
+        let check = |variables: &[(&str, &str)], file: &str, expect: &[&str]| {
+            let failure =
+                settings(&[], variables, file).err().map(|failure| failure.to_string()).unwrap_or_default();
+            for part in expect {
+                assert!(failure.contains(part), "{failure} should name {part}");
+            }
+        };
+        check(&[("LODE_GC_GRACE", "soon")], "", &["LODE_GC_GRACE", "soon"]);
+        check(&[("LODE_ALLOW_SPARSE", "maybe")], "", &["LODE_ALLOW_SPARSE", "maybe"]);
+        check(&[], "gc_grac = \"1h\"", &["gc_grac"]);
+        check(&[], "listen = 5", &["settings"]);
+        check(&[], "worker = 5", &["worker"]);
+        check(&[], "listen = ", &["lode.toml"]);
+    }
+
+    #[test]
+    fn what_is_printed_hides_secrets_and_can_be_read_again() {
+        let all = settings(
+            &["--listen", "127.0.0.1:7777"],
+            &[("LODE_WORKER_TOKEN", "very-secret"), ("LODE_DATABASE", "postgres://u:very-secret@db/lode")],
+            "",
+        )
+        .unwrap();
+        let text = print(&all).unwrap();
+        assert!(text.contains("127.0.0.1:7777") && !text.contains("very-secret"), "{text}");
+        let again = settings(&[], &[], &text).unwrap();
+        assert_eq!(again.registry.listen.port(), 7777);
+        assert_eq!(again.registry.gc_grace, all.registry.gc_grace);
+    }
+}

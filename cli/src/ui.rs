@@ -1,0 +1,170 @@
+//! Standard output, standard error and progress: the only file that writes to them. Data goes to stdout, talk to stderr, bars only to a terminal.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::Arc,
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lode_client::Progress;
+
+use crate::error::Outcome;
+
+/// A line of data.
+pub(crate) fn line(text: impl AsRef<str>) -> Outcome {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_ref().as_bytes())?;
+    out.write_all(b"\n")?;
+    Ok(out.flush()?)
+}
+
+/// Data as it comes, shown at once.
+pub(crate) fn piece(bytes: &[u8]) -> Outcome {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    Ok(out.flush()?)
+}
+
+/// A value as JSON on one line.
+pub(crate) fn json(value: &impl serde::Serialize) -> Outcome {
+    let text = serde_json::to_string(value).map_err(|error| crate::error::Failure::new(error.to_string()))?;
+    line(text)
+}
+
+/// Talk: what a person wants to know and a script does not.
+pub(crate) fn say(text: impl AsRef<str>) {
+    // Nothing can be done where even stderr is gone.
+    let _lost = writeln!(io::stderr().lock(), "{}", text.as_ref());
+}
+
+pub(crate) fn stdin_is_terminal() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// Rows under a head, columns as wide as their widest cell, two spaces between; the last column is not padded.
+pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
+    let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let print = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut text = String::new();
+        for (at, cell) in cells.enumerate() {
+            text.push_str(cell);
+            if at + 1 < widths.len() {
+                let missing = widths.get(at).copied().unwrap_or(0).saturating_sub(cell.chars().count());
+                text.extend(std::iter::repeat_n(' ', missing + 2));
+            }
+        }
+        line(text.trim_end())
+    };
+    print(&mut head.iter().copied())?;
+    rows.iter().try_for_each(|row| print(&mut row.iter().map(String::as_str)))
+}
+
+/// A bar for bytes; draws nothing where stderr is not a terminal.
+#[derive(Clone)]
+pub(crate) struct Meter(ProgressBar);
+
+impl Meter {
+    pub(crate) fn bytes(what: &str, total: u64) -> Arc<Meter> {
+        let bar = ProgressBar::with_draw_target(Some(total), target());
+        let style = ProgressStyle::with_template(
+            "{msg:>10} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+        );
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(what.to_owned());
+        Arc::new(Meter(bar))
+    }
+
+    pub(crate) fn count(what: &str, total: u64) -> Arc<Meter> {
+        let bar = ProgressBar::with_draw_target(Some(total), target());
+        let style = ProgressStyle::with_template("{msg:>10} {wide_bar} {pos}/{len}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(what.to_owned());
+        Arc::new(Meter(bar))
+    }
+
+    /// A sign of life while nothing can be counted.
+    pub(crate) fn wait(what: &str) -> Arc<Meter> {
+        let bar = ProgressBar::with_draw_target(None, target());
+        bar.set_message(what.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Arc::new(Meter(bar))
+    }
+
+    pub(crate) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Progress for Meter {
+    fn moved(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+
+    fn undone(&self, bytes: u64) {
+        self.0.dec(bytes);
+    }
+}
+
+fn target() -> ProgressDrawTarget {
+    if io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr_with_hz(10)
+    } else {
+        ProgressDrawTarget::hidden()
+    }
+}
+
+/// `8.4 MB`: decimal, three digits at most.
+pub(crate) fn size(bytes: u64) -> String {
+    scaled(bytes, &[" B", " kB", " MB", " GB", " TB", " PB", " EB"])
+}
+
+/// `4.2M`: how many, as model names have it.
+pub(crate) fn amount(number: u64) -> String {
+    scaled(number, &["", "K", "M", "B", "T", "Q", "QQ"])
+}
+
+fn scaled(number: u64, units: &[&str]) -> String {
+    let mut value = number as f64;
+    let mut unit = 0;
+    // 999.5 and more would be written as 1000.
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 || value >= 99.95 {
+        format!("{value:.0}{}", units[unit])
+    } else {
+        format!("{value:.1}{}", units[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_amounts() {
+        let check = |number: u64, as_size: &str, as_amount: &str| {
+            assert_eq!((size(number).as_str(), amount(number).as_str()), (as_size, as_amount));
+        };
+        check(0, "0 B", "0");
+        check(999, "999 B", "999");
+        check(1000, "1.0 kB", "1.0K");
+        check(999_999, "1.0 MB", "1.0M");
+        check(8_397_312, "8.4 MB", "8.4M");
+        check(123_456_789, "123 MB", "123M");
+        check(u64::MAX, "18.4 EB", "18.4QQ");
+    }
+}

@@ -1,0 +1,733 @@
+//! A registry of a few hundred lines that misbehaves on demand: cut bodies, passing failures, wrong bytes, ignored ranges, redirects, logins.
+//! The client is held to what it promises against it.
+
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+#![allow(clippy::disallowed_types, reason = "a toy server needs no words of its own for bad input")]
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    response::Response,
+};
+use bytes::Bytes;
+use futures::StreamExt;
+use http::{Method, StatusCode, header};
+use lode_client::{
+    Client, ClientOptions, Content, Credentials, Error, Login, NoProgress, Offer, Progress, Pushed, Registry,
+    RetryPolicy,
+};
+use lode_model::{
+    digest::{Algorithm, Digest},
+    reference::{Reference, Repository},
+};
+
+#[derive(Default)]
+struct Toy {
+    blobs: Mutex<HashMap<String, Bytes>>,
+    /// Blobs of other repositories: mountable, and not there otherwise.
+    elsewhere: Mutex<HashMap<String, Bytes>>,
+    manifests: Mutex<HashMap<String, (String, Bytes)>>,
+    uploads: Mutex<HashMap<u64, Vec<u8>>>,
+    next_upload: AtomicU64,
+    requests: Mutex<Vec<String>>,
+    faults: Mutex<Faults>,
+    bytes_received: AtomicUsize,
+}
+
+#[derive(Default, Clone)]
+struct Faults {
+    /// This many blob reads answer 503 first.
+    refuse_reads: u32,
+    /// This many blob reads stop half way.
+    cut_reads: u32,
+    /// This many uploads of bytes are cut after half of them were kept.
+    cut_writes: u32,
+    ignore_ranges: bool,
+    /// Blobs come with their first byte changed.
+    spoil: bool,
+    /// Closing requests are carried out and their answer lost, this often.
+    lose_commits: u32,
+    no_mounts: bool,
+    /// Blob reads are sent to this address.
+    redirect: Option<String>,
+    /// Requests need this `Authorization`.
+    password: Option<Auth>,
+    /// Sessions are forgotten when they are asked about.
+    forget_sessions: bool,
+}
+
+#[derive(Clone)]
+enum Auth {
+    Basic(&'static str),
+    Bearer { token: &'static str, login: Option<&'static str> },
+}
+
+struct Serving {
+    toy: Arc<Toy>,
+    address: String,
+}
+
+async fn serve(faults: Faults) -> Serving {
+    let toy = Arc::new(Toy { faults: Mutex::new(faults), ..Toy::default() });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let router = Router::new().fallback(handle).with_state(toy.clone());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    Serving { toy, address }
+}
+
+impl Serving {
+    fn registry(&self) -> Registry {
+        self.registry_with(ClientOptions::default())
+    }
+
+    fn registry_with(&self, options: ClientOptions) -> Registry {
+        let retry =
+            RetryPolicy { attempts: 5, base: Duration::from_millis(1), cap: Duration::from_millis(20) };
+        let options = ClientOptions { retry, range_bytes: 64 << 10, chunk_bytes: 100_000, ..options };
+        Client::new(options).unwrap().registry(&self.address).unwrap()
+    }
+
+    fn put(&self, bytes: &Bytes) -> Digest {
+        let digest = Digest::of(Algorithm::Sha256, bytes);
+        self.toy.blobs.lock().unwrap().insert(digest.to_string(), bytes.clone());
+        digest
+    }
+
+    fn has(&self, digest: &Digest) -> Option<Bytes> {
+        self.toy.blobs.lock().unwrap().get(&digest.to_string()).cloned()
+    }
+
+    fn asked(&self, method: &str, part: &str) -> usize {
+        let requests = self.toy.requests.lock().unwrap();
+        requests.iter().filter(|line| line.starts_with(method) && line.contains(part)).count()
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Faults)) {
+        change(&mut self.toy.faults.lock().unwrap());
+    }
+}
+
+fn answer(status: u16) -> http::response::Builder {
+    Response::builder().status(status)
+}
+
+fn empty(builder: http::response::Builder) -> Response {
+    builder.body(Body::empty()).unwrap()
+}
+
+fn take(counter: impl FnOnce(&mut Faults) -> &mut u32, toy: &Toy) -> bool {
+    let mut faults = toy.faults.lock().unwrap();
+    let left = counter(&mut faults);
+    let now = *left > 0;
+    *left = left.saturating_sub(1);
+    now
+}
+
+async fn handle(State(toy): State<Arc<Toy>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path().to_owned();
+    let query: HashMap<String, String> = parts
+        .uri
+        .query()
+        .unwrap_or_default()
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(key, value)| (key.to_owned(), value.replace("%3A", ":").replace("%2F", "/")))
+        .collect();
+    let header = |name: header::HeaderName| {
+        parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+    };
+    let authorization = header(header::AUTHORIZATION);
+    let line = format!("{} {} {} {authorization}", parts.method, parts.uri, header(header::RANGE));
+    toy.requests.lock().unwrap().push(line);
+
+    let faults = toy.faults.lock().unwrap().clone();
+    if let Some(refusal) = authorize(&faults, &path, &authorization) {
+        return refusal;
+    }
+    if path == "/v2/" {
+        return empty(answer(200));
+    }
+    if let Some((_, reference)) = path.split_once("/manifests/") {
+        return manifests(&toy, &parts.method, reference, header(header::CONTENT_TYPE), body).await;
+    }
+    if path.ends_with("/blobs/uploads/") {
+        return open_upload(&toy, &faults, &query);
+    }
+    if let Some((_, id)) = path.split_once("/blobs/uploads/") {
+        let range = header(header::CONTENT_RANGE);
+        return upload(&toy, &faults, &parts.method, id.parse().unwrap(), &range, &query, body).await;
+    }
+    match path.rsplit_once('/') {
+        Some((before, digest)) if before.ends_with("/blobs") || before == "/storage" => {
+            read(&toy, &faults, &parts.method, before, digest, &header(header::RANGE))
+        }
+        _ => empty(answer(404)),
+    }
+}
+
+fn authorize(faults: &Faults, path: &str, authorization: &str) -> Option<Response> {
+    let challenge = |text: String| Some(empty(answer(401).header(header::WWW_AUTHENTICATE, text)));
+    match faults.password.as_ref()? {
+        Auth::Basic(expected) if authorization != *expected => challenge("Basic realm=\"toy\"".into()),
+        Auth::Basic(_) => None,
+        Auth::Bearer { token, login } if path == "/token" => {
+            let body = format!("{{\"access_token\":\"{token}\",\"expires_in\":300}}");
+            let allowed = login.is_none_or(|login| login == authorization);
+            Some(if allowed { answer(200).body(Body::from(body)).unwrap() } else { empty(answer(401)) })
+        }
+        Auth::Bearer { token, .. } if authorization != format!("Bearer {token}") => {
+            challenge("Bearer realm=\"/token\",service=\"toy\",scope=\"repository:team/x:pull\"".into())
+        }
+        Auth::Bearer { .. } => None,
+    }
+}
+
+async fn manifests(
+    toy: &Toy,
+    method: &Method,
+    reference: &str,
+    content_type: String,
+    body: Body,
+) -> Response {
+    if *method == Method::PUT {
+        let bytes = axum::body::to_bytes(body, 4 << 20).await.unwrap();
+        let digest = Digest::of(Algorithm::Sha256, &bytes).to_string();
+        for key in [reference.to_owned(), digest.clone()] {
+            toy.manifests.lock().unwrap().insert(key, (content_type.clone(), bytes.clone()));
+        }
+        return empty(answer(201).header("Docker-Content-Digest", digest).header("OCI-Subject", "nonsense"));
+    }
+    let found = toy.manifests.lock().unwrap().get(reference).cloned();
+    let Some((content_type, mut bytes)) = found else { return empty(answer(404)) };
+    let digest = Digest::of(Algorithm::Sha256, &bytes).to_string();
+    if toy.faults.lock().unwrap().spoil {
+        bytes = spoilt(&bytes);
+    }
+    answer(200)
+        .header(header::CONTENT_TYPE, format!("{content_type}; charset=utf-8"))
+        .header("Docker-Content-Digest", digest)
+        .body(Body::from(bytes))
+        .unwrap()
+}
+
+fn spoilt(bytes: &Bytes) -> Bytes {
+    let mut bytes = bytes.to_vec();
+    if let Some(first) = bytes.first_mut() {
+        *first ^= 1;
+    }
+    bytes.into()
+}
+
+fn open_upload(toy: &Toy, faults: &Faults, query: &HashMap<String, String>) -> Response {
+    if let Some(digest) = query.get("mount").filter(|_| !faults.no_mounts) {
+        let there = toy.blobs.lock().unwrap().contains_key(digest);
+        let elsewhere = toy.elsewhere.lock().unwrap().get(digest).cloned();
+        if let Some(bytes) = elsewhere {
+            toy.blobs.lock().unwrap().insert(digest.clone(), bytes);
+            return empty(answer(201));
+        }
+        if there {
+            return empty(answer(201));
+        }
+    }
+    let id = toy.next_upload.fetch_add(1, Ordering::Relaxed);
+    toy.uploads.lock().unwrap().insert(id, Vec::new());
+    empty(answer(202).header(header::LOCATION, format!("/v2/team/x/blobs/uploads/{id}?state=abc")))
+}
+
+async fn upload(
+    toy: &Toy,
+    faults: &Faults,
+    method: &Method,
+    id: u64,
+    range: &str,
+    query: &HashMap<String, String>,
+    body: Body,
+) -> Response {
+    let status = |code: u16, stored: usize| {
+        empty(
+            answer(code)
+                .header(header::LOCATION, format!("/v2/team/x/blobs/uploads/{id}?state=abc"))
+                .header(header::RANGE, format!("0-{}", stored.saturating_sub(1))),
+        )
+    };
+    assert_eq!(query.get("state").map(String::as_str), Some("abc"), "the query of a Location is kept");
+    if faults.forget_sessions && *method == Method::GET {
+        toy.uploads.lock().unwrap().remove(&id);
+    }
+    let Some(stored) = toy.uploads.lock().unwrap().get(&id).map(Vec::len) else { return empty(answer(404)) };
+    match *method {
+        Method::GET => return status(204, stored),
+        Method::DELETE => {
+            toy.uploads.lock().unwrap().remove(&id);
+            return empty(answer(204));
+        }
+        _ => {}
+    }
+    if let Some((first, _)) = range.split_once('-')
+        && first.parse::<usize>().unwrap() != stored
+    {
+        return status(416, stored);
+    }
+    let cut = take(|faults| &mut faults.cut_writes, toy);
+    let mut received = Vec::new();
+    let mut stream = body.into_data_stream();
+    while let Some(Ok(chunk)) = stream.next().await {
+        received.extend_from_slice(&chunk);
+    }
+    toy.bytes_received.fetch_add(received.len(), Ordering::Relaxed);
+    if cut {
+        received.truncate(received.len() / 2);
+    }
+    let stored = {
+        let mut uploads = toy.uploads.lock().unwrap();
+        let upload = uploads.get_mut(&id).unwrap();
+        upload.extend_from_slice(&received);
+        upload.len()
+    };
+    if cut {
+        return empty(answer(500));
+    }
+    if *method == Method::PATCH {
+        return status(202, stored);
+    }
+    let bytes = Bytes::from(toy.uploads.lock().unwrap().remove(&id).unwrap());
+    let digest = query.get("digest").unwrap();
+    if Digest::of(Algorithm::Sha256, &bytes).to_string() != *digest {
+        return answer(400)
+            .body(Body::from(r#"{"errors":[{"code":"DIGEST_INVALID","message":"not that"}]}"#))
+            .unwrap();
+    }
+    toy.blobs.lock().unwrap().insert(digest.clone(), bytes);
+    if take(|faults| &mut faults.lose_commits, toy) {
+        return empty(answer(502));
+    }
+    empty(answer(201).header("Docker-Content-Digest", digest.as_str()))
+}
+
+fn read(toy: &Toy, faults: &Faults, method: &Method, before: &str, digest: &str, range: &str) -> Response {
+    let found = toy.blobs.lock().unwrap().get(digest).cloned();
+    let Some(mut bytes) = found else { return empty(answer(404)) };
+    if *method == Method::HEAD {
+        return empty(answer(200).header(header::CONTENT_LENGTH, bytes.len()));
+    }
+    if let Some(base) = faults.redirect.as_ref().filter(|_| before != "/storage") {
+        return empty(answer(307).header(header::LOCATION, format!("{base}/storage/{digest}")));
+    }
+    if take(|faults| &mut faults.refuse_reads, toy) {
+        return empty(answer(503).header(header::RETRY_AFTER, "0"));
+    }
+    if faults.spoil {
+        bytes = spoilt(&bytes);
+    }
+    let total = bytes.len();
+    let mut builder = answer(200);
+    if let Some(range) = range.strip_prefix("bytes=").filter(|_| !faults.ignore_ranges) {
+        let (first, last) = range.split_once('-').unwrap();
+        let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+        bytes = bytes.slice(first..=last);
+        builder = answer(206).header(header::CONTENT_RANGE, format!("bytes {first}-{last}/{total}"));
+    }
+    let length = bytes.len();
+    let body = if take(|faults| &mut faults.cut_reads, toy) {
+        let half = bytes.slice(..length / 2);
+        let cut = futures::stream::iter([Ok(half), Err(std::io::Error::other("cut"))]);
+        Body::from_stream(cut)
+    } else {
+        Body::from(bytes)
+    };
+    builder.header(header::CONTENT_LENGTH, length).body(body).unwrap()
+}
+
+fn repository() -> Repository {
+    "team/x".parse().unwrap()
+}
+
+/// Bytes that are not the same everywhere.
+fn noise(length: usize) -> Bytes {
+    let mut state = 88172645463325252u64;
+    (0..length)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect::<Vec<u8>>()
+        .into()
+}
+
+/// Counts what a transfer tells.
+#[derive(Default)]
+struct Counted(AtomicU64);
+
+impl Progress for Counted {
+    fn moved(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn undone(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Pulls `bytes` from a server with `faults` and returns what was written, and how much was counted.
+async fn pull(serving: &Serving, digest: &Digest, size: usize) -> (Result<(), Error>, Option<Vec<u8>>, u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("blob");
+    let counted = Arc::new(Counted::default());
+    let outcome = serving
+        .registry()
+        .blob_pull_to_file(&repository(), digest, size as u64, &path, counted.clone())
+        .await;
+    let written = std::fs::read(&path).ok();
+    if written.is_some() {
+        let left: HashSet<_> =
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 1, "nothing is left beside the file: {left:?}");
+    }
+    (outcome, written, counted.0.load(Ordering::Relaxed))
+}
+
+#[tokio::test]
+async fn blobs_arrive_whole_whatever_happens_on_the_way() {
+    let cases = [
+        ("nothing", Faults::default()),
+        ("refused", Faults { refuse_reads: 3, ..Faults::default() }),
+        ("cut", Faults { cut_reads: 7, ..Faults::default() }),
+        ("no ranges", Faults { ignore_ranges: true, ..Faults::default() }),
+        ("no ranges and cut", Faults { ignore_ranges: true, cut_reads: 2, ..Faults::default() }),
+    ];
+    for (what, faults) in cases {
+        for size in [0, 1, 1000, 64 << 10, (64 << 10) + 1, 1_000_000] {
+            let serving = serve(faults.clone()).await;
+            let bytes = noise(size);
+            let digest = serving.put(&bytes);
+            let (outcome, written, counted) = pull(&serving, &digest, size).await;
+            outcome.unwrap_or_else(|error| panic!("{what}, {size}: {error}"));
+            assert!(written.as_deref() == Some(&bytes[..]), "{what}, {size}");
+            assert_eq!(counted, size as u64, "{what}, {size}: progress adds up");
+
+            let stream = serving.registry().blob_read(&repository(), &digest, size as u64);
+            let read: Vec<Bytes> = stream.map(|chunk| chunk.unwrap()).collect().await;
+            assert!(read.concat() == bytes, "{what}, {size}");
+            let read = serving.registry().blob_bytes(&repository(), &digest, size as u64).await.unwrap();
+            assert!(read == bytes, "{what}, {size}");
+            if size > 10 {
+                let part = serving.registry().blob_range(&repository(), &digest, 3..9).await.unwrap();
+                assert_eq!(part, bytes.slice(3..9), "{what}, {size}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn wrong_bytes_never_get_a_name() {
+    for size in [1000, 300_000] {
+        let serving = serve(Faults { spoil: true, ..Faults::default() }).await;
+        let digest = serving.put(&noise(size));
+        let (outcome, written, _) = pull(&serving, &digest, size).await;
+        assert!(matches!(outcome, Err(Error::DigestMismatch { .. })), "{outcome:?}");
+        assert_eq!(written, None);
+        let last =
+            serving.registry().blob_read(&repository(), &digest, size as u64).collect::<Vec<_>>().await;
+        assert!(matches!(last.last(), Some(Err(Error::DigestMismatch { .. }))));
+        let read = serving.registry().blob_bytes(&repository(), &digest, size as u64).await;
+        assert!(matches!(read, Err(Error::DigestMismatch { .. })));
+    }
+}
+
+#[tokio::test]
+async fn sizes_and_absence_are_told() {
+    let serving = serve(Faults::default()).await;
+    let digest = serving.put(&noise(200_000));
+    for wrong in [199_999, 200_001, 10] {
+        let (outcome, written, _) = pull(&serving, &digest, wrong).await;
+        assert!(matches!(outcome, Err(Error::SizeMismatch { .. })), "{wrong}: {outcome:?}");
+        assert_eq!(written, None);
+    }
+    let absent = Digest::of(Algorithm::Sha256, b"absent");
+    let (outcome, _, _) = pull(&serving, &absent, 10).await;
+    assert!(matches!(outcome, Err(Error::BlobUnknown { .. })), "{outcome:?}");
+    assert!(serving.registry().blob_head(&repository(), &absent).await.unwrap().is_none());
+    let known = serving.registry().blob_head(&repository(), &digest).await.unwrap().unwrap();
+    assert_eq!(known.size_bytes, 200_000);
+    let limited = serving.registry().blob_bytes(&repository(), &digest, 1000).await;
+    assert!(matches!(limited, Err(Error::SizeMismatch { .. })), "{limited:?}");
+}
+
+#[tokio::test]
+async fn a_download_goes_on_after_a_crash() {
+    let serving = serve(Faults::default()).await;
+    let size = 640 << 10;
+    let bytes = noise(size);
+    let digest = serving.put(&bytes);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("blob");
+    let pull = async || {
+        serving
+            .registry()
+            .blob_pull_to_file(&repository(), &digest, size as u64, &path, Arc::new(NoProgress))
+            .await
+    };
+    // As a crash leaves it: nine of ten ranges there.
+    let mut left = bytes.to_vec();
+    left[128 << 10..192 << 10].fill(0);
+    std::fs::write(folder.path().join("blob.part"), &left).unwrap();
+    let state = format!(
+        "{{\"digest\":\"{digest}\",\"size_bytes\":{size},\"landed\":[[0,{}],[{},{size}]]}}",
+        128 << 10,
+        192 << 10
+    );
+    std::fs::write(folder.path().join("blob.part.state"), &state).unwrap();
+    pull().await.unwrap();
+    assert!(std::fs::read(&path).unwrap() == bytes);
+    assert_eq!(serving.asked("GET", "/blobs/"), 1, "only what was missing was fetched");
+
+    // What lies there may be wrong: noticed, and fetched again.
+    std::fs::write(folder.path().join("blob.part"), vec![0; size]).unwrap();
+    std::fs::write(folder.path().join("blob.part.state"), &state).unwrap();
+    pull().await.unwrap();
+    assert!(std::fs::read(&path).unwrap() == bytes);
+
+    // Nonsense is not believed.
+    for nonsense in ["", "{", "{\"digest\":\"x\"}", &state.replace(&size.to_string(), "5")] {
+        std::fs::write(folder.path().join("blob.part"), [1, 2, 3]).unwrap();
+        std::fs::write(folder.path().join("blob.part.state"), nonsense).unwrap();
+        pull().await.unwrap();
+        assert!(std::fs::read(&path).unwrap() == bytes);
+    }
+
+    let held = std::fs::File::create(folder.path().join("blob.part")).unwrap();
+    held.lock().unwrap();
+    assert!(matches!(pull().await, Err(Error::Busy { .. })));
+}
+
+#[tokio::test]
+async fn a_server_that_stays_broken_is_given_up() {
+    let serving = serve(Faults { refuse_reads: 1000, ..Faults::default() }).await;
+    let digest = serving.put(&noise(100));
+    let (outcome, _, counted) = pull(&serving, &digest, 100).await;
+    assert!(
+        matches!(outcome, Err(Error::Refused { status: StatusCode::SERVICE_UNAVAILABLE, .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(counted, 0);
+    let nobody = Client::new(ClientOptions::default()).unwrap().registry("127.0.0.1:1").unwrap();
+    let started = std::time::Instant::now();
+    let outcome = nobody.ping().await;
+    assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
+    assert!(started.elapsed() < Duration::from_secs(2), "a server that never was there is not waited for");
+}
+
+#[tokio::test]
+async fn pushes_arrive_whole_whatever_happens_on_the_way() {
+    let cases = [
+        ("nothing", Faults::default()),
+        ("cut", Faults { cut_writes: 3, ..Faults::default() }),
+        ("answers lost", Faults { lose_commits: 1, ..Faults::default() }),
+        ("sessions lost", Faults { cut_writes: 1, forget_sessions: true, ..Faults::default() }),
+    ];
+    for (what, faults) in cases {
+        for size in [0, 1, 1000, 100_000, 100_001, 1_000_000] {
+            let serving = serve(faults.clone()).await;
+            let bytes = noise(size);
+            let digest = Digest::of(Algorithm::Sha256, &bytes);
+            let counted = Arc::new(Counted::default());
+            let content: Arc<dyn Content> = Arc::new(bytes.clone());
+            let pushed = serving.registry().blob_push(&repository(), &digest, content, counted.clone()).await;
+            assert_eq!(pushed.unwrap_or_else(|error| panic!("{what}, {size}: {error}")), Pushed::Sent);
+            assert!(serving.has(&digest) == Some(bytes), "{what}, {size}");
+            assert_eq!(counted.0.load(Ordering::Relaxed), size as u64, "{what}, {size}: progress adds up");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cut_push_sends_only_what_is_missing() {
+    let serving = serve(Faults { cut_writes: 1, ..Faults::default() }).await;
+    let bytes = noise(1_000_000);
+    let digest = Digest::of(Algorithm::Sha256, &bytes);
+    serving
+        .registry()
+        .blob_push(&repository(), &digest, Arc::new(bytes), Arc::new(NoProgress))
+        .await
+        .unwrap();
+    let received = serving.toy.bytes_received.load(Ordering::Relaxed);
+    assert_eq!(received, 1_050_000, "half of one chunk was sent twice");
+}
+
+#[tokio::test]
+async fn what_the_registry_has_is_not_sent() {
+    let serving = serve(Faults::default()).await;
+    let bytes = noise(2 << 20);
+    let digest = Digest::of(Algorithm::Sha256, &bytes);
+    serving.toy.elsewhere.lock().unwrap().insert(digest.to_string(), bytes.clone());
+    let registry = serving.registry();
+    let push = async || {
+        registry.blob_push(&repository(), &digest, Arc::new(bytes.clone()), Arc::new(NoProgress)).await
+    };
+    assert_eq!(push().await.unwrap(), Pushed::Present);
+    assert!(serving.has(&digest).is_some());
+    // Without mounts, a HEAD finds it; and the session that was opened is not left behind.
+    serving.set(|faults| faults.no_mounts = true);
+    assert_eq!(push().await.unwrap(), Pushed::Present);
+    assert!(serving.toy.uploads.lock().unwrap().is_empty());
+    assert_eq!(serving.asked("PUT", ""), 0);
+    let absent = Digest::of(Algorithm::Sha256, b"absent");
+    assert!(!registry.blob_mount(&repository(), &absent, None).await.unwrap());
+    assert!(serving.toy.uploads.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_repeated_push_goes_on_in_the_session_of_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let serving = serve(Faults::default()).await;
+    let options =
+        ClientOptions { upload_memory: Some(folder.path().join("uploads")), ..ClientOptions::default() };
+    let bytes = noise(17 << 20);
+    let digest = Digest::of(Algorithm::Sha256, &bytes);
+
+    // The first attempt dies after a while: its content cannot be read any more.
+    struct Dying(Bytes);
+    impl Content for Dying {
+        fn size(&self) -> u64 {
+            self.0.len() as u64
+        }
+        fn reader(&self, offset: u64) -> std::io::Result<Box<dyn std::io::Read + Send + '_>> {
+            if offset > 8 << 20 {
+                return Err(std::io::Error::other("gone"));
+            }
+            self.0.reader(offset)
+        }
+    }
+    let first = serving
+        .registry_with(options.clone())
+        .blob_push(&repository(), &digest, Arc::new(Dying(bytes.clone())), Arc::new(NoProgress))
+        .await;
+    assert!(matches!(first, Err(Error::Content { .. })), "{first:?}");
+    let before = serving.toy.bytes_received.load(Ordering::Relaxed);
+    assert!(before > 8 << 20);
+
+    let registry = serving.registry_with(options);
+    let Offer::Wanted(upload) = registry.blob_offer(&repository(), &digest, 17 << 20, None).await.unwrap()
+    else {
+        panic!("it cannot be there yet");
+    };
+    assert!(upload.offset > 8 << 20);
+    registry.upload_send(upload, Arc::new(bytes.clone()), Arc::new(NoProgress)).await.unwrap();
+    assert!(serving.has(&digest) == Some(bytes));
+    assert_eq!(serving.toy.bytes_received.load(Ordering::Relaxed), 17 << 20, "no byte was sent twice");
+    assert_eq!(
+        std::fs::read_dir(folder.path().join("uploads")).unwrap().count(),
+        0,
+        "and nothing is remembered"
+    );
+}
+
+#[tokio::test]
+async fn content_that_changed_is_refused_by_the_server() {
+    let serving = serve(Faults::default()).await;
+    let digest = Digest::of(Algorithm::Sha256, b"something else");
+    let outcome = serving
+        .registry()
+        .blob_push(&repository(), &digest, Arc::new(noise(5000)), Arc::new(NoProgress))
+        .await;
+    let Err(Error::Refused { status, entries, .. }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((status.as_u16(), entries[0].code.as_str()), (400, "DIGEST_INVALID"));
+}
+
+#[tokio::test]
+async fn manifests_are_verified() {
+    let serving = serve(Faults::default()).await;
+    let registry = serving.registry();
+    let tag: Reference = "v1".parse().unwrap();
+    let bytes = Bytes::from_static(b"{\"schemaVersion\":2}");
+    let unknown = registry.manifest_get(&repository(), &tag).await;
+    assert!(matches!(unknown, Err(Error::ManifestUnknown { .. })), "{unknown:?}");
+    assert!(registry.manifest_head(&repository(), &tag).await.unwrap().is_none());
+    let put =
+        registry.manifest_put(&repository(), &tag, "application/x+json", bytes.clone(), &[]).await.unwrap();
+    let digest = Digest::of(Algorithm::Sha256, &bytes);
+    assert_eq!((put.digest, put.subject), (digest.clone(), None));
+    for reference in [tag, Reference::Digest(digest.clone())] {
+        serving.set(|faults| faults.spoil = false);
+        let got = registry.manifest_get(&repository(), &reference).await.unwrap();
+        assert_eq!(
+            (got.bytes.clone(), got.media_type.as_str(), &got.digest),
+            (bytes.clone(), "application/x+json", &digest)
+        );
+        serving.set(|faults| faults.spoil = true);
+        let spoilt = registry.manifest_get(&repository(), &reference).await;
+        assert!(matches!(spoilt, Err(Error::DigestMismatch { .. })), "{spoilt:?}");
+    }
+}
+
+#[tokio::test]
+async fn authorization_stays_at_home() {
+    let basic = "Basic YW5uOnNlY3JldA==";
+    let storage = serve(Faults::default()).await;
+    let serving = serve(Faults {
+        password: Some(Auth::Basic(basic)),
+        redirect: Some(storage.address.clone()),
+        ..Faults::default()
+    })
+    .await;
+    let bytes = noise(300_000);
+    let digest = serving.put(&bytes);
+    storage.put(&bytes);
+    let anonymous = serving.registry().ping().await;
+    assert!(matches!(anonymous, Err(Error::Unauthorized { .. })), "{anonymous:?}");
+
+    let host = serving.registry().host();
+    let login = Login { username: "ann".into(), password: "secret".into() };
+    let options = ClientOptions { credentials: Credentials::fixed(host, login), ..ClientOptions::default() };
+    let registry = serving.registry_with(options);
+    registry.ping().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("blob");
+    registry.blob_pull_to_file(&repository(), &digest, 300_000, &path, Arc::new(NoProgress)).await.unwrap();
+    assert!(std::fs::read(&path).unwrap() == bytes);
+    assert!(serving.asked("GET", basic) > 0);
+    assert!(storage.asked("GET", "/storage/") > 0);
+    assert_eq!(storage.asked("GET", "Basic"), 0, "the storage never sees the login");
+}
+
+#[tokio::test]
+async fn tokens_are_fetched_once_and_used() {
+    let basic = "Basic YW5uOnNlY3JldA==";
+    let serving = serve(Faults {
+        password: Some(Auth::Bearer { token: "t0ken", login: Some(basic) }),
+        ..Faults::default()
+    })
+    .await;
+    let bytes = noise(300_000);
+    let digest = serving.put(&bytes);
+    let anonymous = serving.registry().blob_head(&repository(), &digest).await;
+    assert!(matches!(anonymous, Err(Error::Unauthorized { .. })), "{anonymous:?}");
+
+    let login = Login { username: "ann".into(), password: "secret".into() };
+    let credentials = Credentials::fixed(serving.registry().host(), login);
+    let registry = serving.registry_with(ClientOptions { credentials, ..ClientOptions::default() });
+    for _ in 0..3 {
+        let read = registry.blob_bytes(&repository(), &digest, 300_000).await.unwrap();
+        assert!(read == bytes);
+    }
+    assert_eq!(serving.asked("GET", "/token?service=toy&scope=repository%3Ateam%2Fx%3Apull&account=ann"), 1);
+    let content = noise(50);
+    let pushed = Digest::of(Algorithm::Sha256, &content);
+    registry.blob_push(&repository(), &pushed, Arc::new(content), Arc::new(NoProgress)).await.unwrap();
+    assert_eq!(serving.asked("GET", "scope=repository%3Ateam%2Fx%3Apull%2Cpush"), 1);
+}
