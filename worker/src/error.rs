@@ -31,10 +31,7 @@ pub enum Error {
     #[error("the worker is shutting down")]
     Stopping,
     #[error("cannot pull from `{repository}`: {source}")]
-    Pull {
-        repository: Repository,
-        source: Box<lode_client::Error>,
-    },
+    Pull { repository: Repository, source: Box<lode_client::Error> },
     #[error("cannot use the cache: {0}")]
     Cache(#[source] std::io::Error),
     #[error(transparent)]

@@ -97,7 +97,8 @@ impl Membership {
                 Ok(registration) => {
                     retry = FIRST_RETRY;
                     tracing::info!(worker = registration.id, registry = %self.registry, "joined");
-                    *self.secret.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(registration.secret.clone());
+                    *self.secret.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                        Some(registration.secret.clone());
                     // At once, so that what is cached counts from the beginning.
                     self.registered.send_replace(true);
                     self.beat(&registration, &mut stop).await;
@@ -148,7 +149,8 @@ impl Membership {
             "devices": [self.device()],
             "version": env!("CARGO_PKG_VERSION"),
         });
-        let answer = self.request(Method::POST, "lode/v1/workers")?.json(&body).send().await.map_err(describe)?;
+        let answer =
+            self.request(Method::POST, "lode/v1/workers")?.json(&body).send().await.map_err(describe)?;
         let status = answer.status();
         if !status.is_success() {
             let text = answer.text().await.unwrap_or_default();
@@ -178,8 +180,10 @@ impl Membership {
             })
             .collect();
         let body = json!({"devices": [self.device()], "loaded": loaded, "cached": cached});
-        let request = self.request(Method::PUT, &format!("lode/v1/workers/{id}")).map_err(Missed::Unreachable)?;
-        let answer = request.json(&body).send().await.map_err(|error| Missed::Unreachable(describe(error)))?;
+        let request =
+            self.request(Method::PUT, &format!("lode/v1/workers/{id}")).map_err(Missed::Unreachable)?;
+        let answer =
+            request.json(&body).send().await.map_err(|error| Missed::Unreachable(describe(error)))?;
         match answer.status() {
             status if status.is_success() => Ok(()),
             StatusCode::NOT_FOUND => Err(Missed::Forgotten),

@@ -12,6 +12,8 @@ pub mod kernels;
 mod node;
 pub mod runner;
 pub mod scheduler;
+#[cfg(test)]
+mod testing;
 pub mod text;
 
 pub use config::{Config, Secret};

@@ -42,16 +42,24 @@ pub async fn start(config: Config) -> Result<Worker, Error> {
 /// The same with another way to start runners.
 pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Worker, Error> {
     if !matches!(config.device.as_str(), "auto" | "cpu") {
-        return Err(Error::Unsupported(format!("device `{}` is not supported yet: auto or cpu", config.device)));
+        return Err(Error::Unsupported(format!(
+            "device `{}` is not supported yet: auto or cpu",
+            config.device
+        )));
     }
-    config.kv_cache_type.parse::<crate::engine::KvType>().map_err(|error| Error::Invalid(error.to_string()))?;
+    config
+        .kv_cache_type
+        .parse::<crate::engine::KvType>()
+        .map_err(|error| Error::Invalid(error.to_string()))?;
     let registry = Client::new(ClientOptions::default())?.registry(config.registry.as_str())?;
     let (cache, sources, limit) = (config.cache.clone(), config.sources.clone(), config.cache_size);
     let open = move || {
         let cache = Cache::open(&cache, sources, (limit > 0).then_some(limit))?;
         Models::open(cache, registry)
     };
-    let models = tokio::task::spawn_blocking(open).await.map_err(|error| Error::Cache(std::io::Error::other(error)))?;
+    let models = tokio::task::spawn_blocking(open)
+        .await
+        .map_err(|error| Error::Cache(std::io::Error::other(error)))?;
     let models = Arc::new(models.map_err(Error::Cache)?);
 
     let listen_error = |source| Error::Listen { address: config.listen, source };
@@ -109,10 +117,12 @@ impl Worker {
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         let _ = tokio::time::timeout(DRAIN, &mut self.membership).await;
-        let _ = tokio::time::timeout(DRAIN, &mut self.serving).await;
+        let drained = tokio::time::timeout(DRAIN, &mut self.serving).await.is_ok();
         self.scheduler.stop().await;
-        // What is left dies with the runners.
-        let _ = tokio::time::timeout(Duration::from_secs(1), &mut self.serving).await;
+        if !drained {
+            // What was left ends with the runners.
+            let _ = tokio::time::timeout(Duration::from_secs(1), &mut self.serving).await;
+        }
     }
 }
 

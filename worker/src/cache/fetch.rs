@@ -60,7 +60,8 @@ impl Models {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let Ok(digest) = name.replace('-', ":").parse::<Digest>() else { continue };
             let bytes = std::fs::read(&path)?;
-            let manifest = (Digest::of(digest.algorithm(), &bytes) == digest).then(|| Manifest::parse(None, &bytes));
+            let manifest =
+                (Digest::of(digest.algorithm(), &bytes) == digest).then(|| Manifest::parse(None, &bytes));
             if let Some(Ok(manifest)) = manifest
                 && let Ok(model) = Recognised::read(&manifest)
             {
@@ -87,10 +88,12 @@ impl Models {
     /// Brings a model here. `name` is what messages call it.
     pub async fn fetch(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<Model, Error> {
         let (manifest, bytes) = self.manifest(repository, digest, name).await?;
-        let model = Recognised::read(&manifest).map_err(|error| Error::Unsupported(format!("cannot run {name}: {error}")))?;
+        let model = Recognised::read(&manifest)
+            .map_err(|error| Error::Unsupported(format!("cannot run {name}: {error}")))?;
         let mut leases = HashMap::new();
         // One tensor may stand in several layers.
-        let wanted: HashMap<Digest, u64> = model.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect();
+        let wanted: HashMap<Digest, u64> =
+            model.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect();
         let mut pulls = futures::stream::iter(wanted)
             .map(|(digest, size)| async move {
                 let lease = self.cache.fetch(&self.registry, repository, &digest, size).await?;
@@ -103,7 +106,9 @@ impl Models {
         drop(pulls);
         self.remember(digest, &model, bytes).await;
 
-        let path = |blob: &Descriptor| leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default();
+        let path = |blob: &Descriptor| {
+            leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default()
+        };
         let tensor = |layer: &super::recognise::TensorLayer| TensorFile {
             path: path(&layer.descriptor),
             name: layer.descriptor.name.clone(),
@@ -120,7 +125,9 @@ impl Models {
         };
         let json = |what: &str, bytes: Option<Vec<u8>>| -> Result<Value, Error> {
             let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
-            value.map(Option::unwrap_or_default).map_err(|error| Error::Unsupported(format!("cannot run {name}: {what}: {error}")))
+            value
+                .map(Option::unwrap_or_default)
+                .map_err(|error| Error::Unsupported(format!("cannot run {name}: {what}: {error}")))
         };
         let config = json("config.json", read(model.files.get("config.json")).await?)?;
         let params = json("its parameters", read(model.params.as_ref()).await?)?;
@@ -143,13 +150,20 @@ impl Models {
     }
 
     /// The image manifest behind a digest; of an index, the one child that is a model.
-    async fn manifest(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<(Manifest, Vec<u8>), Error> {
+    async fn manifest(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        name: &str,
+    ) -> Result<(Manifest, Vec<u8>), Error> {
         let mut digest = digest.clone();
         for _ in 0..3 {
             let raw = match self.registry.manifest_get(repository, &Reference::Digest(digest.clone())).await {
                 Ok(raw) => raw,
                 Err(error) if error.is_not_found() => return Err(Error::ModelUnknown(name.to_owned())),
-                Err(source) => return Err(Error::Pull { repository: repository.clone(), source: Box::new(source) }),
+                Err(source) => {
+                    return Err(Error::Pull { repository: repository.clone(), source: Box::new(source) });
+                }
             };
             let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
                 .map_err(|error| Error::Unsupported(format!("cannot run {name}: {error}")))?;
@@ -158,10 +172,14 @@ impl Models {
             }
             // Signatures and attestations are listed with an unknown platform.
             let is_model = |child: &&Descriptor| {
-                child.platform.as_ref().and_then(|platform| platform.get("os")).and_then(Value::as_str) != Some("unknown")
+                child.platform.as_ref().and_then(|platform| platform.get("os")).and_then(Value::as_str)
+                    != Some("unknown")
             };
             let child = manifest.children().find(is_model);
-            digest = child.ok_or_else(|| Error::Unsupported(format!("cannot run {name}: its index is empty")))?.digest.clone();
+            digest = child
+                .ok_or_else(|| Error::Unsupported(format!("cannot run {name}: its index is empty")))?
+                .digest
+                .clone();
         }
         Err(Error::Unsupported(format!("cannot run {name}: its index lists indexes")))
     }

@@ -7,3 +7,6 @@ mod store;
 
 pub use fetch::{Model, Models};
 pub use store::{Cache, Lease};
+
+#[cfg(test)]
+mod tests;

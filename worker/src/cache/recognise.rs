@@ -60,7 +60,8 @@ impl Recognised {
     pub fn read(manifest: &Manifest) -> Result<Recognised, Unrunnable> {
         let mut model = Recognised {
             config: manifest.config.clone().filter(|config| {
-                config.media_type != mt::OCI_EMPTY && (mt::is_docker_model_config(&config.media_type) || is_ollama_config(manifest, config))
+                config.media_type != mt::OCI_EMPTY
+                    && (mt::is_docker_model_config(&config.media_type) || is_ollama_config(manifest, config))
             }),
             ..Recognised::default()
         };
@@ -72,8 +73,10 @@ impl Recognised {
             let path = layer.file_path().map(|path| path.trim_start_matches("./"));
             match layer.media_type.as_str() {
                 // The second model of a draft pair runs beside the first, which we do not do.
-                mt::OLLAMA_TENSOR if path.is_some_and(|path| path.starts_with("draft.")) => {}
-                mt::OLLAMA_TENSOR => model.tensors.push(TensorLayer { descriptor: layer.clone(), whole_file: false }),
+                mt::OLLAMA_TENSOR if layer.name.as_deref().is_some_and(|name| name.starts_with("draft.")) => {}
+                mt::OLLAMA_TENSOR => {
+                    model.tensors.push(TensorLayer { descriptor: layer.clone(), whole_file: false })
+                }
                 mt::OLLAMA_MODEL | mt::DOCKER_MODEL_GGUF => return Err(Unrunnable::Gguf(digest())),
                 mt::OLLAMA_ADAPTER => return Err(Unrunnable::Adapter(digest())),
                 mt::OLLAMA_PROJECTOR => return Err(Unrunnable::Projector(digest())),
@@ -83,7 +86,10 @@ impl Recognised {
                     model.tensors.push(TensorLayer { descriptor: layer.clone(), whole_file: true });
                 }
                 media_type if is_packed(layer) => {
-                    packed.get_or_insert(Unrunnable::Packed { media_type: media_type.to_owned(), digest: digest() });
+                    packed.get_or_insert(Unrunnable::Packed {
+                        media_type: media_type.to_owned(),
+                        digest: digest(),
+                    });
                 }
                 _ => {
                     let Some(name) = path.and_then(|path| path.strip_prefix(root)) else { continue };
@@ -129,7 +135,9 @@ fn is_ollama_config(manifest: &Manifest, config: &Descriptor) -> bool {
 fn root(manifest: &Manifest) -> &str {
     let paths = manifest.layers.iter().filter_map(|layer| layer.file_path());
     let paths = paths.map(|path| path.trim_start_matches("./"));
-    let folders = paths.filter_map(|path| path.strip_suffix("config.json")).filter(|folder| folder.is_empty() || folder.ends_with('/'));
+    let folders = paths
+        .filter_map(|path| path.strip_suffix("config.json"))
+        .filter(|folder| folder.is_empty() || folder.ends_with('/'));
     folders.min_by_key(|folder| folder.matches('/').count()).unwrap_or("")
 }
 
@@ -139,7 +147,8 @@ fn is_packed(layer: &Descriptor) -> bool {
     if media_type == mt::OCI_LAYER_TAR {
         return !layer.annotations.contains_key(mt::TITLE_ANNOTATION);
     }
-    let packed = media_type.ends_with(".tar") || media_type.ends_with("+gzip") || media_type.ends_with("+zstd");
+    let packed =
+        media_type.ends_with(".tar") || media_type.ends_with("+gzip") || media_type.ends_with("+zstd");
     packed && (mt::is_modelpack(media_type) || media_type.contains("layer") || media_type.contains("rootfs"))
 }
 
@@ -158,7 +167,10 @@ mod tests {
 
     use super::*;
 
-    fn recognise(config_type: &str, layers: &[(&str, Option<&str>, Option<(&str, &str)>)]) -> Result<Recognised, Unrunnable> {
+    fn recognise(
+        config_type: &str,
+        layers: &[(&str, Option<&str>, Option<(&str, &str)>)],
+    ) -> Result<Recognised, Unrunnable> {
         let digest = |at: usize| Digest::sha256(&at.to_le_bytes());
         let layers: Vec<Value> = layers
             .iter()
@@ -206,7 +218,12 @@ mod tests {
         .unwrap();
         assert_eq!(names(&model), ["chat_template.jinja", "config.json", "tokenizer.json"]);
         assert_eq!(model.tensors.len(), 1);
-        assert!(!model.tensors[0].whole_file && model.system.is_some() && model.params.is_some() && model.config.is_some());
+        assert!(
+            !model.tensors[0].whole_file
+                && model.system.is_some()
+                && model.params.is_some()
+                && model.config.is_some()
+        );
         assert_eq!((model.tensor_bytes(), model.blobs().count()), (10, 7));
     }
 

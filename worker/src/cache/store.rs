@@ -99,9 +99,13 @@ impl Cache {
                 match format!("{algorithm}:{name}").parse::<Digest>() {
                     Ok(digest) => {
                         state.total_bytes += metadata.len();
-                        state.blobs.insert(digest, Blob { size_bytes: metadata.len(), last_used: used, leases: 0 });
+                        state
+                            .blobs
+                            .insert(digest, Blob { size_bytes: metadata.len(), last_used: used, leases: 0 });
                     }
-                    Err(_) if used.elapsed().is_ok_and(|age| age > PART_AGE) => fs::remove_file(entry.path())?,
+                    Err(_) if used.elapsed().is_ok_and(|age| age > PART_AGE) => {
+                        fs::remove_file(entry.path())?
+                    }
                     Err(_) => {}
                 }
             }
@@ -119,7 +123,10 @@ impl Cache {
     /// Whether the blob is on this machine; looks at files, so it blocks a little.
     pub fn contains(&self, digest: &Digest) -> bool {
         self.state().blobs.contains_key(digest)
-            || self.sources.iter().any(|source| source_paths(source, digest).iter().any(|path| path.is_file()))
+            || self
+                .sources
+                .iter()
+                .any(|source| source_paths(source, digest).iter().any(|path| path.is_file()))
     }
 
     /// The blob, from wherever it is nearest. Waits where somebody else pulls it already.
@@ -142,7 +149,10 @@ impl Cache {
         let reservation = self.make_room(size_bytes).await?;
         let path = self.path(digest);
         loop {
-            match registry.blob_pull_to_file(repository, digest, size_bytes, &path, Arc::new(NoProgress)).await {
+            match registry
+                .blob_pull_to_file(repository, digest, size_bytes, &path, Arc::new(NoProgress))
+                .await
+            {
                 Ok(()) => break,
                 // Another worker shares this folder.
                 Err(lode_client::Error::Busy { .. }) => tokio::time::sleep(BUSY_POLL).await,
@@ -175,7 +185,8 @@ impl Cache {
     }
 
     fn find_now(self: &Arc<Cache>, digest: &Digest, size_bytes: u64) -> Option<Lease> {
-        let is_it = |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_file() && data.len() == size_bytes);
+        let is_it =
+            |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.is_file() && data.len() == size_bytes);
         for source in &self.sources {
             if let Some(path) = source_paths(source, digest).into_iter().find(is_it) {
                 return Some(Lease { path, held: None });
@@ -209,7 +220,8 @@ impl Cache {
             if let Some(limit) = self.limit {
                 while state.total_bytes.saturating_add(size_bytes) > limit {
                     let idle = state.blobs.iter().filter(|(_, blob)| blob.leases == 0);
-                    let Some(digest) = idle.min_by_key(|(_, blob)| blob.last_used).map(|(digest, _)| digest.clone())
+                    let Some(digest) =
+                        idle.min_by_key(|(_, blob)| blob.last_used).map(|(digest, _)| digest.clone())
                     else {
                         return Err(Error::CacheFull { limit, needed: size_bytes });
                     };
@@ -218,7 +230,9 @@ impl Cache {
                     }
                     // Under the lock, so that nobody finds it in between.
                     match fs::remove_file(self.path(&digest)) {
-                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::Cache(error)),
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                            return Err(Error::Cache(error));
+                        }
                         _ => evicted.push(digest),
                     }
                 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::Api;
 use super::generate::{load_or_unload, merged, refuse_unsupported};
 use super::options::{Common, Options};
-use super::request::Asked;
+use super::request::{Asked, with_model};
 use super::stream::{self, Records, Shape};
 use crate::error::Error;
 use crate::runner::protocol::Input;
@@ -41,32 +41,39 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
     let mut options = Options::default();
     let asked_options = body.options.as_ref();
     asked_options.map(|asked| options.apply(asked)).transpose()?;
-    let mut records = Records { shape: Shape::Chat, model: asked.name.clone(), started, load: Duration::ZERO };
+    let records = Records { shape: Shape::Chat, model: asked.name.clone(), started, load: Duration::ZERO };
     let messages = body.messages.as_deref().unwrap_or_default();
     if messages.is_empty() {
         return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
     }
-    let mut messages =
-        messages.iter().map(|message| self::message(&asked.name, message)).collect::<Result<Vec<Value>, Error>>()?;
+    let messages = messages
+        .iter()
+        .map(|message| self::message(&asked.name, message))
+        .collect::<Result<Vec<Value>, Error>>()?;
 
-    let ticket = api.scheduler.acquire(asked.wanted(options.num_ctx, body.keep_alive)).await?;
-    records.load = ticket.load_duration();
-    let model = ticket.model().model();
-    if let Some(system) = &model.system
-        && messages.first().is_some_and(|message| message["role"] != "system")
-    {
-        messages.insert(0, json!({"role": "system", "content": system}));
-    }
-    let options = merged(&model.params, asked_options)?;
-    let input = Input::Chat { messages, tools: body.tools.clone().unwrap_or_default() };
     let common = Common {
         truncate: body.truncate,
         shift: body.shift,
         logprobs: body.logprobs,
         top_logprobs: body.top_logprobs,
     };
-    let request = options.request(input, &common)?;
-    stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+    let (common, records, messages) = (&common, &records, &messages);
+    with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
+        Box::pin(async move {
+            let model = ticket.model().model();
+            let mut messages = messages.clone();
+            if let Some(system) = &model.system
+                && messages.first().is_some_and(|message| message["role"] != "system")
+            {
+                messages.insert(0, json!({"role": "system", "content": system}));
+            }
+            let input = Input::Chat { messages, tools: body.tools.clone().unwrap_or_default() };
+            let request = merged(&model.params, asked_options)?.request(input, common)?;
+            let records = Records { load: ticket.load_duration(), ..records.clone() };
+            stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+        })
+    })
+    .await
 }
 
 /// A message as templates expect it: a known role, and content that is there.
@@ -74,7 +81,9 @@ fn message(model: &str, message: &Map<String, Value>) -> Result<Value, Error> {
     let mut message = message.clone();
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default().to_lowercase();
     if !matches!(role.as_str(), "system" | "user" | "assistant" | "tool") {
-        return Err(Error::Invalid(format!("invalid role {role:?}: must be system, user, assistant or tool")));
+        return Err(Error::Invalid(format!(
+            "invalid role {role:?}: must be system, user, assistant or tool"
+        )));
     }
     message.insert("role".into(), json!(role));
     match message.remove("images") {
@@ -99,11 +108,19 @@ mod tests {
     #[test]
     fn messages() {
         let check = |json: Value| message("m", json.as_object().unwrap()).map_err(|error| error.to_string());
-        assert_eq!(check(json!({"role": "User", "content": "x"})), Ok(json!({"role": "user", "content": "x"})));
+        assert_eq!(
+            check(json!({"role": "User", "content": "x"})),
+            Ok(json!({"role": "user", "content": "x"}))
+        );
         let calls = json!({"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}], "images": []});
         let expect = json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]});
         assert_eq!(check(calls), Ok(expect));
-        for bad in [json!({}), json!({"role": "root"}), json!({"role": "user", "content": 1}), json!({"role": "user", "images": ["x"]})] {
+        for bad in [
+            json!({}),
+            json!({"role": "root"}),
+            json!({"role": "user", "content": 1}),
+            json!({"role": "user", "images": ["x"]}),
+        ] {
             assert!(check(bad.clone()).is_err(), "{bad}");
         }
     }

@@ -13,10 +13,14 @@ impl Error {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Error::Invalid(_) | Error::Unsupported(_) => StatusCode::BAD_REQUEST,
-            Error::Runner(RunnerError { kind: ErrorKind::Invalid | ErrorKind::Unsupported, .. }) => StatusCode::BAD_REQUEST,
+            Error::Runner(RunnerError { kind: ErrorKind::Invalid | ErrorKind::Unsupported, .. }) => {
+                StatusCode::BAD_REQUEST
+            }
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::ModelUnknown(_) => StatusCode::NOT_FOUND,
-            Error::Busy | Error::Memory { .. } | Error::CacheFull { .. } | Error::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Busy | Error::Memory { .. } | Error::CacheFull { .. } | Error::Stopping => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Error::Pull { source, .. } if source.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         }

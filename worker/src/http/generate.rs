@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Api;
 use super::options::{Common, Options};
-use super::request::Asked;
+use super::request::{Asked, with_model};
 use super::stream::{self, Records, Shape};
 use crate::error::Error;
 use crate::runner::protocol::Input;
@@ -52,7 +52,9 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
         return Err(Error::Invalid(format!("{name:?} does not support insert")));
     }
     if is_set(&body.template) {
-        return Err(Error::Invalid("a template in a request is not supported yet: use raw, or the model's own".into()));
+        return Err(Error::Invalid(
+            "a template in a request is not supported yet: use raw, or the model's own".into(),
+        ));
     }
     refuse_unsupported(name, &body.format, &body.think, body.debug_render_only)?;
     if body.images.as_ref().is_some_and(|images| !images.is_empty()) {
@@ -62,36 +64,43 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
     let mut options = Options::default();
     let asked_options = body.options.as_ref();
     asked_options.map(|asked| options.apply(asked)).transpose()?;
-    let mut records = Records { shape: Shape::Generate, model: name.clone(), started, load: Duration::ZERO };
+    let records = Records { shape: Shape::Generate, model: name.clone(), started, load: Duration::ZERO };
     if !is_set(&body.prompt) {
         return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
     }
 
-    let ticket = api.scheduler.acquire(asked.wanted(options.num_ctx, body.keep_alive)).await?;
-    records.load = ticket.load_duration();
-    let model = ticket.model().model();
-    let options = merged(&model.params, asked_options)?;
-    let prompt = body.prompt.clone().unwrap_or_default();
-    let input = match raw {
-        true => Input::Raw { prompt },
-        false => Input::Prompt {
-            system: body.system.clone().or_else(|| model.system.clone()),
-            prompt,
-            context: context.to_vec(),
-        },
-    };
     let common = Common {
         truncate: body.truncate,
         shift: body.shift,
         logprobs: body.logprobs,
         top_logprobs: body.top_logprobs,
     };
-    let request = options.request(input, &common)?;
-    stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+    let (common, records) = (&common, &records);
+    with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
+        Box::pin(async move {
+            let model = ticket.model().model();
+            let prompt = body.prompt.clone().unwrap_or_default();
+            let input = match raw {
+                true => Input::Raw { prompt },
+                false => Input::Prompt {
+                    system: body.system.clone().or_else(|| model.system.clone()),
+                    prompt,
+                    context: context.to_vec(),
+                },
+            };
+            let request = merged(&model.params, asked_options)?.request(input, common)?;
+            let records = Records { load: ticket.load_duration(), ..records.clone() };
+            stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+        })
+    })
+    .await
 }
 
 /// The model's own options under the request's.
-pub(super) fn merged(params: &Map<String, Value>, asked: Option<&Map<String, Value>>) -> Result<Options, Error> {
+pub(super) fn merged(
+    params: &Map<String, Value>,
+    asked: Option<&Map<String, Value>>,
+) -> Result<Options, Error> {
     let mut options = Options::default();
     options.apply(params)?;
     asked.map(|asked| options.apply(asked)).transpose()?;

@@ -40,3 +40,6 @@ pub fn router(api: Api) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(api)
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,13 @@ pub(super) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { sampling: SamplerOptions::default(), num_ctx: None, num_predict: None, num_keep: 4, stop: Vec::new() }
+        Options {
+            sampling: SamplerOptions::default(),
+            num_ctx: None,
+            num_predict: None,
+            num_keep: 4,
+            stop: Vec::new(),
+        }
     }
 }
 
@@ -95,7 +101,9 @@ fn float(key: &str, value: &Value) -> Result<f32, Error> {
 }
 
 fn integer(key: &str, value: &Value) -> Result<i64, Error> {
-    let whole = || value.as_f64().filter(|value| value.fract() == 0.0 && value.abs() < 9e15).map(|value| value as i64);
+    let whole = || {
+        value.as_f64().filter(|value| value.fract() == 0.0 && value.abs() < 9e15).map(|value| value as i64)
+    };
     value.as_i64().or_else(whole).ok_or_else(|| wrong(key, "integer"))
 }
 
@@ -107,7 +115,9 @@ fn texts(key: &str, value: &Value) -> Result<Vec<String>, Error> {
     };
     let texts: Vec<String> = texts.ok_or_else(|| wrong(key, "string array"))?;
     if texts.len() > MAX_STOPS || texts.iter().any(|text| text.len() > MAX_STOP_BYTES) {
-        return Err(Error::Invalid(format!("option \"{key}\" takes at most {MAX_STOPS} texts of {MAX_STOP_BYTES} bytes")));
+        return Err(Error::Invalid(format!(
+            "option \"{key}\" takes at most {MAX_STOPS} texts of {MAX_STOP_BYTES} bytes"
+        )));
     }
     Ok(texts)
 }
@@ -139,7 +149,10 @@ mod tests {
         .unwrap();
         assert_eq!((got.sampling.temperature, got.sampling.top_k, got.sampling.seed), (0.0, 7, 5));
         assert_eq!((got.stop, got.num_ctx), (vec!["b".to_owned()], Some(100)));
-        assert_eq!(options(&[json!({"num_predict": -1, "num_ctx": 0, "num_keep": -1})]).unwrap().num_predict, None);
+        assert_eq!(
+            options(&[json!({"num_predict": -1, "num_ctx": 0, "num_keep": -1})]).unwrap().num_predict,
+            None
+        );
         assert_eq!(options(&[json!({"num_predict": 0})]).unwrap().num_predict, Some(0));
         assert_eq!(options(&[json!({"top_k": 1e12})]).unwrap().sampling.top_k, i32::MAX);
     }

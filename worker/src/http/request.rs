@@ -1,8 +1,11 @@
 //! What every inference request has in common: the gateway's headers, a JSON body, and which model is meant.
 
+use std::time::Duration;
+
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Request};
+use futures::future::BoxFuture;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use lode_model::digest::Digest;
@@ -11,11 +14,33 @@ use serde::de::DeserializeOwned;
 
 use super::Api;
 use crate::error::Error;
-use crate::scheduler::{KeepAlive, Wanted};
+use crate::runner::protocol::{ErrorKind, RunnerError};
+use crate::scheduler::{KeepAlive, Ticket, Wanted};
 
 /// Where the gateway says what to load, and how the caller called it.
 const MODEL_HEADER: &str = "lode-model";
 const MODEL_NAME_HEADER: &str = "lode-model-name";
+
+/// A runner that is at its end gets this long to be gone.
+const LAST_MOMENTS: Duration = Duration::from_secs(5);
+
+/// Does a request's work with the model it wants; once more with a new runner where the old one was at its end
+/// and had not begun.
+pub(super) async fn with_model<'a, T>(
+    api: &Api,
+    wanted: Wanted,
+    work: impl Fn(Ticket) -> BoxFuture<'a, Result<T, Error>>,
+) -> Result<T, Error> {
+    let ticket = api.scheduler.acquire(wanted.clone()).await?;
+    let ended = ticket.model().ended();
+    match work(ticket).await {
+        Err(Error::Runner(RunnerError { kind: ErrorKind::Stopped, .. })) => {
+            let _ = tokio::time::timeout(LAST_MOMENTS, ended).await;
+            work(api.scheduler.acquire(wanted).await?).await
+        }
+        other => other,
+    }
+}
 
 /// A request that has shown this worker's secret.
 pub(super) struct Authorized;
@@ -25,7 +50,8 @@ impl FromRequestParts<Api> for Authorized {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Authorized, Error> {
         let secret = api.secret.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        let shown = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+        let shown =
+            parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
         match (secret, shown) {
             (Some(secret), Some(shown)) if same(secret.as_bytes(), shown.as_bytes()) => Ok(Authorized),
             _ => Err(Error::Unauthorized),

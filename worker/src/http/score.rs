@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::Api;
-use super::request::Asked;
+use super::request::{Asked, with_model};
 use super::stream;
 use crate::error::Error;
 use crate::runner::protocol::ScoreRequest;
@@ -25,10 +25,12 @@ pub(super) struct Body {
 pub(super) async fn score(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
     let longest = asked.body.windows.iter().map(|window| window.len().saturating_sub(1)).max();
     let wanted = asked.wanted(longest, asked.body.keep_alive);
-    let ticket = api.scheduler.acquire(wanted).await?;
     let with_logprobs = asked.body.logprobs.unwrap_or(true);
-    let request = ScoreRequest { windows: asked.body.windows };
-    let scores = ticket.model().client().score(&request).await?;
+    let request = &ScoreRequest { windows: asked.body.windows };
+    let scores = with_model(&api, wanted, move |ticket| {
+        Box::pin(async move { Ok(ticket.model().client().score(request).await?) })
+    })
+    .await?;
     let sum = |window: &Vec<f32>| {
         let nll: f64 = window.iter().map(|&logprob| -f64::from(logprob)).sum();
         json!({"nll": nll, "tokens": window.len()})

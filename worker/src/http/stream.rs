@@ -27,6 +27,7 @@ pub(super) enum Shape {
 }
 
 /// Writes the records of one answer.
+#[derive(Clone)]
 pub(super) struct Records {
     pub(super) shape: Shape,
     pub(super) model: String,

@@ -74,7 +74,7 @@ impl Batch {
     fn send(&self, command: Command) -> Result<(), RunnerError> {
         self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => RunnerError::failed("too many requests wait for this model"),
-            TrySendError::Disconnected(_) => RunnerError::failed("the model has stopped"),
+            TrySendError::Disconnected(_) => RunnerError::stopped("the model has stopped"),
         })
     }
 }
@@ -224,7 +224,8 @@ impl Loop {
         {
             let slot = &self.slots[best];
             // In place, when that costs no other conversation what it has cached.
-            let in_place = is_idle(slot) && (shared * 2 >= slot.cached.len() || (!has_room && oldest_idle(Some(best)).is_none()));
+            let in_place = is_idle(slot)
+                && (shared * 2 >= slot.cached.len() || (!has_room && oldest_idle(Some(best)).is_none()));
             if in_place {
                 self.truncate(best, shared);
                 return Ok(Some(best));
@@ -257,7 +258,13 @@ impl Loop {
     }
 
     fn add_slot(&mut self, sequence: SequenceId, cached: Vec<u32>) -> usize {
-        self.slots.push(Slot { sequence, cached, pending: Vec::new(), last_used: self.clock, work: Work::Idle });
+        self.slots.push(Slot {
+            sequence,
+            cached,
+            pending: Vec::new(),
+            last_used: self.clock,
+            work: Work::Idle,
+        });
         self.slots.len() - 1
     }
 

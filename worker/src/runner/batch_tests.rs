@@ -28,7 +28,8 @@ fn bench(num_parallel: usize, batch_tokens: usize) -> Bench {
     let (exit, exited) = oneshot::channel();
     let batch = Batch::start(Box::new(engine), num_parallel, batch_tokens, move || {
         let _ = exit.send(());
-    }).unwrap();
+    })
+    .unwrap();
     Bench { batch, log, exited, tokenizer: demo_tokenizer() }
 }
 
@@ -219,7 +220,8 @@ async fn stop_texts_and_log_probabilities() {
     let whole = bench.text(&expected);
     // From the middle of the fourth token into the fifth.
     let fourth = bench.text(&expected[..3]).len();
-    let stop: String = whole[fourth..].chars().skip(1).take(bench.text(&expected[3..5]).chars().count() - 1).collect();
+    let stop: String =
+        whole[fourth..].chars().skip(1).take(bench.text(&expected[3..5]).chars().count() - 1).collect();
     let at = whole.find(&stop).unwrap();
     let (text, _, done) = read(bench.job(&ids, |job| job.stop = StopMatcher::new(vec![stop.clone()]))).await;
     let done = done.unwrap();
@@ -229,7 +231,9 @@ async fn stop_texts_and_log_probabilities() {
     let mut events = bench.job(&ids, |job| (job.top_logprobs, job.num_predict) = (Some(3), 5));
     let mut so_far = ids.clone();
     for &id in &expected[..5] {
-        let Some(Event::Token { logprob: Some(logprob), .. }) = events.recv().await else { panic!("a token") };
+        let Some(Event::Token { logprob: Some(logprob), .. }) = events.recv().await else {
+            panic!("a token")
+        };
         let row = row(&so_far);
         assert_eq!(logprob.token.logprob, LogSoftmax::new(&row).of(id));
         assert_eq!(logprob.token.bytes, bench.tokenizer.token_bytes(id));

@@ -65,7 +65,13 @@ impl Client {
     /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of them.
     pub async fn generate(&self, request: &GenerateRequest) -> Result<EventStream, CallError> {
         let (answer, connection) = self.send(Method::POST, "/generate", request).await?;
-        Ok(EventStream { body: answer, buffer: BytesMut::new(), scanned: 0, ended: false, _connection: connection })
+        Ok(EventStream {
+            body: answer,
+            buffer: BytesMut::new(),
+            scanned: 0,
+            ended: false,
+            _connection: connection,
+        })
     }
 
     async fn call<T: DeserializeOwned>(
@@ -86,8 +92,11 @@ impl Client {
         body: &impl Serialize,
     ) -> Result<(Incoming, Connection), CallError> {
         let body = serde_json::to_vec(body).map_err(gone)?;
-        let stream = UnixStream::connect(&self.socket).await.map_err(gone)?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(gone)?;
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|error| RunnerError::stopped(format!("the runner of this model is gone: {error}")))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(gone)?;
         let connection = Connection(tokio::spawn(async move {
             // What goes wrong here also fails the request or the body.
             let _ = connection.await;
@@ -135,7 +144,8 @@ pub struct EventStream {
 
 impl EventStream {
     fn line(&mut self) -> Option<Event> {
-        let at = self.buffer[self.scanned..].iter().position(|&byte| byte == b'\n').map(|at| self.scanned + at);
+        let at =
+            self.buffer[self.scanned..].iter().position(|&byte| byte == b'\n').map(|at| self.scanned + at);
         let Some(at) = at else {
             self.scanned = self.buffer.len();
             return None;

@@ -14,7 +14,13 @@ mod batch_tests;
 #[cfg(test)]
 mod server_tests;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use client::{Client, EventStream};
 pub use server::{StartError, main};
+
+#[cfg(test)]
+pub(crate) use {
+    model::Model,
+    server::{Loader, serve as serve_runner},
+};

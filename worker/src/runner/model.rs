@@ -32,8 +32,12 @@ impl Model {
     /// Reads everything a model consists of and hands its weights to an engine.
     pub(crate) fn load(request: &LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> {
         let spec = &request.model;
-        let config_json = read_file(spec, "config.json")?
-            .ok_or_else(|| RunnerError::unsupported(format!("{}: has no config.json, so its architecture is unknown", spec.name)))?;
+        let config_json = read_file(spec, "config.json")?.ok_or_else(|| {
+            RunnerError::unsupported(format!(
+                "{}: has no config.json, so its architecture is unknown",
+                spec.name
+            ))
+        })?;
         if spec.tensors.is_empty() {
             return Err(RunnerError::unsupported(format!("{}: has no tensors", spec.name)));
         }
@@ -63,21 +67,26 @@ impl Model {
         let json = |name: &str| -> Result<Option<Value>, RunnerError> {
             read_file(spec, name)?.map(|bytes| parse_json(name, &bytes)).transpose()
         };
-        let tokenizer = match read_file(spec, "tokenizer.json")? {
-            Some(bytes) => Some(Arc::new(Tokenizer::from_json(&bytes).map_err(|error| {
-                RunnerError::unsupported(format!("{}: {}", spec.name, chain(&error)))
-            })?)),
-            None => None,
-        };
+        let tokenizer =
+            match read_file(spec, "tokenizer.json")? {
+                Some(bytes) => Some(Arc::new(Tokenizer::from_json(&bytes).map_err(|error| {
+                    RunnerError::unsupported(format!("{}: {}", spec.name, chain(&error)))
+                })?)),
+                None => None,
+            };
         let tokenizer_config = json("tokenizer_config.json")?;
         let generation_config = json("generation_config.json")?;
         let special = match &tokenizer {
-            Some(tokenizer) => {
-                SpecialTokens::read(tokenizer, Some(config), generation_config.as_ref(), tokenizer_config.as_ref())
-            }
+            Some(tokenizer) => SpecialTokens::read(
+                tokenizer,
+                Some(config),
+                generation_config.as_ref(),
+                tokenizer_config.as_ref(),
+            ),
             None => SpecialTokens::default(),
         };
-        let jinja = read_file(spec, "chat_template.jinja")?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let jinja =
+            read_file(spec, "chat_template.jinja")?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let template_json = json("chat_template.json")?;
         let sources = TemplateSources {
             jinja: jinja.as_deref(),
@@ -104,11 +113,14 @@ impl Model {
     }
 
     /// Turns a request into a job: renders, encodes, and fits the prompt into the context.
-    pub(crate) fn prepare(&self, request: GenerateRequest, events: mpsc::Sender<Event>) -> Result<Job, RunnerError> {
-        let tokenizer = self
-            .tokenizer
-            .clone()
-            .ok_or_else(|| RunnerError::unsupported(format!("{}: has no tokenizer.json, so it cannot read text", self.name)))?;
+    pub(crate) fn prepare(
+        &self,
+        request: GenerateRequest,
+        events: mpsc::Sender<Event>,
+    ) -> Result<Job, RunnerError> {
+        let tokenizer = self.tokenizer.clone().ok_or_else(|| {
+            RunnerError::unsupported(format!("{}: has no tokenizer.json, so it cannot read text", self.name))
+        })?;
         let limit = request.num_ctx.unwrap_or(usize::MAX).min(self.info.context_length).max(1);
         let prompt = self.prompt(&tokenizer, &request, limit)?;
         if let Some(id) = prompt.iter().find(|&&id| id as usize >= self.info.vocab_size) {
@@ -133,15 +145,24 @@ impl Model {
         })
     }
 
-    fn prompt(&self, tokenizer: &Tokenizer, request: &GenerateRequest, limit: usize) -> Result<Vec<u32>, RunnerError> {
-        let encode = |text: &str, special| tokenizer.encode_with(text, special).map_err(|error| RunnerError::invalid(chain(&error)));
+    fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        request: &GenerateRequest,
+        limit: usize,
+    ) -> Result<Vec<u32>, RunnerError> {
+        let encode = |text: &str, special| {
+            tokenizer.encode_with(text, special).map_err(|error| RunnerError::invalid(chain(&error)))
+        };
         let mut ids = match &request.input {
             Input::Raw { prompt } => encode(prompt, Special::ALL)?,
             Input::Prompt { system, prompt, context } => {
                 let turn = self.turn(system.as_deref(), prompt, tokenizer, context.is_empty())?;
                 self.after(context, turn)
             }
-            Input::Chat { messages, tools } => return self.conversation(tokenizer, messages, tools, request, limit),
+            Input::Chat { messages, tools } => {
+                return self.conversation(tokenizer, messages, tools, request, limit);
+            }
         };
         if ids.is_empty() {
             // Nothing to continue: begin as the model's texts begin.
@@ -164,7 +185,8 @@ impl Model {
                 let mut messages = Vec::new();
                 messages.extend(system.map(|system| json!({"role": "system", "content": system})));
                 messages.push(json!({"role": "user", "content": prompt}));
-                let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+                let conversation =
+                    Conversation { messages: &messages, tools: None, add_generation_prompt: true };
                 (template.render(&conversation).map_err(RunnerError::invalid)?, Special::PARSE)
             }
             None => {
@@ -211,8 +233,9 @@ impl Model {
         loop {
             let conversation = Conversation { messages: &messages, tools, add_generation_prompt: true };
             let text = template.render(&conversation).map_err(RunnerError::invalid)?;
-            let ids =
-                tokenizer.encode_with(&text, Special::PARSE).map_err(|error| RunnerError::invalid(chain(&error)))?;
+            let ids = tokenizer
+                .encode_with(&text, Special::PARSE)
+                .map_err(|error| RunnerError::invalid(chain(&error)))?;
             if ids.len() <= limit || !request.truncate {
                 return self.fit(ids, request, limit);
             }
@@ -234,7 +257,12 @@ impl Model {
     }
 
     /// Cuts the middle out of a prompt that is too long: its beginning and its end matter most.
-    fn fit(&self, mut ids: Vec<u32>, request: &GenerateRequest, limit: usize) -> Result<Vec<u32>, RunnerError> {
+    fn fit(
+        &self,
+        mut ids: Vec<u32>,
+        request: &GenerateRequest,
+        limit: usize,
+    ) -> Result<Vec<u32>, RunnerError> {
         if ids.is_empty() {
             return Err(RunnerError::invalid("the prompt has no tokens"));
         }

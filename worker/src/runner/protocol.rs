@@ -184,6 +184,8 @@ pub enum ErrorKind {
     Unsupported,
     /// The runner is at fault: 500.
     Failed,
+    /// The runner is at its end and has not begun on this request: another one may.
+    Stopped,
 }
 
 impl RunnerError {
@@ -193,6 +195,10 @@ impl RunnerError {
 
     pub fn unsupported(message: impl ToString) -> RunnerError {
         RunnerError { kind: ErrorKind::Unsupported, message: message.to_string() }
+    }
+
+    pub fn stopped(message: impl ToString) -> RunnerError {
+        RunnerError { kind: ErrorKind::Stopped, message: message.to_string() }
     }
 
     pub fn failed(message: impl ToString) -> RunnerError {

@@ -60,9 +60,8 @@ pub fn main(socket: PathBuf) -> Result<(), StartError> {
         let listener = tokio::net::UnixListener::bind(&socket)
             .map_err(|source| StartError::Listen { path: socket.clone(), source })?;
         let (lost, engine_lost) = oneshot::channel();
-        let serve = axum::serve(listener, router(Runner::new(Arc::new(Model::load), lost)));
         tokio::select! {
-            result = serve.into_future() => result.map_err(StartError::Runtime),
+            result = serve(listener, Arc::new(Model::load), lost) => result.map_err(StartError::Runtime),
             // The engine is gone: only a new process helps. A moment for the last events to be read.
             _ = engine_lost => {
                 tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -76,7 +75,7 @@ pub fn main(socket: PathBuf) -> Result<(), StartError> {
 pub(crate) type Loader = dyn Fn(&LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> + Send + Sync;
 
 /// The state of a runner: empty until loaded.
-pub(crate) struct Runner {
+struct Runner {
     loader: Arc<Loader>,
     model: OnceLock<Served>,
     loading: tokio::sync::Mutex<Option<oneshot::Sender<Infallible>>>,
@@ -89,7 +88,7 @@ struct Served {
 
 impl Runner {
     /// `lost` is dropped when the engine has ended and the process should.
-    pub(crate) fn new(loader: Arc<Loader>, lost: oneshot::Sender<Infallible>) -> Arc<Runner> {
+    fn new(loader: Arc<Loader>, lost: oneshot::Sender<Infallible>) -> Arc<Runner> {
         Arc::new(Runner { loader, model: OnceLock::new(), loading: tokio::sync::Mutex::new(Some(lost)) })
     }
 
@@ -98,8 +97,17 @@ impl Runner {
     }
 }
 
+/// Serves one runner until it is dropped.
+pub(crate) async fn serve(
+    listener: tokio::net::UnixListener,
+    loader: Arc<Loader>,
+    lost: oneshot::Sender<Infallible>,
+) -> std::io::Result<()> {
+    axum::serve(listener, router(Runner::new(loader, lost))).await
+}
+
 /// The runner's routes.
-pub(crate) fn router(runner: Arc<Runner>) -> Router {
+fn router(runner: Arc<Runner>) -> Router {
     Router::new()
         .route("/status", get(status))
         .route("/load", post(load))
@@ -123,7 +131,8 @@ async fn load(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response
     let loader = runner.loader.clone();
     let (model, engine) = blocking(move || loader(&request)).await?;
     let lost = loading.take();
-    let batch = Batch::start(engine, num_parallel, batch_tokens, move || drop(lost)).map_err(RunnerError::failed)?;
+    let batch =
+        Batch::start(engine, num_parallel, batch_tokens, move || drop(lost)).map_err(RunnerError::failed)?;
     let answer = json(StatusCode::OK, &model.loaded());
     if runner.model.set(Served { model: Arc::new(model), batch }).is_err() {
         return Err(RunnerError::invalid("a model is loaded already"));
@@ -174,7 +183,8 @@ async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Respons
     }
     let (answer, scores) = oneshot::channel();
     served.batch.score(ScoreJob { windows: request.windows, answer })?;
-    let logprobs = scores.await.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while scoring")))?;
+    let logprobs =
+        scores.await.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while scoring")))?;
     Ok(json(StatusCode::OK, &ScoreResponse { logprobs }))
 }
 
@@ -182,7 +192,7 @@ impl IntoResponse for RunnerError {
     fn into_response(self) -> Response {
         let status = match self.kind {
             ErrorKind::Invalid | ErrorKind::Unsupported => StatusCode::BAD_REQUEST,
-            ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::Failed | ErrorKind::Stopped => StatusCode::INTERNAL_SERVER_ERROR,
         };
         json(status, &self)
     }

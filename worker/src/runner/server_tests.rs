@@ -11,7 +11,7 @@ use super::model::Model;
 use super::protocol::{
     DoneReason, ErrorKind, Event, GenerateRequest, Input, LoadRequest, ModelSpec, RunnerError, ScoreRequest,
 };
-use super::server::{Loader, Runner, router};
+use super::server::{Loader, serve};
 use super::testing::{FakeEngine, PANIC, answer, demo_file, demo_tokenizer};
 use crate::engine::Engine;
 use crate::text::SamplerOptions;
@@ -65,7 +65,7 @@ async fn start() -> (Client, tempfile::TempDir, oneshot::Receiver<std::convert::
     let socket = folder.path().join("s");
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let (lost, engine_lost) = oneshot::channel();
-    tokio::spawn(async move { axum::serve(listener, router(Runner::new(loader(), lost))).await });
+    tokio::spawn(serve(listener, loader(), lost));
     (Client::new(socket), folder, engine_lost)
 }
 
@@ -107,7 +107,8 @@ async fn load_then_generate() {
     let got = context(&client, &request(Input::Raw { prompt: "Define water.".into() })).await.unwrap();
     assert_eq!(got, [raw.clone(), answer(&raw, 12)].concat());
 
-    let turn = |system: &str| format!("{system}<|im_start|>user\nDefine water.<|im_end|>\n<|im_start|>assistant\n");
+    let turn =
+        |system: &str| format!("{system}<|im_start|>user\nDefine water.<|im_end|>\n<|im_start|>assistant\n");
     let prompt = |system: Option<&str>, context: &[u32]| Input::Prompt {
         system: system.map(Into::into),
         prompt: "Define water.".into(),
@@ -138,7 +139,10 @@ async fn what_does_not_fit() {
     let mut raw = request(Input::Raw { prompt: long.clone() });
     raw.truncate = false;
     let error = refusal(context(&client, &raw).await.unwrap_err());
-    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Invalid, "the input length exceeds the context length"));
+    assert_eq!(
+        (error.kind, error.message.as_str()),
+        (ErrorKind::Invalid, "the input length exceeds the context length")
+    );
     raw.truncate = true;
     raw.num_predict = Some(1);
     let ids = demo_tokenizer().encode(&long, true).unwrap();
@@ -152,14 +156,22 @@ async fn what_does_not_fit() {
     chat.num_predict = Some(0);
     let text = demo_tokenizer().decode(&context(&client, &chat).await.unwrap()).unwrap();
     let text = String::from_utf8(text).unwrap();
-    assert!(text.starts_with("<|im_start|>system\nS<|im_end|>") && text.contains("last") && !text.contains("one two"));
+    assert!(
+        text.starts_with("<|im_start|>system\nS<|im_end|>")
+            && text.contains("last")
+            && !text.contains("one two")
+    );
 
     for (ids, expect) in [(vec![4096], "outside"), (vec![u32::MAX], "outside")] {
         let input = Input::Prompt { system: None, prompt: "x".into(), context: ids };
         assert!(refusal(context(&client, &request(input)).await.unwrap_err()).message.contains(expect));
     }
     let tools = Input::Chat { messages: vec![user("x")], tools: vec![json!({})] };
-    assert!(refusal(context(&client, &request(tools)).await.unwrap_err()).message.contains("does not support tools"));
+    assert!(
+        refusal(context(&client, &request(tools)).await.unwrap_err())
+            .message
+            .contains("does not support tools")
+    );
     let error = client.score(&ScoreRequest { windows: vec![vec![0; CONTEXT + 2]] }).await.unwrap_err();
     assert!(refusal(error).message.contains("longer than the context"));
     let error = client.score(&ScoreRequest { windows: vec![vec![1, 9999]] }).await.unwrap_err();
@@ -183,7 +195,9 @@ async fn dropping_the_stream_cancels() {
     let mut short = request(Input::Raw { prompt: "y".into() });
     short.num_predict = Some(2);
     let events: Vec<Event> = client.generate(&short).await.unwrap().collect().await;
-    assert!(matches!(events.last(), Some(Event::Done(done)) if done.reason == DoneReason::Length || done.eval_tokens < 2));
+    assert!(
+        matches!(events.last(), Some(Event::Done(done)) if done.reason == DoneReason::Length || done.eval_tokens < 2)
+    );
 }
 
 #[tokio::test]
@@ -192,7 +206,10 @@ async fn a_lost_engine_ends_the_streams() {
     client.load(&load_request("demo")).await.unwrap();
     let input = Input::Prompt { system: None, prompt: "x".into(), context: vec![PANIC] };
     let error = refusal(context(&client, &request(input)).await.unwrap_err());
-    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Failed, "the model stopped while answering"));
+    assert_eq!(
+        (error.kind, error.message.as_str()),
+        (ErrorKind::Failed, "the model stopped while answering")
+    );
     assert!(lost.await.is_err(), "main is told");
     assert!(context(&client, &request(Input::Raw { prompt: "x".into() })).await.is_err());
 }

@@ -54,7 +54,8 @@ pub(crate) fn row(ids: &[u32]) -> Vec<f32> {
         hash = (hash ^ u64::from(*id)).wrapping_mul(0x0100_0000_01b3);
     }
     hash ^= hash >> 29;
-    let mut row: Vec<f32> = (0..VOCAB).map(|id| ((hash.wrapping_mul(id as u64 | 1) >> 40) % 100) as f32 / 100.0).collect();
+    let mut row: Vec<f32> =
+        (0..VOCAB).map(|id| ((hash.wrapping_mul(id as u64 | 1) >> 40) % 100) as f32 / 100.0).collect();
     // Ordinary tokens, and now and then the end.
     let best = if hash.is_multiple_of(41) { u64::from(EOS) } else { 300 + hash % 3000 };
     row[best as usize] = 6.0;

@@ -37,7 +37,8 @@ impl FromStr for KeepAlive {
     type Err = KeepAliveError;
 
     fn from_str(text: &str) -> Result<KeepAlive, KeepAliveError> {
-        let seconds = text.parse::<f64>().ok().filter(|seconds| seconds.is_finite()).or_else(|| go_duration(text));
+        let seconds =
+            text.parse::<f64>().ok().filter(|seconds| seconds.is_finite()).or_else(|| go_duration(text));
         seconds.map(KeepAlive::seconds).ok_or_else(|| KeepAliveError(text.to_owned()))
     }
 }
@@ -132,7 +133,8 @@ mod tests {
     fn forms() {
         let check = |json: &str, expect: Option<f64>| {
             let got: KeepAlive = serde_json::from_str(json).unwrap();
-            let expect = expect.map_or(KeepAlive::Forever, |seconds| KeepAlive::For(Duration::from_secs_f64(seconds)));
+            let expect =
+                expect.map_or(KeepAlive::Forever, |seconds| KeepAlive::For(Duration::from_secs_f64(seconds)));
             assert_eq!(got, expect, "{json}");
         };
         check("0", Some(0.0));
@@ -150,7 +152,19 @@ mod tests {
         check("\"250ms\"", Some(0.25));
         check("\"-1m\"", None);
         check("\"24h0m0s\"", Some(86400.0));
-        for bad in ["\"\"", "\"x\"", "\"5\u{20ac}\"", "\"m\"", "\"5mm\"", "\"1h 30m\"", "\"nan\"", "\"-\"", "null", "[]", "\"..s\""] {
+        for bad in [
+            "\"\"",
+            "\"x\"",
+            "\"5\u{20ac}\"",
+            "\"m\"",
+            "\"5mm\"",
+            "\"1h 30m\"",
+            "\"nan\"",
+            "\"-\"",
+            "null",
+            "[]",
+            "\"..s\"",
+        ] {
             assert!(serde_json::from_str::<KeepAlive>(bad).is_err(), "{bad}");
         }
     }

@@ -102,7 +102,8 @@ impl LoadedModel {
     /// Whether a request can use it as it is.
     pub(super) fn suits(&self, wanted: &Wanted) -> bool {
         let is_longest = self.loaded.context_length < self.asked_context;
-        let long_enough = wanted.num_ctx.is_none_or(|asked| asked <= self.loaded.context_length) || is_longest;
+        let long_enough =
+            wanted.num_ctx.is_none_or(|asked| asked <= self.loaded.context_length) || is_longest;
         self.runner.is_alive() && long_enough && !self.usage().retired
     }
 
@@ -141,7 +142,8 @@ impl LoadedModel {
         self.places.close();
     }
 
-    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+    /// Returns when its runner has gone.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         self.runner.ended()
     }
 

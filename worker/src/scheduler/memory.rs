@@ -41,7 +41,8 @@ fn cache_bytes_per_token(config: &Value, kv_cache_type: &str) -> u64 {
     let heads = get("num_attention_heads");
     let kv_heads = get("num_key_value_heads").or(heads);
     let head_dim = get("head_dim").or_else(|| Some(get("hidden_size")? / heads?.max(1)));
-    let (Some(layers), Some(kv_heads), Some(head_dim)) = (get("num_hidden_layers"), kv_heads, head_dim) else {
+    let (Some(layers), Some(kv_heads), Some(head_dim)) = (get("num_hidden_layers"), kv_heads, head_dim)
+    else {
         return 0;
     };
     let values = layers.saturating_mul(kv_heads).saturating_mul(head_dim).saturating_mul(2);
@@ -100,15 +101,25 @@ mod tests {
 
     #[test]
     fn cache_of_a_token() {
-        let check = |config: Value, kind: &str, expect: u64| assert_eq!(cache_bytes_per_token(&config, kind), expect, "{config}");
+        let check = |config: Value, kind: &str, expect: u64| {
+            assert_eq!(cache_bytes_per_token(&config, kind), expect, "{config}")
+        };
         let demo = json!({"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 256});
         check(demo.clone(), "f32", 4096);
         check(demo.clone(), "f16", 2048);
         check(demo.clone(), "q8_0", 1088);
-        check(json!({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}), "f16", 2 * 64 * 2 * 2);
+        check(
+            json!({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}),
+            "f16",
+            2 * 64 * 2 * 2,
+        );
         check(json!({"text_config": demo}), "f16", 2048);
         check(json!({}), "f16", 0);
-        check(json!({"num_hidden_layers": u64::MAX, "num_attention_heads": u64::MAX, "head_dim": 1}), "f32", u64::MAX);
+        check(
+            json!({"num_hidden_layers": u64::MAX, "num_attention_heads": u64::MAX, "head_dim": 1}),
+            "f32",
+            u64::MAX,
+        );
     }
 
     #[test]

@@ -137,7 +137,8 @@ impl Scheduler {
 
     /// What is loaded now, as reports show it.
     pub fn loaded(&self) -> Vec<Snapshot> {
-        let mut loaded: Vec<Snapshot> = self.inner.state().loaded.values().map(|model| model.snapshot()).collect();
+        let mut loaded: Vec<Snapshot> =
+            self.inner.state().loaded.values().map(|model| model.snapshot()).collect();
         loaded.sort_by(|a, b| a.name.cmp(&b.name));
         loaded
     }
@@ -313,7 +314,8 @@ async fn expire(inner: std::sync::Weak<Inner>) {
         let (due, next) = {
             let state = strong.state();
             let expiring = || state.loaded.values().filter_map(|model| Some((model.expires_at()?, model)));
-            let due: Vec<_> = expiring().filter(|(at, _)| *at <= now).map(|(_, model)| model.clone()).collect();
+            let due: Vec<_> =
+                expiring().filter(|(at, _)| *at <= now).map(|(_, model)| model.clone()).collect();
             (due, expiring().map(|(at, _)| at).filter(|at| *at > now).min())
         };
         for model in due {

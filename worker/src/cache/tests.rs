@@ -1,0 +1,176 @@
+//! The cache against a small registry: pulled once, verified, evicted in order, never while in use.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use lode_client::Registry;
+use lode_model::digest::Digest;
+use lode_model::media_type as mt;
+
+use super::{Cache, Lease, Models};
+use crate::error::Error;
+use crate::testing::{TinyRegistry, repository};
+
+struct Bench {
+    tiny: TinyRegistry,
+    registry: Registry,
+    folder: tempfile::TempDir,
+}
+
+async fn bench() -> Bench {
+    let tiny = TinyRegistry::default();
+    let registry = tiny.client().await;
+    Bench { tiny, registry, folder: tempfile::tempdir().unwrap() }
+}
+
+impl Bench {
+    fn cache(&self, limit: Option<u64>) -> Arc<Cache> {
+        Cache::open(self.folder.path(), Vec::new(), limit).unwrap()
+    }
+
+    fn blob(&self, seed: u8, len: usize) -> Digest {
+        self.tiny.put(mt::OCTET_STREAM, vec![seed; len])
+    }
+
+    async fn fetch(&self, cache: &Arc<Cache>, digest: &Digest, size: u64) -> Result<Lease, Error> {
+        cache.fetch(&self.registry, &repository(), digest, size).await
+    }
+}
+
+#[tokio::test]
+async fn however_many_wait_it_is_pulled_once() {
+    let bench = bench().await;
+    let cache = bench.cache(None);
+    let digest = bench.blob(7, 100_000);
+    let leases = futures::future::join_all((0..20).map(|_| bench.fetch(&cache, &digest, 100_000))).await;
+    for lease in &leases {
+        assert_eq!(std::fs::read(lease.as_ref().unwrap().path()).unwrap(), vec![7; 100_000]);
+    }
+    assert_eq!(bench.tiny.gets(&digest), 1);
+    drop(leases);
+    drop(cache);
+    // A later run finds it.
+    let cache = bench.cache(None);
+    assert!(cache.contains(&digest));
+    bench.fetch(&cache, &digest, 100_000).await.unwrap();
+    assert_eq!(bench.tiny.gets(&digest), 1);
+}
+
+#[tokio::test]
+async fn wrong_bytes_never_get_in() {
+    let bench = bench().await;
+    let cache = bench.cache(None);
+    let digest = bench.blob(7, 1000);
+    bench.tiny.corrupt(&digest);
+    let error = bench.fetch(&cache, &digest, 1000).await.unwrap_err();
+    assert!(matches!(error, Error::Pull { .. }), "{error}");
+    assert!(!cache.contains(&digest));
+    let missing = Digest::sha256(b"nobody has this");
+    assert!(bench.fetch(&cache, &missing, 15).await.is_err());
+    // Nothing is held against the limit by what did not come.
+    let cache = bench.cache(Some(1000));
+    assert!(bench.fetch(&cache, &digest, 1000).await.is_err());
+    assert!(bench.fetch(&cache, &bench.blob(8, 1000), 1000).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_least_recently_used_goes_first_and_nothing_in_use() {
+    let bench = bench().await;
+    let cache = bench.cache(Some(250));
+    let blobs: Vec<Digest> = (0..5).map(|seed| bench.blob(seed, 100)).collect();
+    let fetch = async |at: usize| bench.fetch(&cache, &blobs[at], 100).await;
+    let there = |expect: [bool; 5]| {
+        let there: Vec<bool> = blobs.iter().map(|blob| cache.contains(blob)).collect();
+        assert_eq!(there, expect);
+    };
+    drop(fetch(0).await.unwrap());
+    drop(fetch(1).await.unwrap());
+    drop(fetch(0).await.unwrap());
+    let held = fetch(2).await.unwrap();
+    there([true, false, true, false, false]);
+    let also = fetch(3).await.unwrap();
+    there([false, false, true, true, false]);
+    assert!(matches!(fetch(4).await.unwrap_err(), Error::CacheFull { limit: 250, needed: 100 }));
+    assert!(held.path().exists());
+    drop(held);
+    drop(fetch(4).await.unwrap());
+    there([false, false, false, true, true]);
+    drop(also);
+    assert!(matches!(
+        bench.fetch(&cache, &bench.blob(9, 300), 300).await.unwrap_err(),
+        Error::CacheFull { .. }
+    ));
+}
+
+#[tokio::test]
+async fn other_folders_are_used_where_they_lie() {
+    let bench = bench().await;
+    let source = tempfile::tempdir().unwrap();
+    let (ours, theirs, cut) = (bench.blob(1, 10), bench.blob(2, 10), bench.blob(3, 10));
+    let write = |path: String, bytes: Vec<u8>| {
+        let path = source.path().join("blobs").join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    };
+    write(format!("sha256/{}", ours.hex()), vec![1; 10]);
+    write(format!("sha256-{}", theirs.hex()), vec![2; 10]);
+    write(format!("sha256/{}", cut.hex()), vec![3; 9]);
+    let cache =
+        Cache::open(bench.folder.path(), vec!["/no/such/folder".into(), source.path().into()], None).unwrap();
+    let is_in = |lease: &Lease, folder: &Path| lease.path().starts_with(folder);
+    for digest in [&ours, &theirs] {
+        assert!(cache.contains(digest));
+        assert!(is_in(&bench.fetch(&cache, digest, 10).await.unwrap(), source.path()));
+        assert_eq!(bench.tiny.gets(digest), 0);
+    }
+    assert!(is_in(&bench.fetch(&cache, &cut, 10).await.unwrap(), bench.folder.path()), "its size is wrong");
+}
+
+#[tokio::test]
+async fn a_file_that_was_taken_away_is_pulled_again() {
+    let bench = bench().await;
+    let cache = bench.cache(None);
+    let digest = bench.blob(1, 10);
+    let path = bench.fetch(&cache, &digest, 10).await.unwrap().path().to_owned();
+    std::fs::remove_file(&path).unwrap();
+    bench.fetch(&cache, &digest, 10).await.unwrap();
+    assert!(path.exists());
+    assert_eq!(bench.tiny.gets(&digest), 2);
+}
+
+#[tokio::test]
+async fn a_model_comes_whole() {
+    let bench = bench().await;
+    let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
+    let digest = bench.tiny.put_demo(1, false);
+    assert!(models.cached().is_empty());
+    let model = models.fetch(&repository(), &digest, "demo").await.unwrap();
+    assert_eq!(model.spec.tensors.len(), 1);
+    assert!(model.spec.tensors[0].whole_file && model.spec.files.contains_key("tokenizer.json"));
+    assert_eq!((model.tensor_bytes, model.config["model_type"].as_str()), (100, Some("llama")));
+    assert_eq!((model.details.file_type.as_str(), model.digest.clone()), ("BF16", digest.clone()));
+    assert_eq!(models.cached(), [digest.clone()]);
+    // After a restart, and until a blob of it is gone.
+    let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
+    assert_eq!(models.cached(), [digest.clone()]);
+    std::fs::remove_file(&model.spec.tensors[0].path).unwrap();
+    let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
+    assert!(models.cached().is_empty());
+
+    let index = serde_json::json!({"schemaVersion": 2, "mediaType": mt::OCI_INDEX, "manifests": [
+        {"mediaType": mt::OCI_MANIFEST, "digest": Digest::sha256(b"x"), "size": 1, "platform": {"os": "unknown"}},
+        {"mediaType": mt::DOCKER_MANIFEST, "digest": digest, "size": 1}]});
+    let index = bench.tiny.put(mt::OCI_INDEX, index.to_string());
+    let model = models.fetch(&repository(), &index, "demo").await.unwrap();
+    assert_eq!(model.digest, index);
+
+    let refused =
+        async |digest: &Digest| models.fetch(&repository(), digest, "m").await.unwrap_err().to_string();
+    assert_eq!(refused(&Digest::sha256(b"nothing")).await, "model 'm' not found");
+    let gguf = bench.tiny.put_model(&[(mt::OLLAMA_MODEL, "", vec![1])]);
+    assert!(refused(&gguf).await.starts_with("cannot run m: it is a GGUF model"));
+    let broken = bench
+        .tiny
+        .put_model(&[(mt::OLLAMA_TENSOR, "a", vec![1]), (mt::OLLAMA_JSON, "config.json", vec![b'{'])]);
+    assert!(refused(&broken).await.starts_with("cannot run m: config.json: "));
+}

@@ -1,0 +1,273 @@
+//! A whole worker against a small registry: join, load, generate, chat, score, leave; and what it refuses.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::StatusCode;
+use lode_model::digest::Digest;
+use serde_json::{Value, json};
+
+use crate::Config;
+use crate::node::{Worker, start_with};
+use crate::runner::testing::{PANIC, demo_file, demo_tokenizer};
+use crate::testing::{InProcess, SECRET, TinyRegistry, repository};
+
+struct Bench {
+    tiny: TinyRegistry,
+    worker: Worker,
+    http: reqwest::Client,
+    digest: Digest,
+    _folder: tempfile::TempDir,
+}
+
+async fn bench(launcher: InProcess, with_weights: bool) -> Bench {
+    let tiny = TinyRegistry::default();
+    let digest = tiny.put_demo(0, with_weights);
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        registry: format!("http://{}", tiny.start().await).parse().unwrap(),
+        cache: folder.path().to_owned(),
+        kv_cache_type: "f32".into(),
+        context_length: 512,
+        ..Config::default()
+    };
+    let worker = start_with(config, Arc::new(launcher)).await.unwrap();
+    worker.wait_until_registered().await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    Bench { tiny, worker, http, digest, _folder: folder }
+}
+
+impl Bench {
+    async fn send(&self, path: &str, body: &Value) -> reqwest::Response {
+        self.http
+            .post(format!("http://{}{path}", self.worker.addr()))
+            .bearer_auth(SECRET)
+            .header("lode-model", format!("{}@{}", repository(), self.digest))
+            .header("lode-model-name", "team/demo:latest")
+            .body(body.to_string())
+            .send()
+            .await
+            .unwrap()
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        let response = self.send(path, &body).await;
+        let (status, text) = (response.status(), response.text().await.unwrap());
+        assert_eq!(status, StatusCode::OK, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    async fn refused(&self, path: &str, body: Value) -> (StatusCode, String) {
+        let response = self.send(path, &body).await;
+        let status = response.status();
+        let answer: Value = response.json().await.unwrap();
+        (status, answer["error"].as_str().unwrap().to_owned())
+    }
+
+    async fn stream(&self, path: &str, body: Value) -> Vec<Value> {
+        let response = self.send(path, &body).await;
+        assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+        let text = response.text().await.unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+#[tokio::test]
+async fn the_demo_model_answers_as_expected() {
+    let bench = bench(InProcess::native(), true).await;
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(demo_file("expected.json")).unwrap()).unwrap();
+    let tokenizer = demo_tokenizer();
+    for case in expected["cases"].as_array().unwrap().iter().take(5) {
+        let both: Vec<Value> = [&case["prompt_ids"], &case["answer_ids"]]
+            .iter()
+            .flat_map(|ids| ids.as_array().unwrap().clone())
+            .collect();
+        let options = json!({"temperature": 0});
+        let body = json!({"prompt": case["user"], "stream": false, "options": options});
+        let answer = bench.post("/api/generate", body).await;
+        assert_eq!(
+            (&answer["response"], &answer["context"]),
+            (&case["answer"], &json!(both)),
+            "{}",
+            case["user"]
+        );
+        assert_eq!(
+            (&answer["done"], &answer["done_reason"], &answer["model"]),
+            (&json!(true), &json!("stop"), &json!("team/demo:latest"))
+        );
+        let count = |key: &str| answer[key].as_u64().unwrap() as usize;
+        assert_eq!(count("prompt_eval_count") + count("eval_count"), both.len());
+        for key in ["total_duration", "load_duration", "prompt_eval_duration", "eval_duration"] {
+            assert!(count(key) > 0, "{key}");
+        }
+
+        let prompt: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
+        let prompt = String::from_utf8(tokenizer.decode(&prompt).unwrap()).unwrap();
+        let records =
+            bench.stream("/api/generate", json!({"prompt": prompt, "raw": true, "options": options})).await;
+        let text: String = records.iter().map(|record| record["response"].as_str().unwrap()).collect();
+        let (last, pieces) = records.split_last().unwrap();
+        assert_eq!((json!(text), &last["context"]), (case["answer"].clone(), &json!(both)));
+        assert!(pieces.iter().all(|piece| piece["done"] == false && piece.get("context").is_none()));
+
+        let messages = json!([{"role": "user", "content": case["user"]}]);
+        let records = bench.stream("/api/chat", json!({"messages": messages, "options": options})).await;
+        let text: String =
+            records.iter().map(|record| record["message"]["content"].as_str().unwrap()).collect();
+        assert_eq!(json!(text), case["answer"]);
+        assert!(records.last().unwrap().get("context").is_none());
+    }
+
+    let body = json!({"prompt": "Define water.", "stream": false, "logprobs": true, "top_logprobs": 2,
+        "options": {"temperature": 0, "num_predict": 3}});
+    let answer = bench.post("/api/generate", body).await;
+    let logprobs = answer["logprobs"].as_array().unwrap();
+    assert_eq!((logprobs.len(), &answer["done_reason"]), (3, &json!("length")));
+    assert!(logprobs.iter().all(|entry| entry["top_logprobs"][0]["logprob"] == entry["logprob"]
+        && entry["logprob"].as_f64() < Some(0.0)));
+
+    // The perplexity of a first part of the held-out text is near that of the whole.
+    let text = String::from_utf8(std::fs::read(demo_file("heldout.txt")).unwrap()).unwrap();
+    let ids = tokenizer.encode(&text, false).unwrap();
+    let windows: Vec<&[u32]> = ids.windows(257).step_by(256).take(4).collect();
+    let scores = bench.post("/lode/v1/score", json!({"windows": windows, "logprobs": false})).await;
+    let sum = |key: &str| {
+        scores["windows"].as_array().unwrap().iter().map(|window| window[key].as_f64().unwrap()).sum::<f64>()
+    };
+    assert_eq!(sum("tokens"), 1024.0);
+    let perplexity = (sum("nll") / 1024.0).exp();
+    assert!((30.0..130.0).contains(&perplexity), "{perplexity}");
+    bench.worker.stop().await;
+}
+
+#[tokio::test]
+async fn load_list_unload() {
+    let launcher = InProcess::fake();
+    let running = launcher.running.clone();
+    let bench = bench(launcher, false).await;
+    let until = async |what: &str, holds: &dyn Fn() -> bool| {
+        let wait = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap_or_else(|_| panic!("{what}"));
+    };
+    let answer = bench.post("/api/generate", json!({"keep_alive": "10m"})).await;
+    assert_eq!((&answer["done_reason"], &answer["response"]), (&json!("load"), &json!("")));
+    let ps: Value = bench
+        .http
+        .get(format!("http://{}/api/ps", bench.worker.addr()))
+        .bearer_auth(SECRET)
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
+    let model = &ps["models"][0];
+    assert_eq!((&model["name"], &model["digest"]), (&json!("team/demo:latest"), &json!(bench.digest.hex())));
+    assert_eq!(model["details"]["family"], "llama");
+    let digest = json!(bench.digest);
+    until("a heartbeat tells what is loaded", &|| bench.tiny.heartbeat()["loaded"][0]["digest"] == digest)
+        .await;
+    until("and what is cached", &|| bench.tiny.heartbeat()["cached"] == json!([digest])).await;
+    assert!(bench.tiny.heartbeat()["devices"][0]["memory_bytes"].as_u64() > Some(0));
+    let answer = bench.post("/api/chat", json!({"messages": [], "keep_alive": 0})).await;
+    assert_eq!((&answer["done_reason"], &answer["message"]["content"]), (&json!("unload"), &json!("")));
+    until("it is unloaded", &|| running.load(Ordering::SeqCst) == 0).await;
+    until("and gone from the heartbeat", &|| bench.tiny.heartbeat()["loaded"] == json!([])).await;
+
+    // A registry that forgot it is joined again.
+    bench.tiny.forget_workers();
+    until("it joins again", &|| bench.tiny.joins() == 2).await;
+    let tiny = bench.tiny.clone();
+    bench.worker.stop().await;
+    assert_eq!(tiny.left(), 1);
+}
+
+#[tokio::test]
+async fn what_is_refused() {
+    let bench = bench(InProcess::fake(), false).await;
+    let url = |path: &str| format!("http://{}{path}", bench.worker.addr());
+    assert_eq!(bench.http.get(url("/healthz")).send().await.unwrap().status(), StatusCode::OK);
+    for (path, token) in [("/api/generate", None), ("/api/chat", Some("wrong")), ("/lode/v1/score", Some(""))]
+    {
+        let request = bench.http.post(url(path)).body("{}");
+        let request = token.map_or(request.try_clone().unwrap(), |token| request.bearer_auth(token));
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+        assert_eq!(response.json::<Value>().await.unwrap(), json!({"error": "unauthorized"}));
+    }
+    assert_eq!(bench.http.get(url("/api/ps")).send().await.unwrap().status(), StatusCode::UNAUTHORIZED);
+    for path in ["/api/embed", "/v1/chat/completions", "/"] {
+        assert_eq!(bench.http.post(url(path)).send().await.unwrap().status(), StatusCode::NOT_FOUND);
+    }
+
+    let check = async |path: &str, body: Value, expect: &str| {
+        let (status, error) = bench.refused(path, body.clone()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(error.contains(expect), "{body}: {error}");
+    };
+    let raw = "raw mode does not support template, system, or context";
+    check("/api/generate", json!({"prompt": "x", "raw": true, "system": "s"}), raw).await;
+    check("/api/generate", json!({"prompt": "x", "raw": true, "context": [1]}), raw).await;
+    check("/api/generate", json!({"prompt": "x", "suffix": "y"}), "does not support insert").await;
+    check("/api/generate", json!({"prompt": "x", "images": ["aGk="]}), "does not support images").await;
+    check("/api/generate", json!({"prompt": "x", "format": "json"}), "structured output").await;
+    check("/api/generate", json!({"prompt": "x", "think": true}), "does not support thinking").await;
+    check(
+        "/api/generate",
+        json!({"prompt": "x", "top_logprobs": 21}),
+        "top_logprobs must be between 0 and 20",
+    )
+    .await;
+    check(
+        "/api/generate",
+        json!({"prompt": "x", "options": {"seed": "x"}}),
+        "option \"seed\" must be of type integer",
+    )
+    .await;
+    check("/api/generate", json!({"prompt": "x", "keep_alive": "soon"}), "no duration").await;
+    check("/api/generate", json!({"prompt": "x", "context": [-1]}), "invalid value").await;
+    check("/api/generate", json!({"prompt": "x", "context": [5000]}), "outside the model's vocabulary").await;
+    check("/api/chat", json!({"messages": [{"role": "x"}]}), "invalid role").await;
+    check(
+        "/api/chat",
+        json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}),
+        "does not support tools",
+    )
+    .await;
+    check("/lode/v1/score", json!({"windows": [[1, 5000]]}), "outside the model's vocabulary").await;
+    check("/api/generate", json!([]), "").await;
+
+    let long = "word ".repeat(2000);
+    check(
+        "/api/generate",
+        json!({"prompt": long, "truncate": false}),
+        "the input length exceeds the context length",
+    )
+    .await;
+    let answer = bench
+        .post("/api/generate", json!({"prompt": long, "stream": false, "options": {"num_predict": 1}}))
+        .await;
+    assert_eq!(answer["prompt_eval_count"], 512);
+
+    let response = bench.http.post(url("/api/generate")).bearer_auth(SECRET).body("{}").send().await.unwrap();
+    assert_eq!(response.json::<Value>().await.unwrap(), json!({"error": "model is required"}));
+    let (status, error) = bench.refused("/api/generate", Value::Null).await;
+    assert_eq!((status, error.contains("invalid type: null")), (StatusCode::BAD_REQUEST, true));
+
+    // A crash answers those in flight, and the next request starts another runner.
+    let (status, _) = bench.refused("/api/generate", json!({"prompt": "x", "context": [PANIC]})).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    let answer = bench
+        .post(
+            "/api/generate",
+            json!({"prompt": "x", "stream": false, "options": {"num_predict": 1, "temperature": 0}}),
+        )
+        .await;
+    assert_eq!(answer["eval_count"], 1);
+}

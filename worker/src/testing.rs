@@ -1,0 +1,246 @@
+//! What the worker's tests share: a registry of a few lines, and runners that live in the test's own process.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use futures::future::BoxFuture;
+use http::{Method, StatusCode, header};
+use lode_client::{Client as RegistryClient, ClientOptions, Registry};
+use lode_model::digest::Digest;
+use lode_model::media_type as mt;
+use lode_model::reference::Repository;
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+
+use crate::engine::Engine;
+use crate::runner::Client;
+use crate::runner::process::{Control, Launch, ProcessError, Runner};
+use crate::runner::testing::{FakeEngine, demo_file};
+use crate::runner::{Loader, Model, serve_runner};
+
+/// Serves what it is given, counts who asks, and lets workers join.
+#[derive(Clone, Default)]
+pub(crate) struct TinyRegistry {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    content: Mutex<HashMap<String, (String, Bytes)>>,
+    gets: Mutex<HashMap<String, usize>>,
+    wrong: Mutex<Option<String>>,
+    joins: AtomicUsize,
+    left: AtomicUsize,
+    known: AtomicU64,
+    heartbeat: Mutex<Value>,
+}
+
+pub(crate) const SECRET: &str = "the secret of this registration";
+
+impl TinyRegistry {
+    pub(crate) async fn start(&self) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let app = axum::Router::new().fallback(answer).with_state(self.shared.clone());
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        addr
+    }
+
+    pub(crate) async fn client(&self) -> Registry {
+        let addr = self.start().await;
+        RegistryClient::new(ClientOptions::default()).unwrap().registry(&format!("http://{addr}")).unwrap()
+    }
+
+    pub(crate) fn put(&self, media_type: &str, bytes: impl Into<Bytes>) -> Digest {
+        let bytes = bytes.into();
+        let digest = Digest::sha256(&bytes);
+        self.shared.content.lock().unwrap().insert(digest.to_string(), (media_type.into(), bytes));
+        digest
+    }
+
+    /// A manifest of named layers, as `lode create` and ollama write them.
+    pub(crate) fn put_model(&self, layers: &[(&str, &str, Vec<u8>)]) -> Digest {
+        let layers: Vec<Value> = layers
+            .iter()
+            .map(|(media_type, name, bytes)| {
+                let digest = self.put(mt::OCTET_STREAM, bytes.clone());
+                json!({"mediaType": media_type, "name": name, "digest": digest, "size": bytes.len()})
+            })
+            .collect();
+        let config = self.put(mt::DOCKER_CONFIG, br#"{"model_type":"4.2M","file_type":"BF16"}"#.to_vec());
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": mt::DOCKER_MANIFEST,
+            "config": {"mediaType": mt::DOCKER_CONFIG, "digest": config, "size": 40}, "layers": layers,
+        });
+        self.put(mt::DOCKER_MANIFEST, manifest.to_string().into_bytes())
+    }
+
+    /// The demo model as files; `seed` makes manifests differ.
+    pub(crate) fn put_demo(&self, seed: u8, with_weights: bool) -> Digest {
+        let read = |name: &str| std::fs::read(demo_file(name)).unwrap();
+        let weights = if with_weights { read("model.safetensors") } else { vec![seed; 100] };
+        self.put_model(&[
+            (mt::OCTET_STREAM, "model.safetensors", weights),
+            (mt::OLLAMA_JSON, "config.json", read("config.json")),
+            (mt::OLLAMA_JSON, "generation_config.json", read("generation_config.json")),
+            (mt::OLLAMA_JSON, "tokenizer.json", read("tokenizer.json")),
+            (mt::OLLAMA_JSON, "tokenizer_config.json", read("tokenizer_config.json")),
+            (mt::OLLAMA_LICENSE, "", vec![seed]),
+        ])
+    }
+
+    /// How often bytes of this blob were asked for.
+    pub(crate) fn gets(&self, digest: &Digest) -> usize {
+        self.shared.gets.lock().unwrap().get(digest.as_str()).copied().unwrap_or(0)
+    }
+
+    /// Gives other bytes of the same length for this digest from now on.
+    pub(crate) fn corrupt(&self, digest: &Digest) {
+        *self.shared.wrong.lock().unwrap() = Some(digest.to_string());
+    }
+
+    pub(crate) fn joins(&self) -> usize {
+        self.shared.joins.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn left(&self) -> usize {
+        self.shared.left.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn forget_workers(&self) {
+        self.shared.known.store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn heartbeat(&self) -> Value {
+        self.shared.heartbeat.lock().unwrap().clone()
+    }
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    if let Some(id) = path.strip_prefix("/lode/v1/workers") {
+        return worker(&shared, request.method().clone(), id.trim_start_matches('/').to_owned(), request)
+            .await;
+    }
+    let reference = path.rsplit('/').next().unwrap_or_default();
+    let Some((media_type, mut bytes)) = shared.content.lock().unwrap().get(reference).cloned() else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    *shared.gets.lock().unwrap().entry(reference.to_owned()).or_default() += 1;
+    if shared.wrong.lock().unwrap().as_deref() == Some(reference) {
+        bytes = vec![0; bytes.len()].into();
+    }
+    let range = request.headers().get(header::RANGE).and_then(|range| {
+        let (from, to) = range.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
+        Some((
+            from.parse::<usize>().ok()?,
+            to.parse::<usize>().map_or(bytes.len(), |to| to + 1).min(bytes.len()),
+        ))
+    });
+    let mut response = Response::builder().header(header::CONTENT_TYPE, media_type);
+    if let Some((from, to)) = range {
+        let content_range = format!("bytes {from}-{}/{}", to - 1, bytes.len());
+        response = response.status(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, content_range);
+        bytes = bytes.slice(from..to);
+    }
+    response.body(Body::from(bytes)).unwrap()
+}
+
+async fn worker(shared: &Shared, method: Method, id: String, request: Request) -> Response {
+    let body = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
+    let known = shared.known.load(Ordering::SeqCst).to_string();
+    match method {
+        Method::POST => {
+            let joins = shared.joins.fetch_add(1, Ordering::SeqCst) as u64 + 1;
+            shared.known.store(joins, Ordering::SeqCst);
+            let answer = json!({"id": joins.to_string(), "secret": SECRET, "heartbeat_ms": 50});
+            answer.to_string().into_response()
+        }
+        Method::PUT if id == known => {
+            *shared.heartbeat.lock().unwrap() = serde_json::from_slice(&body).unwrap();
+            StatusCode::NO_CONTENT.into_response()
+        }
+        Method::DELETE if id == known => {
+            shared.left.fetch_add(1, Ordering::SeqCst);
+            StatusCode::NO_CONTENT.into_response()
+        }
+        _ => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+pub(crate) fn repository() -> Repository {
+    "team/demo".parse().unwrap()
+}
+
+/// Runners in this process: the real server on a real socket, with an engine of choice behind it.
+pub(crate) struct InProcess {
+    loader: Arc<Loader>,
+    pub(crate) launched: Arc<AtomicUsize>,
+    pub(crate) running: Arc<AtomicUsize>,
+}
+
+impl InProcess {
+    pub(crate) fn new(loader: Arc<Loader>) -> InProcess {
+        InProcess { loader, launched: Arc::default(), running: Arc::default() }
+    }
+
+    /// Over the engine that computes.
+    pub(crate) fn native() -> InProcess {
+        InProcess::new(Arc::new(Model::load))
+    }
+
+    /// Over the engine that pretends.
+    pub(crate) fn fake() -> InProcess {
+        InProcess::new(Arc::new(|request| {
+            let engine = FakeEngine::new(request.context_length.min(2048), request.num_parallel);
+            let model = Model::read(&request.model, &json!({"eos_token_id": 2}), engine.info().clone())?;
+            Ok((model, Box::new(engine) as Box<dyn Engine>))
+        }))
+    }
+}
+
+impl Launch for InProcess {
+    fn launch(&self) -> BoxFuture<'static, Result<Runner, ProcessError>> {
+        let (loader, running) = (self.loader.clone(), self.running.clone());
+        self.launched.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async move {
+            let folder = tempfile::tempdir().map_err(ProcessError::Socket)?;
+            let socket = folder.path().join("s");
+            let (lost, engine_lost) = oneshot::channel::<Infallible>();
+            let listener = tokio::net::UnixListener::bind(&socket).map_err(ProcessError::Socket)?;
+            let serve = tokio::spawn(serve_runner(listener, loader, lost));
+            let (ended, on_end) = watch::channel(false);
+            let (close, closed) = oneshot::channel::<()>();
+            running.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = engine_lost => {}
+                    _ = closed => {}
+                }
+                serve.abort();
+                running.fetch_sub(1, Ordering::SeqCst);
+                ended.send_replace(true);
+                drop(folder);
+            });
+            Ok(Runner::new(Client::new(socket), on_end, Box::new(Ending(Mutex::new(Some(close))))))
+        })
+    }
+}
+
+struct Ending(Mutex<Option<oneshot::Sender<()>>>);
+
+impl Control for Ending {
+    fn close(&self) {
+        self.0.lock().unwrap().take();
+    }
+
+    fn kill(&self) {
+        self.close();
+    }
+}
