@@ -46,9 +46,17 @@ pub fn holds_tensors(layer: &Descriptor) -> bool {
     !packed && has_extension(layer, ".safetensors")
 }
 
+/// The longest header that is indexed, in bytes: some 300,000 tensors in one file. The format allows three times as much, but
+/// this is memory that a stranger's push takes on the server.
+pub const MAX_HEADER_BYTES: u64 = 32 * 1024 * 1024;
+
 /// How many bytes from the start of a blob hold its whole header, from its first eight.
 pub fn header_len(first: [u8; LENGTH_BYTES as usize], blob_len: u64) -> Result<u64, IndexError> {
-    Ok(LENGTH_BYTES + crate::safetensors::header_len(first, blob_len)?)
+    let len = crate::safetensors::header_len(first, blob_len)?;
+    if len > MAX_HEADER_BYTES {
+        return Err(HeaderError::Length { len, limit: MAX_HEADER_BYTES, file_len: blob_len }.into());
+    }
+    Ok(LENGTH_BYTES + len)
 }
 
 /// The tensors of a layer, from the first [`header_len`] bytes of its blob of `blob_len`.
@@ -92,7 +100,7 @@ pub fn summary(
     let checkpoint: Checkpoint =
         config_json.and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
     let class = checkpoint.architectures.into_iter().flatten().next();
-    let counted = tensors.iter().fold(0_u64, |sum, tensor| sum.saturating_add(elements(tensor)));
+    let counted = tensors.iter().fold(0_u64, |sum, tensor| sum.saturating_add(tensor.elements()));
     Some(ModelSummary {
         format,
         architecture: said.architecture.or(checkpoint.model_type).or(class),
@@ -122,16 +130,12 @@ fn has_extension(layer: &Descriptor, extension: &str) -> bool {
     layer.file_path().is_some_and(|path| path.ends_with(extension))
 }
 
-fn elements(tensor: &TensorInfo) -> u64 {
-    tensor.shape.iter().fold(1, |product: u64, length| product.saturating_mul(*length))
-}
-
 /// The dtype with the most elements; between equals, the name that comes first.
 fn commonest_dtype(tensors: &[TensorInfo]) -> Option<String> {
     let mut sums = std::collections::BTreeMap::<&str, u64>::new();
     for tensor in tensors {
         let sum = sums.entry(&tensor.dtype).or_default();
-        *sum = sum.saturating_add(elements(tensor));
+        *sum = sum.saturating_add(tensor.elements());
     }
     sums.into_iter().rev().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype.to_owned())
 }
@@ -313,6 +317,7 @@ mod tests {
         let layer = &manifest.layers[0];
         assert!(header_len(u64::MAX.to_le_bytes(), 100).is_err());
         assert!(header_len(93_u64.to_le_bytes(), 100).is_err());
+        assert!(header_len((MAX_HEADER_BYTES + 1).to_le_bytes(), 1 << 40).is_err());
         let short = blob(r#"{"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 11);
         assert!(tensors_of_layer(layer, &short[..short.len() - 11], short.len() as u64).is_err());
         assert!(tensors_of_layer(layer, &[], 0).is_err());

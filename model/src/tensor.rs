@@ -344,7 +344,8 @@ impl TensorInfo {
     /// As [`Tensor::rows`], for what is fetched by range. Fields of a description from elsewhere are checked as they are used.
     pub fn rows(&self, first: u64, count: u64) -> Option<TensorInfo> {
         let (shape, parts) = rows(&self.shape, &self.parts, first, count)?;
-        let (offset, size_bytes) = (parts.weight.offset, parts.iter().map(|part| part.size_bytes).sum());
+        let size_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.size_bytes));
+        let offset = parts.weight.offset;
         Some(TensorInfo { shape, parts, offset, size_bytes, ..self.clone() })
     }
 
@@ -416,9 +417,12 @@ fn rows(shape: &[u64], parts: &Parts, first: u64, count: u64) -> Option<(Vec<u64
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::safetensors::write_header;
     use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::safetensors::{byte_size, write_header};
 
     fn blob(tensors: &[(&str, Dtype, &[u64])], metadata: &[(&str, &str)]) -> Header {
         let metadata: BTreeMap<String, String> =
@@ -543,6 +547,61 @@ mod tests {
             "tensor `w` of mxfp4 must not have `w.bias`"
         );
         assert!(refused(&[("w", U32, &[]), ("w.scale", BF16, &[])], &int4).contains("`w`"));
+    }
+
+    /// Entries that are likely to look like parts of each other, over shapes that mostly do not fit.
+    fn any_blob() -> impl Strategy<Value = Header> {
+        let name = proptest::sample::select(vec![
+            "w",
+            "w.scale",
+            "w.bias",
+            "w.global_scale",
+            "data",
+            "data.scale",
+            "w.scale.scale",
+            "x",
+        ]);
+        let dtype =
+            proptest::sample::select(vec![U32, BF16, Dtype::U8, Dtype::F32, Dtype::F8_E4M3, Dtype::F4]);
+        let dim = proptest::sample::select(vec![0u64, 1, 2, 4, 8, 16]);
+        let shape = proptest::collection::vec(dim, 0..4);
+        let tensors = proptest::collection::btree_map(name, (dtype, shape), 0..6);
+        let kind = proptest::sample::select(vec!["int4", "int8", "nvfp4", "mxfp4", "mxfp8", "FP8", "int5"]);
+        let group_size = proptest::sample::select(vec!["0", "16", "32", "64", "-1", ""]);
+        let metadata = proptest::option::of((kind, proptest::option::of(group_size)));
+        (tensors, metadata).prop_filter_map("whole bytes", |(tensors, metadata)| {
+            let list: Vec<_> =
+                tensors.iter().map(|(name, (dtype, shape))| (*name, *dtype, shape.as_slice())).collect();
+            let len =
+                list.iter().try_fold(0, |sum, (_, dtype, shape)| Some(sum + byte_size(*dtype, shape)?))?;
+            let mut said = BTreeMap::new();
+            if let Some((kind, group_size)) = metadata {
+                said.insert("quant_type".to_owned(), kind.to_owned());
+                said.extend(group_size.map(|group_size| ("group_size".to_owned(), group_size.to_owned())));
+            }
+            Some(Header::parse(&write_header(&list, &said)[8..], len).expect("a header that was written"))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_can_be_decoded(header in any_blob(), first in 0u64..20, count in 0u64..20) {
+            let Ok(tensors) = read_blob(Some("layer"), &header) else { return Ok(()) };
+            let end = header.tensors().last().map_or(0, |last| last.end);
+            let blob = vec![0x55; (header.data_start() + end) as usize];
+            for tensor in tensors {
+                let decoded = tensor.decode_f32(&blob);
+                if tensor.quantisation.is_some() {
+                    prop_assert_eq!(decoded.as_ref().map(Vec::len), Ok(tensor.elements() as usize));
+                }
+                if let (Ok(all), Some(rows)) = (decoded, tensor.rows(first, count)) {
+                    let columns = *tensor.shape.last().unwrap();
+                    let range = (first * columns) as usize..((first + count) * columns) as usize;
+                    let some = rows.decode_f32(&blob).unwrap();
+                    prop_assert!(some.iter().zip(&all[range]).all(|(a, b)| a.to_bits() == b.to_bits()));
+                }
+            }
+        }
     }
 
     #[test]

@@ -41,8 +41,16 @@ impl Checkpoint {
             .flat_map(|(at, shard)| shard.tensors.iter().map(move |tensor| (at, tensor)))
     }
 
-    /// The type that most elements have.
+    /// What is said of the whole: the quantisation of fewest bits, because a "4-bit" model keeps much at more; without any,
+    /// the type that most elements have.
     pub(super) fn main_dtype(&self) -> Option<String> {
+        let kinds = self
+            .tensors()
+            .filter_map(|(_, tensor)| tensor.quantisation)
+            .map(|quantisation| quantisation.kind);
+        if let Some(kind) = kinds.min_by_key(|kind| (kind.bits(), *kind)) {
+            return Some(kind.to_string());
+        }
         let mut elements = BTreeMap::<&str, u64>::new();
         for (_, tensor) in self.tensors() {
             *elements.entry(&tensor.dtype).or_default() += tensor.elements();

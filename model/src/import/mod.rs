@@ -171,16 +171,19 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let facts = facts::read(source, &files, &checkpoint, options)?;
     let mut notices = facts.notices;
     let tensor_layers = policy::layers(&checkpoint, options.quantize)?;
-    notices.extend(tensor_layers.notices(options.quantize));
-
-    let (mut layers, mut recipes) = finish::plan_shards(&checkpoint, tensor_layers);
-    if recipes.iter().any(FileRecipe::is_assembled) {
-        notices.push(
+    let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
+    match (options.quantize, quantised) {
+        (Some(_), Some(_)) => notices.push(
             "`lode pull --to` will give assembled safetensors files, because quantised tensors replace the originals"
                 .to_owned(),
-        );
+        ),
+        (Some(asked), None) => {
+            notices.push(format!("nothing was quantised: no tensor is of a kind that {} is made of", asked.kind()));
+        }
+        (None, _) => {}
     }
 
+    let (mut layers, mut recipes) = finish::plan_shards(&checkpoint, tensor_layers);
     let taken: BTreeSet<String> = recipes.iter().map(|recipe| recipe.path().to_owned()).collect();
     let rest = files.iter().filter(|file| !taken.contains(&file.path));
     let (json, other): (Vec<_>, Vec<_>) = rest.partition(|file| facts.json_files.contains(&file.path));
@@ -205,7 +208,7 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let mut config = facts.config;
     config.model_format = if tensors > 0 { "safetensors".to_owned() } else { String::new() };
     config.model_type = parameter_size(parameters);
-    config.file_type = match options.quantize {
+    config.file_type = match quantised {
         Some(quantize) => quantize.kind().to_string(),
         None => checkpoint.main_dtype().unwrap_or_default(),
     };

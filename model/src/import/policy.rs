@@ -32,11 +32,9 @@ pub(super) struct Member {
 }
 
 impl TensorLayers {
-    pub(super) fn notices(&self, quantize: Option<Quantize>) -> Option<String> {
-        let changes =
-            self.layers.iter().flat_map(|layer| &layer.members).any(|member| member.quantise.is_some());
-        let quantize = quantize.filter(|_| !changes)?;
-        Some(format!("no tensor is of a kind that {} is made of: nothing was quantised", quantize.kind()))
+    /// Whether any tensor becomes something else than it was.
+    pub(super) fn is_quantised(&self) -> bool {
+        self.layers.iter().flat_map(|layer| &layer.members).any(|member| member.quantise.is_some())
     }
 }
 

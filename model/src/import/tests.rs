@@ -290,6 +290,7 @@ fn quantised_blobs_and_assembled_files() {
     for name in ["model.layers.0.self_attn.q_proj.weight", "lm_head.weight", "model.embed_tokens.weight"] {
         assert!(again.layer(name) == imported.layer(name), "{name}");
     }
+    assert_eq!(again.plan.config.file_type, "int4");
     assert!(refused(&Folder(again.files()), Some(Quantize::Int8)).contains("is quantised already"));
 }
 
@@ -348,6 +349,11 @@ fn merely_incomplete_folders_are_stored() {
     let imported = import(&lone, None);
     assert_eq!(imported.files(), lone.0);
     assert!(imported.notices().contains("no `config.json`"));
+
+    let nothing = import(&lone, Some(Quantize::Int4));
+    assert_eq!(nothing.files(), lone.0);
+    assert!(nothing.notices().contains("nothing was quantised"));
+    assert_eq!(nothing.plan.config.file_type, "F32");
 
     let tokenizer = Folder::default().with("tokenizer.json", TOKENIZER);
     let imported = import(&tokenizer, None);
