@@ -46,6 +46,10 @@ static AVX2: Ops = Ops {
     swiglu: swiglu::avx2::swiglu,
 };
 
+/// AVX-512 for the products, which are nearly all of the work, and AVX2 for the rest.
+#[cfg(target_arch = "x86_64")]
+static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows, ..AVX2 };
+
 impl Ops {
     pub fn scalar() -> &'static Self {
         &SCALAR
@@ -60,6 +64,12 @@ impl Ops {
             && is_x86_feature_detected!("f16c")
         {
             all.push(&AVX2);
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                all.push(&AVX512);
+            }
         }
         all
     }

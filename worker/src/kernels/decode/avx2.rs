@@ -3,13 +3,13 @@
 
 use std::arch::x86_64::*;
 
-use super::super::rows::{BLOCK_Q8_0, Kind, Rows};
+use super::super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows};
 use super::super::weight::Float;
 
 /// Where the parts of one row begin.
 #[derive(Clone, Copy)]
 pub(in super::super) struct RowAt {
-    codes: *const u8,
+    pub(super) codes: *const u8,
     scales: *const u8,
     biases: *const u8,
 }
@@ -20,15 +20,33 @@ impl RowAt {
         let (codes, scales, biases) = rows.row(row);
         Self { codes: codes.as_ptr(), scales: scales.as_ptr(), biases: biases.as_ptr() }
     }
+
+    /// The next row of a kind without scales of its own; to be used only if it is there.
+    #[inline]
+    pub(in super::super) fn next(self, row_bytes: usize) -> Self {
+        Self { codes: self.codes.wrapping_add(row_bytes), ..self }
+    }
 }
 
 /// Decodes one kind of row.
 pub(in super::super) trait Load: Copy {
-    /// Numbers k..k + 32, k a multiple of 32.
+    /// What the numbers of a group share, ready for use.
+    type Group: Copy;
+
+    /// Numbers of a group: a multiple of 32.
+    fn group_len(self) -> usize;
+
+    /// The group that begins at number k, a multiple of the length of a group.
     ///
     /// # Safety
-    /// AVX2 and F16C are there, and the row is of this kind and has k + 32 numbers.
-    unsafe fn block(self, row: RowAt, k: usize) -> [__m256; 4];
+    /// AVX2 and F16C are there, and the row is of this kind and has such a group.
+    unsafe fn group(self, row: RowAt, k: usize) -> Self::Group;
+
+    /// Numbers k..k + 32 of a group, k a multiple of 32.
+    ///
+    /// # Safety
+    /// As for `group`; `group` is the one that k lies in.
+    unsafe fn block(self, row: RowAt, group: Self::Group, k: usize) -> [__m256; 4];
 
     /// Numbers k..k + n, n < 32, and zeros after them.
     ///
@@ -88,9 +106,19 @@ macro_rules! with_loader {
 }
 pub(in super::super) use with_loader;
 
-/// The tail of a row of floats of `SIZE` bytes, by way of a padded copy.
-macro_rules! float_tail {
+/// What rows of floats of so many bytes share: no groups, and tails by way of a padded copy.
+macro_rules! float_rows {
     ($size:literal) => {
+        type Group = ();
+
+        #[inline(always)]
+        fn group_len(self) -> usize {
+            32
+        }
+
+        #[inline(always)]
+        unsafe fn group(self, _: RowAt, _: usize) {}
+
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn tail(self, row: RowAt, k: usize, n: usize) -> [__m256; 4] {
@@ -100,7 +128,7 @@ macro_rules! float_tail {
                 std::ptr::copy_nonoverlapping(row.codes.add(k * $size), padded.as_mut_ptr(), n * $size)
             };
             // SAFETY: a whole block of zeros and numbers.
-            unsafe { self.block(RowAt { codes: padded.as_ptr(), ..row }, 0) }
+            unsafe { self.block(RowAt { codes: padded.as_ptr(), ..row }, (), 0) }
         }
     };
 }
@@ -108,50 +136,61 @@ macro_rules! float_tail {
 impl Load for F32 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block(self, row: RowAt, k: usize) -> [__m256; 4] {
+    unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m256; 4] {
         // SAFETY: 128 bytes from 4 k belong to the row; the load takes any alignment.
         std::array::from_fn(|v| unsafe { _mm256_loadu_ps(row.codes.add(4 * (k + 8 * v)).cast()) })
     }
-    float_tail!(4);
+    float_rows!(4);
 }
 
 impl Load for F16 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block(self, row: RowAt, k: usize) -> [__m256; 4] {
+    unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m256; 4] {
         // SAFETY: 64 bytes from 2 k belong to the row.
         std::array::from_fn(|v| unsafe {
             _mm256_cvtph_ps(_mm_loadu_si128(row.codes.add(2 * (k + 8 * v)).cast()))
         })
     }
-    float_tail!(2);
+    float_rows!(2);
 }
 
 impl Load for BF16 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block(self, row: RowAt, k: usize) -> [__m256; 4] {
+    unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m256; 4] {
         std::array::from_fn(|v| {
             // SAFETY: 64 bytes from 2 k belong to the row.
             let halves = unsafe { _mm_loadu_si128(row.codes.add(2 * (k + 8 * v)).cast()) };
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
         })
     }
-    float_tail!(2);
+    float_rows!(2);
 }
 
 impl Load for Q8_0 {
+    /// d, eight times.
+    type Group = __m256;
+
+    #[inline(always)]
+    fn group_len(self) -> usize {
+        QK8_0
+    }
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block(self, row: RowAt, k: usize) -> [__m256; 4] {
-        // SAFETY: block k / 32 belongs to the row.
-        let block = unsafe { row.codes.add(k / 32 * BLOCK_Q8_0) };
-        // SAFETY: its first two bytes.
-        let d = _mm256_set1_ps(unsafe { float(Float::F16, block, 0) });
+    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
+        // SAFETY: block k / 32 belongs to the row; its first two bytes are d.
+        unsafe { broadcast(Float::F16, row.codes.add(k / QK8_0 * BLOCK_Q8_0), 0) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, d: __m256, k: usize) -> [__m256; 4] {
         std::array::from_fn(|v| {
-            // SAFETY: eight of the 32 bytes after them.
-            let codes = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(block.add(2 + 8 * v).cast()) });
-            _mm256_mul_ps(d, _mm256_cvtepi32_ps(codes))
+            // SAFETY: eight of the 32 bytes after d.
+            let codes = unsafe { _mm_loadl_epi64(row.codes.add(k / QK8_0 * BLOCK_Q8_0 + 2 + 8 * v).cast()) };
+            _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)))
         })
     }
 
@@ -161,29 +200,40 @@ impl Load for Q8_0 {
 }
 
 impl<const BITS: u8> Load for Affine<BITS> {
+    /// Scale and bias, eight times each.
+    type Group = (__m256, __m256);
+
+    #[inline(always)]
+    fn group_len(self) -> usize {
+        1 << self.shift
+    }
+
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block(self, row: RowAt, k: usize) -> [__m256; 4] {
+    unsafe fn group(self, row: RowAt, k: usize) -> (__m256, __m256) {
         let group = k >> self.shift;
         // SAFETY: a row has a scale and a bias for each group of its numbers.
-        let scale = _mm256_set1_ps(unsafe { float(self.scales, row.scales, group) });
-        // SAFETY: as above.
-        let bias = _mm256_set1_ps(unsafe { float(self.scales, row.biases, group) });
-        let codes: [__m128i; 4] = if BITS == 4 {
-            // SAFETY: 16 bytes from k / 2 belong to the row.
-            let bytes = unsafe { _mm_loadu_si128(row.codes.add(k / 2).cast()) };
-            let mask = _mm_set1_epi8(15);
-            let even = _mm_and_si128(bytes, mask);
-            let odd = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
-            let (low, high) = (_mm_unpacklo_epi8(even, odd), _mm_unpackhi_epi8(even, odd));
-            [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)]
-        } else {
-            // SAFETY: 32 bytes from k belong to the row.
-            std::array::from_fn(|v| unsafe { _mm_loadl_epi64(row.codes.add(k + 8 * v).cast()) })
-        };
-        codes.map(|codes| {
-            let q = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes));
-            _mm256_add_ps(_mm256_mul_ps(scale, q), bias)
+        unsafe { (broadcast(self.scales, row.scales, group), broadcast(self.scales, row.biases, group)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, (scale, bias): (__m256, __m256), k: usize) -> [__m256; 4] {
+        std::array::from_fn(|v| {
+            let codes = if BITS == 4 {
+                // SAFETY: four bytes, eight codes, from (k + 8 v) / 2 belong to the row.
+                let eight = unsafe { row.codes.add(k / 2 + 4 * v).cast::<i32>().read_unaligned() };
+                // The lowest bits come first: code n of the eight lies 4 n bits up.
+                let shifted = _mm256_srlv_epi32(
+                    _mm256_set1_epi32(eight),
+                    _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28),
+                );
+                _mm256_and_si256(shifted, _mm256_set1_epi32(15))
+            } else {
+                // SAFETY: eight bytes from k + 8 v belong to the row.
+                _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(row.codes.add(k + 8 * v).cast()) })
+            };
+            _mm256_add_ps(_mm256_mul_ps(scale, _mm256_cvtepi32_ps(codes)), bias)
         })
     }
 
@@ -192,23 +242,22 @@ impl<const BITS: u8> Load for Affine<BITS> {
     }
 }
 
-/// Number `index` of packed floats.
+/// Number `index` of packed floats, eight times.
 ///
 /// # Safety
 /// It is there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn float(float: Float, at: *const u8, index: usize) -> f32 {
-    // SAFETY: by the caller's promise; unaligned reads.
-    unsafe {
-        match float {
-            Float::F32 => at.cast::<f32>().add(index).read_unaligned(),
-            Float::BF16 => f32::from_bits(u32::from(at.cast::<u16>().add(index).read_unaligned()) << 16),
-            Float::F16 => {
-                let bits = at.cast::<u16>().add(index).read_unaligned();
-                _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
-            }
-        }
+pub(in super::super) unsafe fn broadcast(float: Float, at: *const u8, index: usize) -> __m256 {
+    if float == Float::F32 {
+        // SAFETY: by the caller's promise; an unaligned read.
+        return _mm256_set1_ps(unsafe { at.cast::<f32>().add(index).read_unaligned() });
+    }
+    // SAFETY: as above.
+    let bits = _mm256_set1_epi16(unsafe { at.cast::<i16>().add(index).read_unaligned() });
+    match float {
+        Float::F16 => _mm256_cvtph_ps(_mm256_castsi256_si128(bits)),
+        _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)),
     }
 }
 
@@ -220,13 +269,18 @@ pub(in super::super) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) 
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn decode<L: Load>(loader: L, row: RowAt, to: &mut [f32]) {
-    let whole = to.len() / 32 * 32;
-    for k in (0..whole).step_by(32) {
-        // SAFETY: the row has as many numbers as `to`, and k + 32 is within both.
-        let block = unsafe { loader.block(row, k) };
-        for (v, numbers) in block.into_iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr().add(k + 8 * v), numbers) };
+    let group = loader.group_len();
+    let whole = to.len() / group * group;
+    for first in (0..whole).step_by(group) {
+        // SAFETY: the row has as many numbers as `to`, and a group begins at `first`.
+        let parts = unsafe { loader.group(row, first) };
+        for k in (first..first + group).step_by(32) {
+            // SAFETY: k + 32 is within the row and within `to`.
+            let block = unsafe { loader.block(row, parts, k) };
+            for (v, numbers) in block.into_iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { _mm256_storeu_ps(to.as_mut_ptr().add(k + 8 * v), numbers) };
+            }
         }
     }
     if whole < to.len() {

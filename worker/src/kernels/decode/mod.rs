@@ -8,6 +8,8 @@ use super::weight::Float;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
 
 /// `to[0..cols]` = the numbers of row `row`.
 pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::decode::avx2::{Load, RowAt, with_loader};
+use super::super::decode::avx2::{Load, RowAt, decode_row, with_loader};
 use super::super::rows::Rows;
 use super::super::window::Window;
 
@@ -13,8 +13,6 @@ const R: usize = 4;
 const C: usize = 3;
 /// From this many columns on it pays to decode rows into memory first.
 const DECODE_FIRST: usize = 8;
-/// Bytes of x that stay in the second-level cache while rows pass by.
-const X_BYTES: usize = 1 << 19;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
@@ -22,30 +20,20 @@ pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_
     let m = x.len() / cols;
     assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);
     if m < DECODE_FIRST {
-        with_loader!(rows.kind(), loader => block(loader, rows, x, 0, out));
-        return;
-    }
-    // The same sums from decoded numbers: a block of columns stays in the cache while all rows pass by.
-    let step = (X_BYTES / (4 * cols) / C).max(4) * C;
-    scratch.resize(R * cols, 0.0);
-    for (b, x) in x.chunks(step * cols).enumerate() {
-        for first in (0..n).step_by(R) {
-            let some = rows.range(first, R.min(n - first));
-            for (i, to) in scratch.chunks_exact_mut(cols).take(some.len()).enumerate() {
-                super::super::decode::avx2::decode_row(&some, i, to);
-            }
-            decoded(&scratch[..some.len() * cols], x, (b * step, first), cols, out);
-        }
+        with_loader!(rows.kind(), loader => block(loader, rows, x, out));
+    } else {
+        let tile = |w: &[f32], x: &[f32], j: usize, i: usize| decoded(w, x, (j, i), cols, out);
+        super::by_panels(rows, x, scratch, (R, C), |rows, i, to| decode_row(rows, i, to), tile);
     }
 }
 
 /// All products of packed rows with a few columns.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], first_column: usize, out: &mut Window<'_>) {
+fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>) {
     let cols = rows.cols();
     let whole = rows.len() / R * R;
     for (b, x) in x.chunks(C * cols).enumerate() {
-        let j = first_column + b * C;
+        let j = b * C;
         for i in (0..whole).step_by(R) {
             match x.len() / cols {
                 1 => tile::<L, R, 1>(loader, rows, i, x, out, j),
@@ -77,16 +65,21 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     assert!(x.len() == CN * cols);
     let at: [RowAt; RN] = std::array::from_fn(|r| RowAt::new(rows, i + r));
     let mut sums = [[_mm256_setzero_ps(); RN]; CN];
-    let whole = cols / 32 * 32;
-    for k in (0..whole).step_by(32) {
+    let group = loader.group_len();
+    let whole = cols / group * group;
+    for first in (0..whole).step_by(group) {
         for r in 0..RN {
-            // SAFETY: k + 32 <= cols, and `RowAt` points at a row of `cols` numbers.
-            let w = unsafe { loader.block(at[r], k) };
-            for (v, w) in w.into_iter().enumerate() {
-                for (c, sums) in sums.iter_mut().enumerate() {
-                    // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
-                    let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k + 8 * v)) };
-                    sums[r] = _mm256_fmadd_ps(w, x, sums[r]);
+            // SAFETY: `RowAt` points at a row of `cols` numbers, a group of which begins at `first`.
+            let parts = unsafe { loader.group(at[r], first) };
+            for k in (first..first + group).step_by(32) {
+                // SAFETY: k + 32 <= cols, inside that group.
+                let w = unsafe { loader.block(at[r], parts, k) };
+                for (v, w) in w.into_iter().enumerate() {
+                    for (c, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
+                        let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k + 8 * v)) };
+                        sums[r] = _mm256_fmadd_ps(w, x, sums[r]);
+                    }
                 }
             }
         }
@@ -112,21 +105,17 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     }
 }
 
-/// As `block` over rows already decoded, `[some][cols]`: columns in the inner loop share the loads of four rows.
+/// Up to R decoded rows times up to C columns: columns in the inner loop share the loads of the rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut Window<'_>) {
-    let full = w.len() == R * cols;
-    for (b, x) in x.chunks(C * cols).enumerate() {
-        let j = j + b * C;
-        match (full, x.len() / cols) {
-            (true, 1) => decoded_tile::<R, 1>(w, x, cols, out, (j, i)),
-            (true, 2) => decoded_tile::<R, 2>(w, x, cols, out, (j, i)),
-            (true, _) => decoded_tile::<R, C>(w, x, cols, out, (j, i)),
-            (false, n) => {
-                for (r, w) in w.chunks_exact(cols).enumerate() {
-                    for (c, x) in x.chunks_exact(cols).take(n).enumerate() {
-                        decoded_tile::<1, 1>(w, x, cols, out, (j + c, i + r));
-                    }
+    match (w.len() / cols, x.len() / cols) {
+        (R, 1) => decoded_tile::<R, 1>(w, x, cols, out, (j, i)),
+        (R, 2) => decoded_tile::<R, 2>(w, x, cols, out, (j, i)),
+        (R, C) => decoded_tile::<R, C>(w, x, cols, out, (j, i)),
+        _ => {
+            for (r, w) in w.chunks_exact(cols).enumerate() {
+                for (c, x) in x.chunks_exact(cols).enumerate() {
+                    decoded_tile::<1, 1>(w, x, cols, out, (j + c, i + r));
                 }
             }
         }
@@ -178,12 +167,14 @@ fn decoded_tile<const RN: usize, const CN: usize>(
 /// Adds the eight partial sums of each product: ((0+1)+(2+3)) + ((4+5)+(6+7)).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn store<const RN: usize>(sums: &[__m256; RN], to: &mut [f32]) {
-    let sum = |r: usize| if r < RN { sums[r] } else { _mm256_setzero_ps() };
-    let pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum(0), sum(1)), _mm256_hadd_ps(sum(2), sum(3)));
-    let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
-    let mut found = [0.0; 4];
-    // SAFETY: four numbers.
-    unsafe { _mm_storeu_ps(found.as_mut_ptr(), four) };
-    to.copy_from_slice(&found[..RN]);
+pub(super) fn store<const RN: usize>(sums: &[__m256; RN], to: &mut [f32]) {
+    for (sums, to) in sums.chunks(4).zip(to.chunks_mut(4)) {
+        let sum = |r: usize| if r < sums.len() { sums[r] } else { _mm256_setzero_ps() };
+        let pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum(0), sum(1)), _mm256_hadd_ps(sum(2), sum(3)));
+        let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
+        let mut found = [0.0; 4];
+        // SAFETY: four numbers.
+        unsafe { _mm_storeu_ps(found.as_mut_ptr(), four) };
+        to.copy_from_slice(&found[..to.len()]);
+    }
 }

@@ -6,6 +6,8 @@ use super::window::Window;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
 
 /// `out[j][i] = rows[i] . x[j]` for all rows and `x.len() / rows.cols()` columns; `out` has a row a column of x and a
 /// column a row of `rows`.
@@ -18,6 +20,38 @@ pub(super) fn scalar(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: 
         super::decode::scalar(rows, i, scratch);
         for (j, x) in x.chunks_exact(cols).enumerate() {
             out.row(j)[i] = scratch.iter().zip(x).fold(0.0, |sum, (w, x)| sum + w * x);
+        }
+    }
+}
+
+/// Bytes of decoded rows that stay in the second-level cache while all columns pass by.
+const PANEL_BYTES: usize = 1 << 19;
+
+/// The order of work for many columns: rows are decoded a panel at a time, so that each is decoded once, and every few
+/// columns meet all rows of the panel while they are in the first-level cache.
+///
+/// `decode(rows, i, to)` decodes a row; `tile(w, x, j, i)` multiplies up to `tile_rows` decoded rows from row `i` with up
+/// to `tile_cols` columns from column `j`.
+fn by_panels(
+    rows: &Rows<'_>,
+    x: &[f32],
+    scratch: &mut Vec<f32>,
+    (tile_rows, tile_cols): (usize, usize),
+    decode: impl Fn(&Rows<'_>, usize, &mut [f32]),
+    mut tile: impl FnMut(&[f32], &[f32], usize, usize),
+) {
+    let (n, cols) = (rows.len(), rows.cols());
+    let panel = (PANEL_BYTES / (4 * cols) / tile_rows).max(1) * tile_rows;
+    for first in (0..n).step_by(panel) {
+        let some = rows.range(first, panel.min(n - first));
+        scratch.resize(some.len() * cols, 0.0);
+        for (i, to) in scratch.chunks_exact_mut(cols).enumerate() {
+            decode(&some, i, to);
+        }
+        for (j, x) in x.chunks(tile_cols * cols).enumerate() {
+            for (i, w) in scratch.chunks(tile_rows * cols).enumerate() {
+                tile(w, x, j * tile_cols, first + i * tile_rows);
+            }
         }
     }
 }

@@ -4,11 +4,15 @@
 use std::arch::x86_64::*;
 
 use super::super::decode::avx2::{Load, RowAt, with_loader};
-use super::super::rows::Rows;
+use super::super::rows::{Kind, Rows};
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
     assert!(out.len() == rows.cols() && weights.len() <= rows.len());
+    if weights.is_empty() {
+        return;
+    }
+    assert!(!matches!(rows.kind(), Kind::Affine { .. }), "no cache of {:?}", rows.kind());
     with_loader!(rows.kind(), loader => mix(loader, rows, weights, out));
 }
 
@@ -42,7 +46,8 @@ fn mix<L: Load>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn strip<L: Load, const B: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32], d: usize) {
-    assert!(out.len() == 32 * B && d + 32 * B <= rows.cols());
+    assert!(out.len() == 32 * B && d + 32 * B <= rows.cols() && weights.len() <= rows.len());
+    let row_bytes = rows.kind().row_bytes(rows.cols());
     let mut sums = [[_mm256_setzero_ps(); 4]; B];
     for (b, sums) in sums.iter_mut().enumerate() {
         for (v, sum) in sums.iter_mut().enumerate() {
@@ -50,15 +55,18 @@ fn strip<L: Load, const B: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], o
             *sum = unsafe { _mm256_loadu_ps(out.as_ptr().add(32 * b + 8 * v)) };
         }
     }
-    for (t, weight) in weights.iter().enumerate() {
-        let (row, weight) = (RowAt::new(rows, t), _mm256_set1_ps(*weight));
+    let mut row = RowAt::new(rows, 0);
+    for weight in weights {
+        let weight = _mm256_set1_ps(*weight);
         for (b, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: d + 32 B numbers are in the row, by the assertion.
-            let values = unsafe { loader.block(row, d + 32 * b) };
+            let k = d + 32 * b;
+            // SAFETY: there is a row a weight, with d + 32 B numbers; rows of the cache have groups of 32.
+            let values = unsafe { loader.block(row, loader.group(row, k), k) };
             for (sum, values) in sums.iter_mut().zip(values) {
                 *sum = _mm256_fmadd_ps(weight, values, *sum);
             }
         }
+        row = row.next(row_bytes);
     }
     for (b, sums) in sums.iter().enumerate() {
         for (v, sum) in sums.iter().enumerate() {

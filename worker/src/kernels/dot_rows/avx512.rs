@@ -1,0 +1,181 @@
+//! `dot_rows` with AVX-512: sixteen partial sums a product, number k into sum k mod 16, in rising k.
+#![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
+
+use std::arch::x86_64::*;
+
+use super::super::decode::avx2::{RowAt, decode_row, with_loader};
+use super::super::decode::avx512::Load;
+use super::super::rows::Rows;
+use super::super::window::Window;
+use super::avx2::store;
+
+/// Packed rows that share the loads of x.
+const R: usize = 4;
+/// Columns that share a decoded row.
+const C: usize = 4;
+/// Decoded rows that share the loads of C columns: 6 x 4 sums and 5 operands of the 32 registers.
+const D: usize = 6;
+/// From this many columns on it pays to decode rows into memory first.
+const DECODE_FIRST: usize = 8;
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+    let (n, cols) = (rows.len(), rows.cols());
+    let m = x.len() / cols;
+    assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);
+    if m < DECODE_FIRST {
+        with_loader!(rows.kind(), loader => block(loader, rows, x, out));
+    } else {
+        let tile = |w: &[f32], x: &[f32], j: usize, i: usize| decoded(w, x, (j, i), cols, out);
+        super::by_panels(rows, x, scratch, (D, C), |rows, i, to| decode_row(rows, i, to), tile);
+    }
+}
+
+/// All products of packed rows with a few columns.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>) {
+    let cols = rows.cols();
+    let whole = rows.len() / R * R;
+    for (b, x) in x.chunks(C * cols).enumerate() {
+        let j = b * C;
+        for i in (0..whole).step_by(R) {
+            match x.len() / cols {
+                1 => tile::<L, R, 1>(loader, rows, i, x, out, j),
+                2 => tile::<L, R, 2>(loader, rows, i, x, out, j),
+                3 => tile::<L, R, 3>(loader, rows, i, x, out, j),
+                _ => tile::<L, R, C>(loader, rows, i, x, out, j),
+            }
+        }
+        for i in whole..rows.len() {
+            for (c, x) in x.chunks(cols).enumerate() {
+                tile::<L, 1, 1>(loader, rows, i, x, out, j + c);
+            }
+        }
+    }
+}
+
+/// `RN` rows from row `i` times the `CN` columns of x; `out` column i, rows from `j`.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+fn tile<L: Load, const RN: usize, const CN: usize>(
+    loader: L,
+    rows: &Rows<'_>,
+    i: usize,
+    x: &[f32],
+    out: &mut Window<'_>,
+    j: usize,
+) {
+    let cols = rows.cols();
+    assert!(x.len() == CN * cols);
+    let at: [RowAt; RN] = std::array::from_fn(|r| RowAt::new(rows, i + r));
+    let mut sums = [[_mm512_setzero_ps(); RN]; CN];
+    let group = loader.group_len();
+    let whole = cols / group * group;
+    for first in (0..whole).step_by(group) {
+        for r in 0..RN {
+            // SAFETY: `RowAt` points at a row of `cols` numbers, a group of which begins at `first`.
+            let parts = unsafe { Load::group(loader, at[r], first) };
+            for k in (first..first + group).step_by(32) {
+                // SAFETY: k + 32 <= cols, inside that group.
+                let w = unsafe { Load::block(loader, at[r], parts, k) };
+                for (v, w) in w.into_iter().enumerate() {
+                    for (c, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
+                        let x = unsafe { _mm512_loadu_ps(x.as_ptr().add(c * cols + k + 16 * v)) };
+                        sums[r] = _mm512_fmadd_ps(w, x, sums[r]);
+                    }
+                }
+            }
+        }
+    }
+    if whole < cols {
+        // Products of the padding are zero and change no sum.
+        for r in 0..RN {
+            // SAFETY: the row has `cols - whole` < 32 numbers from `whole`.
+            let w = unsafe { loader.tail(at[r], whole, cols - whole) };
+            let w = [join(w[0], w[1]), join(w[2], w[3])];
+            for c in 0..CN {
+                let mut padded = [0.0; 32];
+                padded[..cols - whole].copy_from_slice(&x[c * cols + whole..(c + 1) * cols]);
+                for (v, w) in w.into_iter().enumerate() {
+                    // SAFETY: 16 v + 16 <= 32.
+                    let x = unsafe { _mm512_loadu_ps(padded.as_ptr().add(16 * v)) };
+                    sums[c][r] = _mm512_fmadd_ps(w, x, sums[c][r]);
+                }
+            }
+        }
+    }
+    for (c, sums) in sums.iter().enumerate() {
+        finish(sums, &mut out.row(j + c)[i..i + RN]);
+    }
+}
+
+/// Up to D decoded rows times up to C columns: columns in the inner loop share the loads of the rows.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut Window<'_>) {
+    match (w.len() / cols, x.len() / cols) {
+        (D, C) => decoded_tile::<D, C>(w, x, cols, out, (j, i)),
+        (D, 1) => decoded_tile::<D, 1>(w, x, cols, out, (j, i)),
+        (D, 2) => decoded_tile::<D, 2>(w, x, cols, out, (j, i)),
+        (D, 3) => decoded_tile::<D, 3>(w, x, cols, out, (j, i)),
+        (_, C) => {
+            for (r, w) in w.chunks_exact(cols).enumerate() {
+                decoded_tile::<1, C>(w, x, cols, out, (j, i + r));
+            }
+        }
+        _ => {
+            for (r, w) in w.chunks_exact(cols).enumerate() {
+                for (c, x) in x.chunks_exact(cols).enumerate() {
+                    decoded_tile::<1, 1>(w, x, cols, out, (j + c, i + r));
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+fn decoded_tile<const RN: usize, const CN: usize>(
+    w: &[f32],
+    x: &[f32],
+    cols: usize,
+    out: &mut Window<'_>,
+    (j, i): (usize, usize),
+) {
+    assert!(w.len() == RN * cols && x.len() == CN * cols);
+    let mut sums = [[_mm512_setzero_ps(); RN]; CN];
+    for k in (0..cols).step_by(16) {
+        // The last numbers of a row that is no multiple of sixteen, and zeros.
+        let lanes = if cols - k < 16 { (1u16 << (cols - k)) - 1 } else { u16::MAX };
+        // SAFETY: w and x have RN and CN rows of `cols` numbers, by the assertion above, and the mask ends with them.
+        let x: [__m512; CN] =
+            std::array::from_fn(|c| unsafe { _mm512_maskz_loadu_ps(lanes, x.as_ptr().add(c * cols + k)) });
+        for r in 0..RN {
+            // SAFETY: as above.
+            let w = unsafe { _mm512_maskz_loadu_ps(lanes, w.as_ptr().add(r * cols + k)) };
+            for c in 0..CN {
+                sums[c][r] = _mm512_fmadd_ps(w, x[c], sums[c][r]);
+            }
+        }
+    }
+    for (c, sums) in sums.iter().enumerate() {
+        finish(sums, &mut out.row(j + c)[i..i + RN]);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+fn join(low: __m256, high: __m256) -> __m512 {
+    let low = _mm512_castpd256_pd512(_mm256_castps_pd(low));
+    _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)))
+}
+
+/// Adds the sixteen partial sums of each product: first n and n + 8, then as AVX2 does.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+fn finish<const RN: usize>(sums: &[__m512; RN], to: &mut [f32]) {
+    let mut folded = [_mm256_setzero_ps(); RN];
+    for (folded, sums) in folded.iter_mut().zip(sums) {
+        let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(*sums)));
+        *folded = _mm256_add_ps(_mm512_castps512_ps256(*sums), high);
+    }
+    store(&folded, to);
+}
