@@ -1,33 +1,26 @@
-//! From planned tensors to layers, and from the digests of layers to config, file view and manifest.
-//! Here is kept where each byte of each original file went, so that it can be given back.
+//! From the digests of layers to config, file view and manifest.
+//! A recipe keeps where each byte of each file went, so that it can be given back.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::checkpoint::{Checkpoint, Shard};
-use super::layer::{Content, Piece, QuantisedPiece};
-use super::policy::{Member, TensorLayers};
-use super::{Plan, PlannedLayer, SourceFile};
+use super::{Plan, SourceFile};
 use crate::digest::Digest;
 use crate::files_view::{self, FileEntry, FileView, Segment};
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES};
 use crate::media_type;
-use crate::quant::Quantisation;
-use crate::safetensors::{Dtype, write_header};
-use crate::tensor::{Part, Tensor};
 
 /// How one file of the folder comes out of the layers.
 #[derive(Clone, Debug)]
 pub(super) struct FileRecipe {
-    path: String,
-    origin: Origin,
-    segments: Vec<RecipeSegment>,
+    pub(super) path: String,
+    pub(super) origin: Origin,
+    pub(super) segments: Vec<RecipeSegment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Origin {
+pub(super) enum Origin {
     /// The file is a layer, and has its digest.
     Whole { layer: usize },
     /// The original bytes, from pieces of layers.
@@ -37,20 +30,12 @@ enum Origin {
 }
 
 #[derive(Clone, Debug)]
-enum RecipeSegment {
+pub(super) enum RecipeSegment {
     Inline(Vec<u8>),
     Layer { layer: usize, offset: u64, length: u64 },
 }
 
 impl FileRecipe {
-    pub(super) fn path(&self) -> &str {
-        &self.path
-    }
-
-    pub(super) fn is_assembled(&self) -> bool {
-        self.origin == Origin::Assembled
-    }
-
     /// A file that is the layer with this number; an empty one needs no layer.
     pub(super) fn whole(file: &SourceFile, layer: usize) -> FileRecipe {
         let (origin, segments) = match file.size {
@@ -58,230 +43,6 @@ impl FileRecipe {
             length => (Origin::Whole { layer }, vec![RecipeSegment::Layer { layer, offset: 0, length }]),
         };
         FileRecipe { path: file.path.clone(), origin, segments }
-    }
-}
-
-/// An array that is written into a blob: its key, type and shape.
-type Key = (String, Dtype, Vec<u64>);
-
-/// Where one tensor went: the layer, where its data begins there, and its arrays in order.
-struct Placed {
-    quantisation: Option<Quantisation>,
-    layer: usize,
-    offset: u64,
-    arrays: Vec<Array>,
-}
-
-struct Array {
-    key: Key,
-    length: u64,
-    /// Where it was in the shard; `None` for what quantising made.
-    from: Option<u64>,
-}
-
-/// Gives a layer for each blob of tensors, and a recipe for each shard (and for their index, where quantising changed it).
-pub(super) fn plan_shards(
-    checkpoint: &Checkpoint,
-    tensor_layers: TensorLayers,
-) -> (Vec<PlannedLayer>, Vec<FileRecipe>) {
-    let mut layers = Vec::with_capacity(tensor_layers.layers.len());
-    let mut recipes = Vec::with_capacity(checkpoint.shards.len());
-    let mut index = Index::default();
-    let mut placed: Vec<Vec<Option<Placed>>> =
-        checkpoint.shards.iter().map(|shard| shard.tensors.iter().map(|_| None).collect()).collect();
-    let mut quantised = vec![false; checkpoint.shards.len()];
-
-    for tensor_layer in tensor_layers.layers {
-        let arrays: Vec<Vec<Array>> =
-            tensor_layer.members.iter().map(|member| arrays(checkpoint, member)).collect();
-        let keys: Vec<&Key> = arrays.iter().flatten().map(|array| &array.key).collect();
-        let front = header(&keys, &metadata(checkpoint, &tensor_layer.members));
-
-        let mut offset = front.len() as u64;
-        let mut pieces = vec![Piece::Bytes(front)];
-        for (member, arrays) in tensor_layer.members.iter().zip(arrays) {
-            let shard = &checkpoint.shards[member.shard];
-            let tensor = &shard.tensors[member.position];
-            let start = offset;
-            offset += arrays.iter().map(|array| array.length).sum::<u64>();
-            match member.quantise {
-                Some(to) => pieces.push(Piece::Quantised(QuantisedPiece {
-                    name: tensor.name.clone(),
-                    path: Arc::clone(&shard.path),
-                    offset: tensor.parts.weight.offset,
-                    dtype: tensor.parts.weight.dtype,
-                    elements: tensor.elements(),
-                    to,
-                })),
-                None => pieces.extend(arrays.iter().filter_map(|array| {
-                    Some(Piece::Range {
-                        path: Arc::clone(&shard.path),
-                        offset: array.from?,
-                        length: array.length,
-                    })
-                })),
-            }
-            quantised[member.shard] |= member.quantise.is_some();
-            placed[member.shard][member.position] = Some(Placed {
-                quantisation: member.quantise.or(tensor.quantisation),
-                layer: layers.len(),
-                offset: start,
-                arrays,
-            });
-        }
-        let content = Content::new(pieces);
-        layers.push(PlannedLayer {
-            media_type: media_type::OLLAMA_TENSOR,
-            name: Some(tensor_layer.name),
-            size: content.size(),
-            content,
-        });
-    }
-
-    let any_quantised = quantised.contains(&true);
-    for ((shard, placed), quantised) in checkpoint.shards.iter().zip(placed).zip(quantised) {
-        let placed: Vec<Placed> =
-            placed.into_iter().map(|placed| placed.expect("every tensor is in one layer")).collect();
-        for array in placed.iter().flat_map(|placed| &placed.arrays) {
-            index.weight_map.insert(array.key.0.clone(), shard.path.to_string());
-            index.metadata.total_size += array.length;
-        }
-        recipes.push(if quantised {
-            assembled_shard(shard, &placed)
-        } else {
-            original_shard(shard, &placed)
-        });
-    }
-    if let Some(path) = checkpoint.index.clone().filter(|_| any_quantised) {
-        let bytes = serde_json::to_vec_pretty(&index).expect("a table of strings and numbers is JSON");
-        recipes.push(FileRecipe {
-            path,
-            origin: Origin::Assembled,
-            segments: vec![RecipeSegment::Inline(bytes)],
-        });
-    }
-    (layers, recipes)
-}
-
-/// A shard index, as transformers writes it.
-#[derive(Default, Serialize)]
-struct Index {
-    metadata: IndexMetadata,
-    weight_map: BTreeMap<String, String>,
-}
-
-#[derive(Default, Serialize)]
-struct IndexMetadata {
-    total_size: u64,
-}
-
-/// The arrays of a tensor as its blob will have them, ordered by key.
-fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
-    let Tensor { name, shape, parts, .. } = &checkpoint.shards[member.shard].tensors[member.position];
-    let Some(Quantisation { kind, group_size }) = member.quantise else {
-        let stored = |suffix: &str, part: &Part| Array {
-            key: (format!("{name}{suffix}"), part.dtype, part.shape.clone()),
-            length: part.size_bytes,
-            from: Some(part.offset),
-        };
-        let companions =
-            [(".bias", &parts.bias), (".global_scale", &parts.global_scale), (".scale", &parts.scale)];
-        let companions =
-            companions.into_iter().filter_map(|(suffix, part)| Some(stored(suffix, part.as_ref()?)));
-        return std::iter::once(stored("", &parts.weight)).chain(companions).collect();
-    };
-    let with_last = |per: u64| {
-        let (last, leading) = shape.split_last().expect("only matrices are quantised");
-        [leading, &[last / per]].concat()
-    };
-    let made = |suffix: &str, dtype: Dtype, shape: Vec<u64>| {
-        let length = shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8;
-        Array { key: (format!("{name}{suffix}"), dtype, shape), length, from: None }
-    };
-    let dtype = parts.weight.dtype;
-    vec![
-        made("", Dtype::U32, with_last(u64::from(32 / kind.bits()))),
-        made(".bias", dtype, with_last(u64::from(group_size))),
-        made(".scale", dtype, with_last(u64::from(group_size))),
-    ]
-}
-
-fn header(keys: &[&Key], metadata: &BTreeMap<String, String>) -> Vec<u8> {
-    let entries: Vec<(&str, Dtype, &[u64])> =
-        keys.iter().map(|(name, dtype, shape)| (name.as_str(), *dtype, shape.as_slice())).collect();
-    write_header(&entries, metadata)
-}
-
-/// What a blob says of its quantisation: once where all agree, otherwise for each tensor.
-fn metadata(checkpoint: &Checkpoint, members: &[Member]) -> BTreeMap<String, String> {
-    let quantised: Vec<(&str, Quantisation)> = members
-        .iter()
-        .filter_map(|member| {
-            let tensor = &checkpoint.shards[member.shard].tensors[member.position];
-            Some((tensor.name.as_str(), member.quantise.or(tensor.quantisation)?))
-        })
-        .collect();
-    match quantised.as_slice() {
-        [(_, first), rest @ ..] if rest.iter().all(|(_, other)| other == first) => said_of("", *first).into(),
-        _ => quantised.iter().flat_map(|(name, q)| said_of(&format!("{name}."), *q)).collect(),
-    }
-}
-
-/// The two metadata keys that tell a quantisation.
-fn said_of(prefix: &str, quantisation: Quantisation) -> [(String, String); 2] {
-    let Quantisation { kind, group_size } = quantisation;
-    let key = |name: &str| format!("{prefix}{name}");
-    [(key("quant_type"), kind.to_string()), (key("group_size"), group_size.to_string())]
-}
-
-/// The original file: its front as it was, then its data from wherever it went.
-fn original_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
-    let mut runs: Vec<(u64, usize, u64, u64)> = Vec::new();
-    for placed in placed {
-        let mut offset = placed.offset;
-        for array in &placed.arrays {
-            if let Some(from) = array.from.filter(|_| array.length > 0) {
-                runs.push((from, placed.layer, offset, array.length));
-            }
-            offset += array.length;
-        }
-    }
-    // Data has neither gaps nor overlaps, so ordered runs are the file.
-    runs.sort_unstable();
-    let mut segments = vec![RecipeSegment::Inline(shard.front.clone())];
-    for (_, layer, offset, length) in runs {
-        push_run(&mut segments, layer, offset, length);
-    }
-    FileRecipe { path: shard.path.to_string(), origin: Origin::Pieces, segments }
-}
-
-/// A file of the same name with the quantised tensors: a new header over the data of the blobs.
-fn assembled_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
-    let mut metadata = shard.metadata.clone();
-    for (tensor, placed) in shard.tensors.iter().zip(placed) {
-        let said =
-            placed.quantisation.map(|quantisation| said_of(&format!("{}.", tensor.name), quantisation));
-        metadata.extend(said.into_iter().flatten());
-    }
-    let keys: Vec<&Key> = placed.iter().flat_map(|placed| &placed.arrays).map(|array| &array.key).collect();
-    let mut segments = vec![RecipeSegment::Inline(header(&keys, &metadata))];
-    for placed in placed {
-        let length = placed.arrays.iter().map(|array| array.length).sum();
-        push_run(&mut segments, placed.layer, placed.offset, length);
-    }
-    FileRecipe { path: shard.path.to_string(), origin: Origin::Assembled, segments }
-}
-
-/// Adds a run of a layer's bytes, to the run before it where they touch.
-fn push_run(segments: &mut Vec<RecipeSegment>, layer: usize, offset: u64, length: u64) {
-    match segments.last_mut() {
-        Some(RecipeSegment::Layer { layer: last, offset: start, length: so_far })
-            if *last == layer && *start + *so_far == offset =>
-        {
-            *so_far += length;
-        }
-        _ if length == 0 => {}
-        _ => segments.push(RecipeSegment::Layer { layer, offset, length }),
     }
 }
 
@@ -327,7 +88,7 @@ impl Plan {
     /// The files whose digest has to be given to [`Plan::finish`], because no layer has it: split checkpoints.
     /// [`super::hash_file`] makes them.
     pub fn files_to_hash(&self) -> impl Iterator<Item = &str> {
-        self.files.iter().filter(|file| file.origin == Origin::Pieces).map(FileRecipe::path)
+        self.files.iter().filter(|file| file.origin == Origin::Pieces).map(|file| file.path.as_str())
     }
 
     /// Makes config, file view and manifest. `layers` are the digests of [`Plan::layers`] in their order, `files` those of
@@ -406,7 +167,7 @@ fn file_entry(
         path: file.path.clone(),
         size: segments.iter().map(Segment::len).sum(),
         digest,
-        assembled: file.is_assembled(),
+        assembled: file.origin == Origin::Assembled,
         segments,
     })
 }

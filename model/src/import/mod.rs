@@ -9,6 +9,7 @@ mod checkpoint;
 mod facts;
 mod finish;
 mod layer;
+mod place;
 mod policy;
 
 use std::collections::BTreeSet;
@@ -183,8 +184,8 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
         (None, _) => {}
     }
 
-    let (mut layers, mut recipes) = finish::plan_shards(&checkpoint, tensor_layers);
-    let taken: BTreeSet<String> = recipes.iter().map(|recipe| recipe.path().to_owned()).collect();
+    let (mut layers, mut recipes) = place::shards(&checkpoint, tensor_layers);
+    let taken: BTreeSet<String> = recipes.iter().map(|recipe| recipe.path.clone()).collect();
     let rest = files.iter().filter(|file| !taken.contains(&file.path));
     let (json, other): (Vec<_>, Vec<_>) = rest.partition(|file| facts.json_files.contains(&file.path));
     for (media_type, files) in [(media_type::OLLAMA_JSON, json), (media_type::OCTET_STREAM, other)] {
@@ -200,7 +201,7 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
             }
         }
     }
-    recipes.sort_by(|a, b| a.path().cmp(b.path()));
+    recipes.sort_by(|a, b| a.path.cmp(&b.path));
 
     let tensors = checkpoint.tensors().count() as u64;
     let parameters =
@@ -250,7 +251,7 @@ fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
     }
 }
 
-/// The whole of a file, up to `limit` bytes.
+/// The whole of a file, up to [`MAX_JSON_BYTES`].
 fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportError> {
     let read = || {
         let opened = source.open(&file.path)?;

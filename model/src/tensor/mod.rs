@@ -1,0 +1,217 @@
+//! Tensors as they lie in blobs: which bytes of which blob are a weight, its scales and its biases.
+//! Reads every spelling of a tensor blob, and whole safetensors files, from their checked headers.
+
+mod read;
+
+use serde::{Deserialize, Serialize};
+
+pub use read::{TensorError, read_blob, read_plain};
+
+use crate::digest::Digest;
+use crate::quant::{self, DecodeError, Quantisation, Stored};
+use crate::safetensors::Dtype;
+
+/// A run of bytes in a blob that is one stored array.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    pub dtype: Dtype,
+    /// The shape as stored, row-major: U32 words where `dtype` is U32 and the tensor quantised.
+    pub shape: Vec<u64>,
+    /// From the start of the blob. Nothing promises any alignment.
+    pub offset: u64,
+    pub size_bytes: u64,
+}
+
+/// Everything in a blob that makes up one tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Parts {
+    pub weight: Part,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<Part>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<Part>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub global_scale: Option<Part>,
+}
+
+impl Parts {
+    pub fn iter(&self) -> impl Iterator<Item = &Part> {
+        [Some(&self.weight), self.scale.as_ref(), self.bias.as_ref(), self.global_scale.as_ref()]
+            .into_iter()
+            .flatten()
+    }
+}
+
+/// One tensor of a blob, companions folded in and their relations checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    pub name: String,
+    /// `BF16`, `F32`, ..., or the quantisation: `int4`, `int8`, `nvfp4`, `mxfp4`, `mxfp8`.
+    pub dtype: String,
+    pub quantisation: Option<Quantisation>,
+    /// Of the elements, row-major; for a quantised tensor not of the words that hold them.
+    pub shape: Vec<u64>,
+    pub parts: Parts,
+}
+
+/// A tensor and the blob it lies in: what the index keeps, and what `/lode/v1/tensors` lists.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TensorInfo {
+    pub name: String,
+    pub dtype: String,
+    #[serde(rename = "quantization", default, skip_serializing_if = "Option::is_none")]
+    pub quantisation: Option<Quantisation>,
+    pub shape: Vec<u64>,
+    pub digest: Digest,
+    /// Where the weight begins in the blob.
+    pub offset: u64,
+    /// Of the weight and its companions together.
+    pub size_bytes: u64,
+    pub parts: Parts,
+}
+
+impl Tensor {
+    /// How many elements it has.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Of the weight and its companions together.
+    pub fn size_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.size_bytes).sum()
+    }
+
+    /// The rows from `first` on, as a tensor of its own: how a large tensor is decoded piece by piece. All axes but the last
+    /// count as rows. `None` where it has no such rows, or rows do not begin at whole bytes.
+    pub fn rows(&self, first: u64, count: u64) -> Option<Tensor> {
+        rows(&self.shape, &self.parts, first, count).map(|(shape, parts)| Tensor {
+            shape,
+            parts,
+            ..self.clone()
+        })
+    }
+
+    /// Decodes it from the bytes of its blob; see [`quant::decode_f32`] for the arithmetic. Row-major.
+    pub fn decode_f32(&self, blob: &[u8]) -> Result<Vec<f32>, DecodeError> {
+        quant::decode_f32(&self.stored(blob)?)
+    }
+
+    /// Its bytes, cut from those of its blob.
+    pub fn stored<'a>(&self, blob: &'a [u8]) -> Result<Stored<'a>, DecodeError> {
+        let cut = |name: &'static str, part: &Part| {
+            let start = usize::try_from(part.offset).ok();
+            let len = usize::try_from(part.size_bytes).ok();
+            let range = start.zip(len).and_then(|(start, len)| Some(start..start.checked_add(len)?));
+            range.and_then(|range| blob.get(range)).ok_or(DecodeError::Length {
+                part: name,
+                found: blob.len(),
+                expected: usize::try_from(part.offset.saturating_add(part.size_bytes)).unwrap_or(usize::MAX),
+            })
+        };
+        let optional = |name, part: &Option<Part>| part.as_ref().map(|part| cut(name, part)).transpose();
+        stored(
+            &self.parts,
+            self.quantisation,
+            cut("the blob, for the weight,", &self.parts.weight)?,
+            optional("the blob, for the scale,", &self.parts.scale)?,
+            optional("the blob, for the bias,", &self.parts.bias)?,
+            optional("the blob, for the global scale,", &self.parts.global_scale)?,
+        )
+    }
+
+    /// The tensor together with the blob it lies in.
+    pub fn in_blob(self, digest: Digest) -> TensorInfo {
+        TensorInfo {
+            size_bytes: self.size_bytes(),
+            name: self.name,
+            dtype: self.dtype,
+            quantisation: self.quantisation,
+            shape: self.shape,
+            digest,
+            offset: self.parts.weight.offset,
+            parts: self.parts,
+        }
+    }
+}
+
+impl TensorInfo {
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |product, dim| product.saturating_mul(*dim))
+    }
+
+    /// As [`Tensor::rows`], for what is fetched by range. Fields of a description from elsewhere are checked as they are used.
+    pub fn rows(&self, first: u64, count: u64) -> Option<TensorInfo> {
+        let (shape, parts) = rows(&self.shape, &self.parts, first, count)?;
+        let size_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.size_bytes));
+        let offset = parts.weight.offset;
+        Some(TensorInfo { shape, parts, offset, size_bytes, ..self.clone() })
+    }
+
+    /// Decodes it from the bytes of its parts, in the order of [`Parts::iter`].
+    pub fn decode_f32(&self, parts: &[&[u8]]) -> Result<Vec<f32>, DecodeError> {
+        let mut bytes = parts.iter().copied();
+        let weight = bytes.next().unwrap_or_default();
+        let mut next = |there: bool| if there { bytes.next() } else { None };
+        let scale = next(self.parts.scale.is_some());
+        let bias = next(self.parts.bias.is_some());
+        let global = next(self.parts.global_scale.is_some());
+        quant::decode_f32(&stored(&self.parts, self.quantisation, weight, scale, bias, global)?)
+    }
+}
+
+fn stored<'a>(
+    parts: &Parts,
+    quantisation: Option<Quantisation>,
+    weight: &'a [u8],
+    scale: Option<&'a [u8]>,
+    bias: Option<&'a [u8]>,
+    global_scale: Option<&'a [u8]>,
+) -> Result<Stored<'a>, DecodeError> {
+    let four = |bytes: &[u8]| {
+        let wrong = DecodeError::Length { part: "global scale", found: bytes.len(), expected: 4 };
+        <[u8; 4]>::try_from(bytes).map(f32::from_le_bytes).map_err(|_| wrong)
+    };
+    Ok(Stored {
+        dtype: parts.weight.dtype,
+        quantisation,
+        weight,
+        scale: scale.unwrap_or_default(),
+        scale_dtype: parts.scale.as_ref().map_or(Dtype::F32, |scale| scale.dtype),
+        bias: bias.unwrap_or_default(),
+        global_scale: global_scale.map(four).transpose()?,
+    })
+}
+
+fn rows(shape: &[u64], parts: &Parts, first: u64, count: u64) -> Option<(Vec<u64>, Parts)> {
+    let (columns, leading) = shape.split_last()?;
+    let total = leading.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim))?;
+    if first.checked_add(count)? > total {
+        return None;
+    }
+    let cut = |part: &Part| {
+        let row_bytes = part.size_bytes.checked_div(total)?;
+        if row_bytes.checked_mul(total)? != part.size_bytes {
+            return None;
+        }
+        Some(Part {
+            dtype: part.dtype,
+            shape: vec![count, *part.shape.last()?],
+            offset: part.offset.checked_add(row_bytes.checked_mul(first)?)?,
+            size_bytes: row_bytes.checked_mul(count)?,
+        })
+    };
+    let optional = |part: &Option<Part>| match part {
+        Some(part) => cut(part).map(Some),
+        None => Some(None),
+    };
+    let parts = Parts {
+        weight: cut(&parts.weight)?,
+        scale: optional(&parts.scale)?,
+        bias: optional(&parts.bias)?,
+        global_scale: parts.global_scale.clone(),
+    };
+    Some((vec![count, *columns], parts))
+}
+
+#[cfg(test)]
+mod tests;
