@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt, TryStreamExt};
 use lode_client::Registry;
@@ -47,9 +48,20 @@ pub struct Model {
 pub struct Models {
     cache: Arc<Cache>,
     registry: Registry,
-    /// Manifests that were seen whole on this machine, with the blobs they need.
-    complete: Mutex<HashMap<Digest, Vec<Digest>>>,
+    complete: Mutex<Complete>,
 }
+
+/// Manifests that were seen whole on this machine.
+#[derive(Default)]
+struct Complete {
+    /// With the blobs that each needs.
+    manifests: HashMap<Digest, Vec<Digest>>,
+    /// What a look at the files said, and when.
+    looked: Option<(Instant, Vec<Digest>)>,
+}
+
+/// How long what a look at the files said is believed: it is asked for with every heartbeat.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 impl Models {
     /// Remembers the manifests of an earlier run. Blocks.
@@ -68,13 +80,19 @@ impl Models {
                 complete.insert(digest, model.blobs().map(|blob| blob.digest.clone()).collect());
             }
         }
+        let complete = Complete { manifests: complete, looked: None };
         Ok(Models { cache, registry, complete: Mutex::new(complete) })
     }
 
     /// The manifests whose every blob is on this machine. Looks at files, so it blocks a little.
     pub fn cached(&self) -> Vec<Digest> {
         let mut complete = self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        complete.retain(|digest, blobs| {
+        if let Some((at, there)) = &complete.looked
+            && at.elapsed() < LOOK_AGAIN
+        {
+            return there.clone();
+        }
+        complete.manifests.retain(|digest, blobs| {
             let there = blobs.iter().all(|blob| self.cache.contains(blob));
             if !there {
                 // Forgotten on disk too; if that fails, the next start finds it wanting again.
@@ -82,7 +100,9 @@ impl Models {
             }
             there
         });
-        complete.keys().cloned().collect()
+        let there: Vec<Digest> = complete.manifests.keys().cloned().collect();
+        complete.looked = Some((Instant::now(), there.clone()));
+        there
     }
 
     /// Brings a model here. `name` is what messages call it.
@@ -186,7 +206,12 @@ impl Models {
 
     async fn remember(&self, digest: &Digest, model: &Recognised, bytes: Vec<u8>) {
         let blobs = model.blobs().map(|blob| blob.digest.clone()).collect();
-        self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(digest.clone(), blobs);
+        {
+            let mut complete = self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            if complete.manifests.insert(digest.clone(), blobs).is_none() {
+                complete.looked = None;
+            }
+        }
         if Digest::of(digest.algorithm(), &bytes) == *digest
             && bytes.len() <= MAX_MANIFEST_BYTES
             && let Err(error) = tokio::fs::write(self.manifest_path(digest), bytes).await

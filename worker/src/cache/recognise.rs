@@ -73,7 +73,8 @@ impl Recognised {
             let path = layer.file_path().map(|path| path.trim_start_matches("./"));
             match layer.media_type.as_str() {
                 // The second model of a draft pair runs beside the first, which we do not do.
-                mt::OLLAMA_TENSOR if layer.name.as_deref().is_some_and(|name| name.starts_with("draft.")) => {}
+                mt::OLLAMA_TENSOR if layer.name.as_deref().is_some_and(|name| name.starts_with("draft.")) => {
+                }
                 mt::OLLAMA_TENSOR => {
                     model.tensors.push(TensorLayer { descriptor: layer.clone(), whole_file: false })
                 }
@@ -167,10 +168,10 @@ mod tests {
 
     use super::*;
 
-    fn recognise(
-        config_type: &str,
-        layers: &[(&str, Option<&str>, Option<(&str, &str)>)],
-    ) -> Result<Recognised, Unrunnable> {
+    /// Media type, ollama's name, an annotation.
+    type Layer<'a> = (&'a str, Option<&'a str>, Option<(&'a str, &'a str)>);
+
+    fn recognise(config_type: &str, layers: &[Layer]) -> Result<Recognised, Unrunnable> {
         let digest = |at: usize| Digest::sha256(&at.to_le_bytes());
         let layers: Vec<Value> = layers
             .iter()
@@ -268,7 +269,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_run_is_named() {
-        let check = |layers: &[(&str, Option<&str>, Option<(&str, &str)>)], expect: &str| {
+        let check = |layers: &[Layer], expect: &str| {
             let error = recognise(mt::OCI_EMPTY, layers).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };

@@ -149,10 +149,10 @@ async fn a_model_comes_whole() {
     assert!(model.spec.tensors[0].whole_file && model.spec.files.contains_key("tokenizer.json"));
     assert_eq!((model.tensor_bytes, model.config["model_type"].as_str()), (100, Some("llama")));
     assert_eq!((model.details.file_type.as_str(), model.digest.clone()), ("BF16", digest.clone()));
-    assert_eq!(models.cached(), [digest.clone()]);
+    assert_eq!(models.cached(), std::slice::from_ref(&digest));
     // After a restart, and until a blob of it is gone.
     let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
-    assert_eq!(models.cached(), [digest.clone()]);
+    assert_eq!(models.cached(), std::slice::from_ref(&digest));
     std::fs::remove_file(&model.spec.tensors[0].path).unwrap();
     let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
     assert!(models.cached().is_empty());

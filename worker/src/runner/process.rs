@@ -216,3 +216,53 @@ impl Drop for SocketFolder {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A program that does what the script says, and leaves its process id beside it.
+    fn script(folder: &Path, body: &str) -> Program {
+        let path = folder.join("program");
+        let pid = folder.join("pid");
+        std::fs::write(&path, format!("#!/bin/sh\necho $$ > {}\n{body}\n", pid.display())).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Program(path)
+    }
+
+    #[tokio::test]
+    async fn what_does_not_start_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Program("/no/such/program".into()).launch().await.unwrap_err();
+        assert!(matches!(error, ProcessError::Spawn { .. }), "{error}");
+        let error = script(folder.path(), "exit 3").launch().await.unwrap_err();
+        assert!(matches!(error, ProcessError::Ended), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_runner_nobody_waits_for_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        // Opens no socket, and leaves when its standard input closes.
+        let launch = script(folder.path(), "exec cat > /dev/null").launch();
+        let pid_file = folder.path().join("pid");
+        let started = async {
+            while !std::fs::read_to_string(&pid_file).is_ok_and(|pid| pid.ends_with('\n')) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            result = launch => panic!("{result:?}"),
+            () = started => {}
+        }
+        let pid = std::fs::read_to_string(&pid_file).unwrap();
+        let process = PathBuf::from(format!("/proc/{}", pid.trim()));
+        let gone = async {
+            while process.exists() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), gone).await.expect("it ends");
+    }
+}

@@ -25,10 +25,10 @@ const LONGEST: f64 = 10.0 * 365.0 * 24.0 * 3600.0;
 
 impl KeepAlive {
     fn seconds(seconds: f64) -> KeepAlive {
-        if seconds < 0.0 || seconds > LONGEST {
-            KeepAlive::Forever
-        } else {
+        if (0.0..=LONGEST).contains(&seconds) {
             KeepAlive::For(Duration::from_secs_f64(seconds))
+        } else {
+            KeepAlive::Forever
         }
     }
 }

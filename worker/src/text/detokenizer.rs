@@ -74,7 +74,10 @@ mod tests {
 
     #[test]
     fn a_character_comes_whole() {
-        assert_eq!(stream(&[(b"a\xE2", false), (b"\x82", false), (b"\xAC!", false)]), ["a", "", "\u{20AC}!", ""]);
+        assert_eq!(
+            stream(&[(b"a\xE2", false), (b"\x82", false), (b"\xAC!", false)]),
+            ["a", "", "\u{20AC}!", ""]
+        );
         assert_eq!(stream(&[(b"\xF0\x9F", false), (b"x", false)]), ["", "\u{FFFD}x", ""]);
         assert_eq!(stream(&[(b"x\xF0\x9F\x98", false)]), ["x", "\u{FFFD}"]);
         assert_eq!(stream(&[(b"a", false), (b"<|im_end|>", true), (b"b", false)]), ["a", "", "b", ""]);
@@ -84,7 +87,7 @@ mod tests {
         #[test]
         fn streaming_equals_decoding_the_whole(
             tokens in proptest::collection::vec(proptest::collection::vec(
-                prop_oneof![any::<u8>(), 0x80u8..0xC0, Just(0xE2), Just(0xF0), Just(0x9F), b'a'..b'z'], 0..5), 0..24),
+                prop_oneof![any::<u8>(), 0x80u8..0xC0, Just(0xE2), Just(0xF0), Just(0x9F), b'a'..=b'z'], 0..5), 0..24),
         ) {
             let borrowed: Vec<(&[u8], bool)> = tokens.iter().map(|token| (token.as_slice(), false)).collect();
             let whole: Vec<u8> = tokens.concat();

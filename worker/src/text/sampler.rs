@@ -123,7 +123,11 @@ impl Sampler {
         for run in seen.chunk_by(|a, b| a == b) {
             let Some(logit) = logits.get_mut(run[0] as usize) else { continue };
             if options.repeat_penalty > 0.0 {
-                *logit = if *logit > 0.0 { *logit / options.repeat_penalty } else { *logit * options.repeat_penalty };
+                *logit = if *logit > 0.0 {
+                    *logit / options.repeat_penalty
+                } else {
+                    *logit * options.repeat_penalty
+                };
             }
             *logit -= options.presence_penalty + options.frequency_penalty * run.len() as f32;
         }
@@ -234,14 +238,18 @@ impl<'a> LogSoftmax<'a> {
     pub fn new(logits: &'a [f32]) -> LogSoftmax<'a> {
         let max = logits.iter().copied().filter(|logit| logit.is_finite()).fold(f32::NEG_INFINITY, f32::max);
         let max = f64::from(max);
-        let sum: f64 =
-            logits.iter().filter(|logit| logit.is_finite()).map(|&logit| (f64::from(logit) - max).exp()).sum();
+        let sum: f64 = logits
+            .iter()
+            .filter(|logit| logit.is_finite())
+            .map(|&logit| (f64::from(logit) - max).exp())
+            .sum();
         LogSoftmax { logits, log_sum: max + sum.ln() }
     }
 
     /// The natural logarithm of the probability of `id`; minus infinity becomes the lowest finite number, for JSON's sake.
     pub fn of(&self, id: u32) -> f32 {
-        let value = self.logits.get(id as usize).map_or(f64::NEG_INFINITY, |&logit| f64::from(logit) - self.log_sum);
+        let value =
+            self.logits.get(id as usize).map_or(f64::NEG_INFINITY, |&logit| f64::from(logit) - self.log_sum);
         if value.is_finite() { value as f32 } else { f32::MIN }
     }
 
@@ -402,7 +410,8 @@ mod tests {
         assert_eq!(sampler.sample(&[f32::NAN, f32::NEG_INFINITY]), Err(NoFiniteLogit));
         assert_eq!(sampler.sample(&[]), Err(NoFiniteLogit));
         assert_eq!(sampler.sample(&[f32::NAN, 1.0]), Ok(1));
-        let mut wild = Sampler::new(options(|o| (o.temperature, o.top_p, o.min_p) = (f32::NAN, f32::NAN, f32::NAN)), 8);
+        let mut wild =
+            Sampler::new(options(|o| (o.temperature, o.top_p, o.min_p) = (f32::NAN, f32::NAN, f32::NAN)), 8);
         assert_eq!(wild.sample(&LOGITS), Ok(1));
     }
 

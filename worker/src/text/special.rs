@@ -70,7 +70,9 @@ mod tests {
             &tokenizer,
             Some(&json!({"eos_token_id": 7, "bos_token_id": 0})),
             Some(&json!({"eos_token_id": [8, 9, 99_999_999, -1, "x"]})),
-            Some(&json!({"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|endoftext|>", "pad_token": null})),
+            Some(
+                &json!({"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|endoftext|>", "pad_token": null}),
+            ),
         );
         assert_eq!(special.eos, BTreeSet::from([2, 7, 8, 9]));
         assert_eq!(special.bos, Some(0));

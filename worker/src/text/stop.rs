@@ -27,7 +27,10 @@ pub struct Released {
 impl StopMatcher {
     /// Empty stop texts are ignored.
     pub fn new(stops: Vec<String>) -> StopMatcher {
-        StopMatcher { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), ..StopMatcher::default() }
+        StopMatcher {
+            stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(),
+            ..StopMatcher::default()
+        }
     }
 
     /// Adds a piece; after a stop text was found everything is swallowed.

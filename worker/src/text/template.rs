@@ -63,7 +63,10 @@ pub struct TemplateSources<'a> {
 
 impl ChatTemplate {
     /// The template that the files hold, `None` when none of them holds one.
-    pub fn find(sources: TemplateSources<'_>, special: &SpecialTokens) -> Result<Option<ChatTemplate>, TemplateError> {
+    pub fn find(
+        sources: TemplateSources<'_>,
+        special: &SpecialTokens,
+    ) -> Result<Option<ChatTemplate>, TemplateError> {
         if let Some(source) = sources.jinja {
             return ChatTemplate::new(source, None, special).map(Some);
         }
@@ -73,7 +76,9 @@ impl ChatTemplate {
                 // A list of {name, template}; `default` is used, or `tool_use` when there are tools.
                 Some(Value::Array(named)) => {
                     let find = |name: &str| {
-                        let entry = named.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
+                        let entry = named
+                            .iter()
+                            .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
                         entry.and_then(|entry| entry.get("template")).and_then(Value::as_str)
                     };
                     let first = || named.first()?.get("template")?.as_str();
@@ -88,7 +93,11 @@ impl ChatTemplate {
     }
 
     /// Compiles a Jinja template, and another one for conversations with tools.
-    pub fn new(source: &str, tool_use: Option<&str>, special: &SpecialTokens) -> Result<ChatTemplate, TemplateError> {
+    pub fn new(
+        source: &str,
+        tool_use: Option<&str>,
+        special: &SpecialTokens,
+    ) -> Result<ChatTemplate, TemplateError> {
         let mut environment = environment()?;
         let has_tools = tool_use.is_some() || source.contains("tools");
         for (name, source) in [("chat", Some(source)), ("tool_use", tool_use)] {
@@ -177,20 +186,20 @@ fn to_json(value: &Jinja, indent: Option<Jinja>, options: Kwargs) -> Result<Stri
         Some(indent) if !indent.is_none() && !indent.is_undefined() => Some(usize::try_from(indent)?.min(16)),
         _ => None,
     };
-    let json = serde_json::to_value(value)
-        .map_err(|error| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(error))?;
+    let json = serde_json::to_value(value).map_err(|error| {
+        Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(error)
+    })?;
     let mut text = String::new();
     write_json(&mut text, &json, indent, 0);
     Ok(text)
 }
 
 fn write_json(out: &mut String, value: &Value, indent: Option<usize>, depth: usize) {
-    let newline = |out: &mut String, depth: usize| match indent {
-        Some(width) => {
+    let newline = |out: &mut String, depth: usize| {
+        if let Some(width) = indent {
             out.push('\n');
             out.extend(std::iter::repeat_n(' ', width * depth));
         }
-        None => {}
     };
     let comma = if indent.is_some() { "," } else { ", " };
     match value {
@@ -347,14 +356,21 @@ mod tests {
     #[test]
     fn table() {
         let hi = || json!([{"role": "user", "content": "hi <b>"}]);
-        let check = |source: &str, expect: &str| assert_eq!(render(source, hi()).unwrap(), expect, "{source}");
+        let check =
+            |source: &str, expect: &str| assert_eq!(render(source, hi()).unwrap(), expect, "{source}");
         check("{{ bos_token }}{{ messages[0]['content'] }}", "<s>hi <b>");
-        check("{% for m in messages %}\n  {% if true %}\n[{{ m.role }}]\n  {% endif %}\n{% endfor %}\n", "[user]\n");
+        check(
+            "{% for m in messages %}\n  {% if true %}\n[{{ m.role }}]\n  {% endif %}\n{% endfor %}\n",
+            "[user]\n",
+        );
         check("{{ messages[0].content.strip().split(' ')[0].upper() }}", "HI");
         check("{{ messages | tojson }}", r#"[{"role": "user", "content": "hi <b>"}]"#);
         check("{{ [1, {}, []] | tojson(indent=2) }}", "[\n  1,\n  {},\n  []\n]");
         check("{{ {'a': 1.5, 'e': 'é\n'} | tojson }}", r#"{"a": 1.5, "e": "é\n"}"#);
-        check("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "1");
+        check(
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+            "1",
+        );
         check("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}x", "x");
         check("a{% generation %}{{ messages[0].role }}{%- endgeneration -%} b", "auserb");
         check("{{ tools is defined }}{{ tools is none }}{% if not tools %}none{% endif %}", "TrueTruenone");
@@ -368,7 +384,10 @@ mod tests {
             let error = render(source, json!([])).unwrap_err().to_string();
             assert!(error.contains(expect), "{source}: {error}");
         };
-        check("{{ raise_exception('roles must alternate') }}", "refuses this conversation: roles must alternate");
+        check(
+            "{{ raise_exception('roles must alternate') }}",
+            "refuses this conversation: roles must alternate",
+        );
         check("{% for", "cannot be read");
         check("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "fuel");
         check("{% include '/etc/passwd' %}", "fails");

@@ -362,7 +362,14 @@ mod tests {
 
     #[test]
     fn what_is_no_tokenizer_is_an_error() {
-        for bytes in [&b""[..], b"{", b"[]", b"{}", b"{\"model\": 3}", b"{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[\"a\"]}}"] {
+        for bytes in [
+            &b""[..],
+            b"{",
+            b"[]",
+            b"{}",
+            b"{\"model\": 3}",
+            b"{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[\"a\"]}}",
+        ] {
             assert!(Tokenizer::from_json(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
         }
         assert!(matches!(demo().decode(&[4096]), Err(TokenizerError::UnknownId { id: 4096, .. })));
