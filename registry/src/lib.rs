@@ -15,6 +15,8 @@ mod oci;
 mod router;
 mod serve;
 mod store;
+#[cfg(test)]
+mod tests;
 
 pub use app::{
     BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport, Heartbeat, JoinProof,

@@ -60,7 +60,12 @@ fn ollama_api() -> Router<Registry> {
 
 /// OpenAI's libraries.
 fn openai_api() -> Router<Registry> {
-    Router::new().route("/v1/models", get(openai::models::list)).route("/v1/models/{*model}", get(openai::models::show))
+    Router::new()
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{*model}", get(openai::models::show))
+        .route("/v1/chat/completions", post(openai::chat::post))
+        .route("/v1/completions", post(openai::completions::post))
+        .route("/v1/embeddings", post(openai::embeddings::post))
 }
 
 /// The CLI, workers, scripts. Names here have any number of parts, and may end in a digest.

@@ -12,8 +12,8 @@ use http::StatusCode;
 
 use crate::Error;
 
-use forward::{Answer, Ask, forward};
-pub(crate) use passed_on::{embeddings, passed_on};
+pub(crate) use forward::{Answer, Ask, forward};
+pub(crate) use passed_on::{embeddings, passed_on, read_json, resolve};
 pub(crate) use ps::ps;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,13 +48,17 @@ pub(crate) enum GatewayError {
     Broken(#[source] reqwest::Error),
     #[error("the worker's answer is not what was expected")]
     Unreadable(#[source] serde_json::Error),
+    #[error("a record of the worker's answer has more than {limit_bytes} bytes")]
+    LineTooLong { limit_bytes: usize },
 }
 
 impl GatewayError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             GatewayError::NoWorker { .. } | GatewayError::NoAnswer { .. } => StatusCode::SERVICE_UNAVAILABLE,
-            GatewayError::Broken(_) | GatewayError::Unreadable(_) => StatusCode::BAD_GATEWAY,
+            GatewayError::Broken(_) | GatewayError::Unreadable(_) | GatewayError::LineTooLong { .. } => {
+                StatusCode::BAD_GATEWAY
+            },
         }
     }
 }

@@ -51,6 +51,11 @@ pub(crate) enum Failure {
     ModelMissing,
     #[error("model '{name}' not found")]
     ModelUnknown { name: String },
+    /// A worker's own refusal, in its words.
+    #[error("{message}")]
+    Worker { status: StatusCode, message: String },
+    #[error("{0}")]
+    Unsupported(&'static str),
     #[error("no worker has this id; register again")]
     WorkerUnknown,
 
@@ -76,6 +81,7 @@ impl Failure {
         match self {
             Failure::Registry(error) | Failure::Upload { source: error, .. } => status_of(error),
             Failure::Gateway(error) => error.status(),
+            Failure::Worker { status, .. } => *status,
             Failure::Id { .. }
             | Failure::ModelUnknown { .. }
             | Failure::WorkerUnknown
@@ -89,7 +95,8 @@ impl Failure {
             | Failure::ContentRange { .. }
             | Failure::BodyCut(_)
             | Failure::BodyMissing
-            | Failure::Json(_) => StatusCode::BAD_REQUEST,
+            | Failure::Json(_)
+            | Failure::Unsupported(_) => StatusCode::BAD_REQUEST,
             Failure::TooManyTags { .. } => StatusCode::URI_TOO_LONG,
             Failure::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => StatusCode::FORBIDDEN,
@@ -104,7 +111,7 @@ impl Failure {
             self,
             Failure::Registry(Error::StorageFull) | Failure::Upload { source: Error::StorageFull, .. }
         );
-        if self.status().is_server_error() && !full && !matches!(self, Failure::Gateway(_)) {
+        if self.status().is_server_error() && !full && !matches!(self, Failure::Gateway(_) | Failure::Worker { .. }) {
             return "the server could not answer; its log has the reason".to_owned();
         }
         self.to_string()

@@ -161,11 +161,11 @@ pub(crate) async fn read_to_end(body: Body, limit_bytes: usize) -> Result<Bytes,
     }
 }
 
-/// Nobody can show who they are yet, so every caller is anonymous.
+/// The caller that authentication found and put beside the request. Nobody can show who they are yet, so it is anonymous.
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
-    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Caller::Anonymous)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().cloned().unwrap_or(Caller::Anonymous))
     }
 }

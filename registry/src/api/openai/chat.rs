@@ -1,0 +1,252 @@
+//! `POST /v1/chat/completions`, by way of `/api/chat`.
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::reply::{Reply, Shape};
+use super::{Sampling, StreamOptions, ask};
+use crate::Registry;
+use crate::auth::Caller;
+use crate::http::{Failure, Json};
+
+#[derive(Deserialize)]
+pub(crate) struct Chat {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    messages: Vec<Message>,
+    #[serde(default)]
+    stream: bool,
+    #[serde(default)]
+    stream_options: Option<StreamOptions>,
+    #[serde(flatten)]
+    sampling: Sampling,
+    response_format: Option<ResponseFormat>,
+    tools: Option<Value>,
+    reasoning_effort: Option<String>,
+    #[serde(default)]
+    logprobs: bool,
+    #[serde(default)]
+    top_logprobs: u32,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    #[serde(default)]
+    content: Option<Content>,
+    #[serde(default)]
+    tool_calls: Vec<ToolCall>,
+    #[serde(default)]
+    tool_call_id: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Part {
+    Text { text: String },
+    ImageUrl { image_url: ImageUrl },
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ImageUrl {
+    Plain(String),
+    Object { url: String },
+}
+
+#[derive(Deserialize)]
+struct ToolCall {
+    #[serde(default)]
+    id: String,
+    function: Function,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    name: String,
+    /// JSON in a string.
+    #[serde(default)]
+    arguments: String,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ResponseFormat {
+    Text,
+    JsonObject,
+    JsonSchema { json_schema: Schema },
+}
+
+#[derive(Deserialize)]
+struct Schema {
+    schema: Value,
+}
+
+pub(crate) async fn post(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Json(chat): Json<Chat>,
+) -> Result<Response, Failure> {
+    let answer = ask(&registry, &caller, &chat.model, "/api/chat", chat.for_worker()?).await?;
+    let include_usage = chat.stream_options.unwrap_or_default().include_usage;
+    Reply::new(Shape::Chat, chat.model, include_usage).answer(answer, chat.stream).await
+}
+
+impl Chat {
+    fn for_worker(&self) -> Result<Value, Failure> {
+        let messages = self.messages.iter().map(Message::for_worker).collect::<Result<Vec<_>, _>>()?;
+        let mut body = json!({
+            "model": self.model,
+            "messages": messages,
+            "stream": self.stream,
+            "options": self.sampling.options(),
+        });
+        let format = match &self.response_format {
+            Some(ResponseFormat::JsonObject) => Some(json!("json")),
+            Some(ResponseFormat::JsonSchema { json_schema }) => Some(json_schema.schema.clone()),
+            Some(ResponseFormat::Text) | None => None,
+        };
+        let think = self.reasoning_effort.as_deref().map(think).transpose()?;
+        let logprobs = self.logprobs.then(|| json!(true));
+        let top_logprobs = logprobs.as_ref().map(|_| json!(self.top_logprobs));
+        for (name, value) in [
+            ("format", format),
+            ("tools", self.tools.clone()),
+            ("think", think),
+            ("logprobs", logprobs),
+            ("top_logprobs", top_logprobs),
+        ] {
+            if let Some(value) = value {
+                body[name] = value;
+            }
+        }
+        Ok(body)
+    }
+}
+
+impl Message {
+    fn for_worker(&self) -> Result<Value, Failure> {
+        let (mut texts, mut images) = (Vec::new(), Vec::new());
+        match &self.content {
+            Some(Content::Text(text)) => texts.push(text.as_str()),
+            Some(Content::Parts(parts)) => {
+                for part in parts {
+                    match part {
+                        Part::Text { text } => texts.push(text),
+                        Part::ImageUrl { image_url: ImageUrl::Plain(url) | ImageUrl::Object { url } } => {
+                            images.push(image_data(url)?);
+                        }
+                    }
+                }
+            }
+            None => {}
+        }
+        let mut message = Map::new();
+        // OpenAI's newer name for the system's voice.
+        let role = if self.role == "developer" { "system" } else { &self.role };
+        message.insert("role".to_owned(), json!(role));
+        message.insert("content".to_owned(), json!(texts.join("\n")));
+        if !images.is_empty() {
+            message.insert("images".to_owned(), json!(images));
+        }
+        if !self.tool_calls.is_empty() {
+            let calls = self.tool_calls.iter().map(ToolCall::for_worker).collect::<Result<Vec<_>, _>>()?;
+            message.insert("tool_calls".to_owned(), json!(calls));
+        }
+        let named = [("tool_call_id", &self.tool_call_id), ("tool_name", &self.name)];
+        message.extend(named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value.as_ref()?)))));
+        Ok(Value::Object(message))
+    }
+}
+
+impl ToolCall {
+    fn for_worker(&self) -> Result<Value, Failure> {
+        let arguments = if self.function.arguments.is_empty() { "{}" } else { &self.function.arguments };
+        let arguments: Value = serde_json::from_str(arguments).map_err(Failure::Json)?;
+        Ok(json!({ "id": self.id, "function": { "name": self.function.name, "arguments": arguments } }))
+    }
+}
+
+/// The bytes of an image that came along, in base64. Nothing is fetched for a caller.
+fn image_data(url: &str) -> Result<&str, Failure> {
+    let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
+    data.map(|(_, data)| data)
+        .ok_or_else(|| Failure::Unsupported("images come as `data:` addresses with base64; others are not fetched"))
+}
+
+fn think(effort: &str) -> Result<Value, Failure> {
+    match effort {
+        "none" => Ok(json!(false)),
+        "minimal" | "low" => Ok(json!("low")),
+        "medium" | "high" | "max" => Ok(json!(effort)),
+        "xhigh" | "ultra" => Ok(json!("max")),
+        _ => Err(Failure::Unsupported("reasoning_effort is one of none, minimal, low, medium, high, xhigh, max")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_translate() {
+        let chat: Chat = serde_json::from_value(json!({
+            "model": "mini",
+            "messages": [
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [
+                    {"type": "text", "text": "What is this?"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                ]},
+                {"role": "assistant", "content": null, "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{\"at\":1}"}},
+                ]},
+                {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
+            ],
+            "max_tokens": 5, "stop": "END", "seed": 1, "n": 1, "user": "x",
+            "response_format": {"type": "json_object"}, "logprobs": true, "top_logprobs": 2,
+        }))
+        .unwrap();
+        assert_eq!(
+            chat.for_worker().unwrap(),
+            json!({
+                "model": "mini",
+                "messages": [
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": "What is this?", "images": ["AAAA"]},
+                    {"role": "assistant", "content": "", "tool_calls": [
+                        {"id": "c1", "function": {"name": "look", "arguments": {"at": 1}}},
+                    ]},
+                    {"role": "tool", "content": "a cat", "tool_call_id": "c1"},
+                ],
+                "stream": false,
+                "options": {"temperature": 1.0, "top_p": 1.0, "num_predict": 5, "seed": 1, "stop": ["END"]},
+                "format": "json", "logprobs": true, "top_logprobs": 2,
+            })
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        for message in [
+            json!({"role": "user", "content": [{"type": "image_url", "image_url": "http://example.com/x.png"}]}),
+            json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
+        ] {
+            let message: Message = serde_json::from_value(message).unwrap();
+            assert!(message.for_worker().is_err());
+        }
+        assert!(think("a lot").is_err());
+    }
+}

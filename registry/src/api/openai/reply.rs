@@ -1,0 +1,177 @@
+//! A worker's records as OpenAI's answers: one object, or server-sent events.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use futures::{StreamExt, stream};
+use http::header;
+use serde_json::{Map, Value, json};
+use time::OffsetDateTime;
+
+use super::records::records;
+use crate::error::chain;
+use crate::gateway::{Answer, GatewayError, read_json};
+use crate::http::{Failure, Json};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    Chat,
+    Completion,
+}
+
+/// One answer: what all its parts repeat, and how far it is.
+pub(super) struct Reply {
+    shape: Shape,
+    id: String,
+    created: i64,
+    model: String,
+    include_usage: bool,
+    has_begun: bool,
+    has_called: bool,
+}
+
+impl Reply {
+    pub(super) fn new(shape: Shape, model: String, include_usage: bool) -> Reply {
+        let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
+        let id = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
+        let created = OffsetDateTime::now_utc().unix_timestamp();
+        Reply { shape, id, created, model, include_usage, has_begun: false, has_called: false }
+    }
+
+    pub(super) async fn answer(mut self, answer: Answer, stream: bool) -> Result<Response, Failure> {
+        if stream {
+            return Ok(self.events(answer));
+        }
+        let record: Value = read_json(answer).await?;
+        Ok(Json(self.whole(&record)).into_response())
+    }
+
+    /// The answer to a request that did not ask for a stream.
+    fn whole(&mut self, record: &Value) -> Value {
+        let mut choice = self.content(record, "message");
+        choice.insert("finish_reason".to_owned(), self.finish_reason(record));
+        let mut object = self.object([Value::Object(choice)].into(), "");
+        object["usage"] = usage(record);
+        object
+    }
+
+    fn events(mut self, answer: Answer) -> Response {
+        let chunks = records(answer.bytes).flat_map(move |record| {
+            let events: Vec<String> = match record {
+                Ok(record) if record["error"].is_string() => vec![event(&failed(&record["error"]))],
+                Ok(record) => self.chunks(&record).iter().map(event).collect(),
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "a worker's answer broke off");
+                    let text = if let GatewayError::Broken(_) = error { "the worker's answer broke off" } else { "the worker's answer is not readable" };
+                    vec![event(&failed(&json!(text)))]
+                }
+            };
+            stream::iter(events)
+        });
+        let end = stream::iter(["data: [DONE]\n\n".to_owned()]);
+        let body = Body::from_stream(chunks.chain(end).map(Ok::<_, std::convert::Infallible>));
+        let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+        (headers, body).into_response()
+    }
+
+    /// The chunks that one record makes: its text, and at the end a reason and, where asked for, the counts.
+    fn chunks(&mut self, record: &Value) -> Vec<Value> {
+        let mut chunks = Vec::new();
+        let is_done = record["done"] == json!(true);
+        let mut choice = self.content(record, "delta");
+        if !is_done || has_content(record) {
+            choice.insert("finish_reason".to_owned(), Value::Null);
+            chunks.push(self.object([Value::Object(choice)].into(), ".chunk"));
+        }
+        if is_done {
+            let mut last = match self.shape {
+                Shape::Chat => json!({ "index": 0, "delta": {} }),
+                Shape::Completion => json!({ "index": 0, "text": "" }),
+            };
+            last["finish_reason"] = self.finish_reason(record);
+            chunks.push(self.object([last].into(), ".chunk"));
+            if self.include_usage {
+                let mut counts = self.object(Vec::new(), ".chunk");
+                counts["usage"] = usage(record);
+                chunks.push(counts);
+            }
+        }
+        chunks
+    }
+
+    /// The choice that a record's text makes, without its reason to end. `key` is what a chat's text goes under.
+    fn content(&mut self, record: &Value, key: &str) -> Map<String, Value> {
+        let mut choice = Map::new();
+        choice.insert("index".to_owned(), json!(0));
+        if self.shape == Shape::Completion {
+            choice.insert("text".to_owned(), record["response"].clone());
+            return choice;
+        }
+        let said = &record["message"];
+        let mut message = Map::new();
+        // In a stream the role comes once.
+        if !std::mem::replace(&mut self.has_begun, true) {
+            message.insert("role".to_owned(), json!("assistant"));
+        }
+        message.insert("content".to_owned(), said["content"].clone());
+        if said["thinking"].as_str().is_some_and(|text| !text.is_empty()) {
+            message.insert("reasoning".to_owned(), said["thinking"].clone());
+        }
+        if let Some(calls) = said["tool_calls"].as_array().filter(|calls| !calls.is_empty()) {
+            self.has_called = true;
+            message.insert("tool_calls".to_owned(), calls.iter().enumerate().map(tool_call).collect());
+        }
+        choice.insert(key.to_owned(), Value::Object(message));
+        if record["logprobs"].is_array() {
+            choice.insert("logprobs".to_owned(), json!({ "content": record["logprobs"] }));
+        }
+        choice
+    }
+
+    fn object(&self, choices: Vec<Value>, suffix: &str) -> Value {
+        let object = match self.shape {
+            Shape::Chat => format!("chat.completion{suffix}"),
+            // A stream of these has no name of its own.
+            Shape::Completion => "text_completion".to_owned(),
+        };
+        json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model,
+            "system_fingerprint": "fp_lode", "choices": choices,
+        })
+    }
+
+    fn finish_reason(&self, record: &Value) -> Value {
+        match record["done_reason"].as_str() {
+            _ if self.has_called => json!("tool_calls"),
+            Some("length") => json!("length"),
+            _ => json!("stop"),
+        }
+    }
+}
+
+fn has_content(record: &Value) -> bool {
+    let texts = [&record["response"], &record["message"]["content"], &record["message"]["thinking"]];
+    texts.iter().any(|text| text.as_str().is_some_and(|text| !text.is_empty()))
+        || record["message"]["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
+}
+
+fn tool_call((index, call): (usize, &Value)) -> Value {
+    let function = &call["function"];
+    json!({
+        "id": call["id"], "index": function["index"].as_u64().unwrap_or(index as u64), "type": "function",
+        "function": { "name": function["name"], "arguments": function["arguments"].to_string() },
+    })
+}
+
+fn usage(record: &Value) -> Value {
+    let count = |name: &str| record[name].as_u64().unwrap_or(0);
+    let (prompt, completion) = (count("prompt_eval_count"), count("eval_count"));
+    json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
+}
+
+fn failed(text: &Value) -> Value {
+    json!({ "error": { "message": text, "type": "api_error", "param": null, "code": null } })
+}
+
+fn event(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}

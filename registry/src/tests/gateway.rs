@@ -1,0 +1,297 @@
+//! The gateway against workers made of a few lines: who is asked, what they hear, and how their answers come back.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::{Answer, App};
+use crate::{Config, Secret};
+
+/// What a worker was asked: path, headers of interest, body.
+type Heard = Arc<Mutex<Vec<Value>>>;
+
+/// A worker that notes what it hears and answers the same to everything.
+async fn worker(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -> (SocketAddr, Heard) {
+    let heard = Heard::default();
+    let notes = heard.clone();
+    let routes = Router::new().fallback(move |request: Request| {
+        let (answer, notes) = (answer.clone(), notes.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let header = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+            notes.lock().unwrap().push(json!({
+                "path": parts.uri.path(), "model": header("lode-model"), "name": header("lode-model-name"),
+                "authorization": header("authorization"), "body": String::from_utf8_lossy(&body),
+            }));
+            answer()
+        }
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    (address, heard)
+}
+
+/// Registers a worker, as from this machine; its id and its secret.
+async fn join(app: &App, address: SocketAddr) -> (String, String) {
+    let body = json!({"advertise": format!("http://{address}"), "devices": [{"kind": "cpu", "free_bytes": 1}]});
+    let answer = local(app, "POST", "/lode/v1/workers", None, body).await;
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    let (id, secret) = (answer.json()["id"].clone(), answer.json()["secret"].clone());
+    (id.as_str().unwrap().to_owned(), secret.as_str().unwrap().to_owned())
+}
+
+async fn local(app: &App, method: &str, path: &str, token: Option<&str>, body: Value) -> Answer {
+    let mut request = Request::builder().method(method).uri(path);
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let mut request = request.body(Body::from(body.to_string())).unwrap();
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 9))));
+    Answer::read(app.raw(request).await).await
+}
+
+fn records(text: &'static str) -> Response {
+    ([("content-type", "application/x-ndjson")], text).into_response()
+}
+
+#[tokio::test]
+async fn a_worker_hears_what_it_needs() {
+    let app = App::new().await;
+    let digest = app.push_image("team/mini", "8b", "x").await;
+    let (address, heard) = worker(|| records("{\"response\":\"hi\"}\n{\"done\":true}\n")).await;
+    let (_, secret) = join(&app, address).await;
+
+    let body = json!({"model": "Team/Mini:8b", "prompt": "hello", "unknown": [1]});
+    let answer = app.post_json("/api/generate", body.clone()).await;
+    assert_eq!((answer.status.as_u16(), answer.text()), (200, "{\"response\":\"hi\"}\n{\"done\":true}\n"));
+    assert_eq!(answer.header("content-type"), "application/x-ndjson");
+    let asked = heard.lock().unwrap().pop().unwrap();
+    assert_eq!(asked["path"], "/api/generate");
+    assert_eq!(asked["model"], format!("team/mini@{digest}"));
+    assert_eq!(asked["name"], "Team/Mini:8b");
+    assert_eq!(asked["authorization"], format!("Bearer {secret}"));
+    assert_eq!(asked["body"], body.to_string());
+
+    let by_digest = json!({"model": format!("team/mini@{digest}"), "windows": [[1, 2]]});
+    assert_eq!(app.post_json("/lode/v1/score", by_digest).await.status, 200);
+    assert_eq!(heard.lock().unwrap().pop().unwrap()["path"], "/lode/v1/score");
+    assert_eq!(app.post_json("/lode/v1/chat", json!({"model": "team/mini:8b"})).await.status, 200);
+    assert_eq!(heard.lock().unwrap().pop().unwrap()["path"], "/api/chat");
+}
+
+#[tokio::test]
+async fn the_older_embeddings_are_translated() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let (address, heard) = worker(|| r#"{"model":"mini","embeddings":[[0.5,0.25]]}"#.into_response()).await;
+    join(&app, address).await;
+    let answer = app.post_json("/api/embeddings", json!({"model": "mini", "prompt": "text"})).await;
+    assert_eq!(answer.json(), json!({"embedding": [0.5, 0.25]}));
+    let asked = heard.lock().unwrap().pop().unwrap();
+    assert_eq!(asked["path"], "/api/embed");
+    assert_eq!(asked["body"], json!({"model": "mini", "input": "text"}).to_string());
+    let empty = app.post_json("/api/embeddings", json!({"model": "mini", "prompt": ""})).await;
+    assert_eq!(empty.json(), json!({"embedding": []}));
+}
+
+#[tokio::test]
+async fn the_next_worker_is_asked_until_one_answers() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let ask = || app.post_json("/api/generate", json!({"model": "mini"}));
+    let none = ask().await;
+    assert_eq!(none.status, 503);
+    assert!(none.json()["error"].as_str().unwrap().contains("lode worker"));
+
+    let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    join(&app, unused.local_addr().unwrap()).await;
+    drop(unused);
+    let dead = ask().await;
+    assert_eq!(dead.status, 503);
+    assert!(dead.json()["error"].as_str().unwrap().contains("no worker answered"));
+
+    let busy = || (http::StatusCode::SERVICE_UNAVAILABLE, r#"{"error":"server busy"}"#).into_response();
+    join(&app, worker(busy).await.0).await;
+    assert_eq!(ask().await.json()["error"], "server busy");
+
+    join(&app, worker(|| records("{\"done\":true}\n")).await.0).await;
+    assert_eq!(ask().await.text(), "{\"done\":true}\n");
+}
+
+#[tokio::test]
+async fn records_come_through_one_by_one() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let (sender, receiver) = mpsc::channel::<Bytes>(1);
+    let receiver = Arc::new(Mutex::new(Some(receiver)));
+    let (address, _) = worker(move || {
+        let receiver = receiver.lock().unwrap().take().unwrap();
+        let records = stream::unfold(receiver, async |mut receiver| receiver.recv().await.map(|record| (record, receiver)));
+        let body = Body::from_stream(records.map(Ok::<_, std::io::Error>));
+        ([("content-type", "application/x-ndjson")], body).into_response()
+    })
+    .await;
+    join(&app, address).await;
+
+    sender.send(Bytes::from_static(b"{\"n\":1}\n")).await.unwrap();
+    let request = Request::post("/api/generate").body(Body::from(r#"{"model":"mini"}"#)).unwrap();
+    let mut body = app.raw(request).await.into_body();
+    for n in 1..4 {
+        let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(frame, format!("{{\"n\":{n}}}\n"));
+        sender.send(Bytes::from(format!("{{\"n\":{}}}\n", n + 1))).await.unwrap();
+    }
+    // Whoever stops listening ends the work.
+    drop(body);
+    tokio::time::timeout(Duration::from_secs(10), sender.closed()).await.expect("the worker sees the end");
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_says_so() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let (address, _) = worker(|| {
+        let records = [Ok(Bytes::from_static(b"{\"n\":1}\n")), Err(std::io::Error::other("gone"))];
+        // Between the two, so that the first is sent.
+        let records = stream::iter(records).then(|record| async move {
+            if record.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            record
+        });
+        ([("content-type", "application/x-ndjson")], Body::from_stream(records)).into_response()
+    })
+    .await;
+    join(&app, address).await;
+    let answer = app.post_json("/api/generate", json!({"model": "mini"})).await;
+    assert_eq!(answer.text(), "{\"n\":1}\n{\"error\":\"the worker's answer broke off\"}\n");
+}
+
+#[tokio::test]
+async fn workers_come_and_go() {
+    let app = App::new().await;
+    let (address, _) = worker(|| r#"{"models":[{"name":"mini:latest","expires_at":"2026-01-01T00:00:00Z"}]}"#.into_response()).await;
+    let (first, _) = join(&app, address).await;
+    let (id, secret) = join(&app, address).await;
+    assert_ne!(first, id);
+    let path = format!("/lode/v1/workers/{id}");
+    let digest = app.push_image("mini", "latest", "x").await;
+    let beat = json!({
+        "devices": [{"kind": "cpu", "free_bytes": 7, "more": true}],
+        "loaded": [{"repository": "mini", "digest": digest, "size_bytes": 3, "expires_at": "soon"}], "cached": [digest],
+    });
+    assert_eq!(local(&app, "PUT", &path, None, beat).await.status, 204);
+    assert_eq!(local(&app, "PUT", &format!("/lode/v1/workers/{first}"), None, json!({})).await.status, 404);
+
+    let list = app.get("/lode/v1/workers").await;
+    assert!(!list.text().contains(&secret));
+    let workers = list.json()["workers"].clone();
+    assert_eq!(workers.as_array().unwrap().len(), 1, "a restarted worker replaces itself");
+    assert_eq!((&workers[0]["devices"][0]["more"], &workers[0]["loaded"][0]["expires_at"]), (&json!(true), &json!("soon")));
+    assert_eq!(app.get("/api/ps").await.json()["models"][0]["name"], "mini:latest");
+
+    assert_eq!(local(&app, "DELETE", &path, None, json!(null)).await.status, 204);
+    assert_eq!(app.get("/lode/v1/workers").await.json(), json!({"workers": []}));
+}
+
+#[tokio::test]
+async fn who_may_join() {
+    let body = || json!({"advertise": "http://127.0.0.1:1"});
+    let open = App::new().await;
+    assert_eq!(open.post_json("/lode/v1/workers", body()).await.status, 403, "from who knows where");
+    assert_eq!(local(&open, "POST", "/lode/v1/workers", None, body()).await.status, 201);
+
+    let shared = App::with(Config { worker_token: Some(Secret::new("hush")), ..Config::default() }).await;
+    for (token, status) in [(None, 401), (Some("wrong"), 401), (Some("hus"), 401), (Some("hush"), 201)] {
+        assert_eq!(local(&shared, "POST", "/lode/v1/workers", token, body()).await.status, status, "{token:?}");
+    }
+}
+
+#[tokio::test]
+async fn ready_when_what_was_asked_for_is_there() {
+    let config = Config { wait_for_worker: true, wait_for_model: Some("mini".to_owned()), ..Config::default() };
+    let app = App::with(config).await;
+    assert_eq!(app.get("/healthz").await.status, 200);
+    let not_yet = app.get("/readyz").await;
+    assert_eq!(not_yet.status, 503);
+    assert_eq!(not_yet.json()["missing"].as_array().unwrap().len(), 2);
+    app.push_image("mini", "latest", "x").await;
+    join(&app, SocketAddr::from(([127, 0, 0, 1], 9))).await;
+    assert_eq!(app.get("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn openai_chat_streams_events() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let answer = "{\"message\":{\"role\":\"assistant\",\"content\":\"4\"},\"done\":false}\n\
+        {\"message\":{\"role\":\"assistant\",\"content\":\"2\"},\"done\":false}\n\
+        {\"message\":{\"content\":\"\"},\"done\":true,\"done_reason\":\"stop\",\"prompt_eval_count\":3,\"eval_count\":2}\n";
+    let (address, heard) = worker(move || records(answer)).await;
+    join(&app, address).await;
+    let request = json!({
+        "model": "mini", "messages": [{"role": "user", "content": "?"}], "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    let events = app.post_json("/v1/chat/completions", request).await;
+    assert_eq!(events.header("content-type"), "text/event-stream");
+    assert_eq!(heard.lock().unwrap().pop().unwrap()["path"], "/api/chat");
+    let data: Vec<&str> = events.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    assert_eq!((data.len(), data[4]), (5, "[DONE]"));
+    let chunks: Vec<Value> = data[..4].iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
+    assert_eq!(chunks[0]["object"], "chat.completion.chunk");
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": "4"}));
+    assert_eq!(chunks[1]["choices"][0]["delta"], json!({"content": "2"}));
+    assert_eq!(chunks[2]["choices"][0], json!({"index": 0, "delta": {}, "finish_reason": "stop"}));
+    assert_eq!(chunks[3]["choices"], json!([]));
+    assert_eq!(chunks[3]["usage"], json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}));
+}
+
+#[tokio::test]
+async fn openai_in_one_piece() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let (address, heard) = worker(|| {
+        let call = json!({"id": "call_1", "function": {"name": "look", "arguments": {"at": 1}}});
+        let record = json!({
+            "response": "42", "message": {"role": "assistant", "content": "", "tool_calls": [call]},
+            "embeddings": [[0.5]], "done": true, "done_reason": "length", "eval_count": 1,
+        });
+        axum::response::IntoResponse::into_response(record.to_string())
+    })
+    .await;
+    join(&app, address).await;
+
+    let chat = app.post_json("/v1/chat/completions", json!({"model": "mini", "messages": []})).await.json();
+    let choice = &chat["choices"][0];
+    assert_eq!((&chat["object"], &choice["finish_reason"]), (&json!("chat.completion"), &json!("tool_calls")));
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"at\":1}");
+    let text = app.post_json("/v1/completions", json!({"model": "mini", "prompt": "6 x 7 =", "max_tokens": 1})).await.json();
+    assert_eq!((&text["object"], &text["choices"][0]["text"]), (&json!("text_completion"), &json!("42")));
+    assert_eq!(text["choices"][0]["finish_reason"], "length");
+    let asked = heard.lock().unwrap().pop().unwrap();
+    assert!(asked["body"].as_str().unwrap().contains("\"num_predict\":1"));
+
+    for (format, expect) in [("float", json!([0.5])), ("base64", json!("AAAAPw=="))] {
+        let request = json!({"model": "mini", "input": ["x"], "encoding_format": format});
+        let vectors = app.post_json("/v1/embeddings", request).await.json();
+        assert_eq!(vectors["data"][0]["embedding"], expect);
+    }
+    let empty = app.post_json("/v1/embeddings", json!({"model": "mini", "input": []})).await;
+    assert_eq!((empty.status.as_u16(), &empty.json()["error"]["type"]), (400, &json!("invalid_request_error")));
+    let unknown = app.post_json("/v1/chat/completions", json!({"model": "nobody"})).await;
+    assert_eq!((unknown.status.as_u16(), &unknown.json()["error"]["message"]), (404, &json!("model 'nobody' not found")));
+}

@@ -1,0 +1,152 @@
+//! The router as a value: requests in, answers out, on a temporary folder with SQLite.
+//! What only a socket shows is in `wire`.
+
+mod bad_input;
+mod gateway;
+mod models;
+mod ollama;
+mod pull;
+mod push;
+mod routes;
+mod tags;
+mod wire;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::request::Builder;
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use lode_model::digest::Digest;
+use lode_model::media_type;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tower::ServiceExt;
+
+use crate::{Config, Registry, open, router};
+
+/// A server without a socket.
+struct App {
+    registry: Registry,
+    router: Router,
+    _data: TempDir,
+}
+
+/// An answer, read to its end.
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl App {
+    async fn new() -> App {
+        App::with(Config::default()).await
+    }
+
+    async fn with(config: Config) -> App {
+        let data = tempfile::tempdir().unwrap();
+        let registry = open(Config { data: data.path().to_owned(), ..config }).await.unwrap();
+        App { router: router(registry.clone()), registry, _data: data }
+    }
+
+    async fn raw(&self, request: Request<Body>) -> Response {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    async fn send(&self, request: Builder, body: impl Into<Body>) -> Answer {
+        Answer::read(self.raw(request.body(body.into()).unwrap()).await).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path), "").await
+    }
+
+    async fn delete(&self, path: &str) -> Answer {
+        self.send(Request::delete(path), "").await
+    }
+
+    async fn post_json(&self, path: &str, body: Value) -> Answer {
+        self.send(Request::post(path), body.to_string()).await
+    }
+
+    /// A fresh upload's address.
+    async fn upload(&self, repository: &str) -> String {
+        let answer = self.send(Request::post(format!("/v2/{repository}/blobs/uploads/")), "").await;
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        answer.header("location").to_owned()
+    }
+
+    async fn push_blob(&self, repository: &str, bytes: impl Into<Bytes>) -> Digest {
+        let bytes = bytes.into();
+        let digest = Digest::sha256(&bytes);
+        let path = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
+        let answer = self.send(Request::post(path), bytes).await;
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        digest
+    }
+
+    async fn push_manifest(&self, repository: &str, reference: &str, manifest: &Value) -> Answer {
+        let kind = manifest["mediaType"].as_str().unwrap();
+        let path = format!("/v2/{repository}/manifests/{reference}");
+        self.send(Request::put(path).header("content-type", kind), manifest.to_string()).await
+    }
+
+    /// A small image under `tag`; its digest.
+    async fn push_image(&self, repository: &str, tag: &str, content: &str) -> Digest {
+        let config = self.push_blob(repository, "{}").await;
+        let layer = self.push_blob(repository, content.to_owned()).await;
+        let manifest = image(&config, 2, &[json!({
+            "mediaType": media_type::OCI_LAYER_TAR, "digest": layer, "size": content.len(),
+        })]);
+        let answer = self.push_manifest(repository, tag, &manifest).await;
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        answer.header("docker-content-digest").parse().unwrap()
+    }
+}
+
+impl Answer {
+    async fn read(response: Response) -> Answer {
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
+    fn header(&self, name: &str) -> &str {
+        let value = self.headers.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.headers));
+        value.to_str().unwrap()
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {}", self.text()))
+    }
+
+    /// The code of the first error in the envelope.
+    fn code(&self) -> String {
+        self.json()["errors"][0]["code"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Status and code, as tables compare them.
+    fn failure(&self) -> (u16, String) {
+        (self.status.as_u16(), self.code())
+    }
+}
+
+fn image(config: &Digest, config_size: usize, layers: &[Value]) -> Value {
+    json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::OCI_MANIFEST,
+        "config": {"mediaType": media_type::OCI_CONFIG, "digest": config, "size": config_size},
+        "layers": layers,
+    })
+}
+
+/// What tables expect: a status and a code.
+fn failure(status: u16, code: &str) -> (u16, String) {
+    (status, code.to_owned())
+}

@@ -1,0 +1,152 @@
+//! Models in the index: listed, shown, copied and deleted, each right as soon as the push is answered.
+
+use http::Request;
+use lode_model::media_type;
+use serde_json::{Value, json};
+
+use super::App;
+
+/// A safetensors file of one BF16 tensor.
+fn tensor_blob(key: &str, rows: usize, columns: usize) -> Vec<u8> {
+    let size = rows * columns * 2;
+    let header = json!({ key: {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [0, size]} }).to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![7; size]].concat()
+}
+
+async fn push_model(app: &App, repository: &str, tag: &str) {
+    let mut layers = Vec::new();
+    let files = [
+        (media_type::OLLAMA_TENSOR, "embed.weight", tensor_blob("embed.weight", 8, 4)),
+        (media_type::OLLAMA_TENSOR, "head.weight", tensor_blob("data", 3, 4)),
+        (
+            media_type::OLLAMA_JSON,
+            "config.json",
+            br#"{"model_type":"llama","architectures":["LlamaForCausalLM"],"hidden_size":4,"max_position_embeddings":64}"#.to_vec(),
+        ),
+        (media_type::OLLAMA_PARAMS, "", br#"{"temperature":0.5,"stop":["END"]}"#.to_vec()),
+        (media_type::OLLAMA_SYSTEM, "", b"Be brief.".to_vec()),
+    ];
+    for (kind, name, bytes) in files {
+        let size = bytes.len();
+        let digest = app.push_blob(repository, bytes).await;
+        layers.push(json!({"mediaType": kind, "digest": digest, "size": size, "name": name}));
+    }
+    let config = br#"{"model_format":"safetensors","model_family":"llama","file_type":"BF16"}"#;
+    let digest = app.push_blob(repository, &config[..]).await;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::DOCKER_MANIFEST,
+        "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": digest, "size": config.len()},
+        "layers": layers,
+    });
+    let answer = app.push_manifest(repository, tag, &manifest).await;
+    assert_eq!(answer.status, 201, "{}", answer.text());
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list["models"].as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_pushed_model_is_known_at_once() {
+    let app = App::new().await;
+    push_model(&app, "team/sub/mini", "8b").await;
+    app.push_image("team/image", "latest", "no model").await;
+
+    let list = app.get("/lode/v1/models").await.json();
+    assert_eq!(list["models"].as_array().unwrap().len(), 1);
+    let model = &list["models"][0];
+    assert_eq!((&model["repository"], &model["tag"]), (&json!("team/sub/mini"), &json!("8b")));
+    assert_eq!((&model["format"], &model["architecture"]), (&json!("safetensors"), &json!("llama")));
+    assert_eq!((&model["parameters"], &model["tensor_count"]), (&json!(44), &json!(2)));
+    assert_eq!(model["quantization"], "BF16");
+
+    let tensors = app.get("/lode/v1/tensors/team/sub/mini/8b").await.json();
+    let tensors = tensors["tensors"].as_array().unwrap();
+    assert_eq!((&tensors[0]["name"], &tensors[0]["shape"]), (&json!("embed.weight"), &json!([8, 4])));
+    assert_eq!((&tensors[1]["name"], &tensors[1]["shape"]), (&json!("head.weight"), &json!([3, 4])));
+
+    let shown = app.get("/lode/v1/models/team/sub/mini/8b").await.json();
+    assert_eq!(shown["layers"].as_array().unwrap().len(), 5);
+    assert_eq!(shown["digest"], model["digest"]);
+    let digest = shown["digest"].as_str().unwrap();
+    assert_eq!(app.get(&format!("/lode/v1/tensors/team/sub/mini/{digest}")).await.json()["tensors"][0], tensors[0]);
+
+    let image = app.get("/lode/v1/models/team/image/latest").await;
+    assert_eq!((image.status.as_u16(), &image.json()["format"]), (200, &Value::Null));
+    assert_eq!(app.get("/lode/v1/tensors/team/image/latest").await.json(), json!({"tensors": []}));
+    assert_eq!(app.get("/lode/v1/models/nobody/latest").await.json()["error"], "model 'nobody:latest' not found");
+}
+
+#[tokio::test]
+async fn as_ollama_shows_it() {
+    let app = App::new().await;
+    push_model(&app, "mini", "latest").await;
+    push_model(&app, "team/sub/mini", "latest").await;
+    let tags = app.get("/api/tags").await.json();
+    assert_eq!(names(&tags), ["mini:latest"], "longer names are not ollama's");
+    assert_eq!(tags["models"][0]["digest"].as_str().unwrap().len(), 64);
+
+    for body in [json!({"model": "mini"}), json!({"name": "library/MINI:latest"})] {
+        let shown = app.post_json("/api/show", body).await.json();
+        assert_eq!(shown["details"]["family"], "llama");
+        assert_eq!(shown["model_info"]["llama.context_length"], 64);
+        assert_eq!(shown["model_info"]["general.parameter_count"], 44);
+        assert_eq!(shown["capabilities"], json!(["completion"]));
+        assert_eq!(shown["system"], "Be brief.");
+        assert!(shown["parameters"].as_str().unwrap().contains("END"));
+        assert!(shown.get("tensors").is_none());
+    }
+    let verbose = app.post_json("/api/show", json!({"model": "mini", "verbose": true})).await.json();
+    assert_eq!(verbose["tensors"].as_array().unwrap().len(), 2);
+
+    assert_eq!(app.get("/v1/models").await.json()["data"][1]["owned_by"], "team/sub");
+    assert_eq!(app.get("/v1/models/team/sub/mini:latest").await.json()["id"], "team/sub/mini:latest");
+}
+
+#[tokio::test]
+async fn copied_and_deleted() {
+    let app = App::new().await;
+    push_model(&app, "mini", "latest").await;
+    let copied = app.post_json("/api/copy", json!({"source": "mini", "destination": "team/copy:1"})).await;
+    assert_eq!((copied.status.as_u16(), copied.text()), (200, ""));
+    let both = (app.get("/v2/mini/manifests/latest").await, app.get("/v2/team/copy/manifests/1").await);
+    assert_eq!(both.0.body, both.1.body);
+
+    let delete = |name: &str| app.send(Request::delete("/api/delete"), json!({"model": name}).to_string());
+    assert_eq!(delete("mini").await.status, 200);
+    assert_eq!(delete("mini").await.json()["error"], "model 'mini' not found");
+    assert_eq!(names(&app.get("/api/tags").await.json()), ["team/copy:1"]);
+    let tensors = app.get("/lode/v1/tensors/team/copy/1").await.json();
+    assert_eq!(tensors["tensors"].as_array().unwrap().len(), 2);
+
+    let deeper = json!({"source": "team/copy:1", "destination": "team/copy/deeper:2"});
+    assert_eq!(app.post_json("/lode/v1/copy", deeper).await.status, 200);
+    assert_eq!(app.get("/v2/team/copy/deeper/manifests/2").await.body, both.1.body);
+}
+
+#[tokio::test]
+async fn a_strangers_header_does_no_harm() {
+    let app = App::new().await;
+    let good = tensor_blob("a", 2, 2);
+    let cases = [
+        ("short", vec![1, 2, 3]),
+        ("huge", u64::MAX.to_le_bytes().to_vec()),
+        ("cut", good[..good.len() - 1].to_vec()),
+        ("garbage", [&9_u64.to_le_bytes()[..], b"{not json"].concat()),
+    ];
+    let config = app.push_blob("m", "{}").await;
+    for (tag, bytes) in cases {
+        let size = bytes.len();
+        let digest = app.push_blob("m", bytes).await;
+        let layer = json!({"mediaType": media_type::OLLAMA_TENSOR, "digest": digest, "size": size, "name": "a"});
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
+            "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": config, "size": 2}, "layers": [layer],
+        });
+        assert_eq!(app.push_manifest("m", tag, &manifest).await.status, 201, "{tag}");
+        let shown = app.get(&format!("/lode/v1/models/m/{tag}")).await.json();
+        assert!(shown["problem"].as_str().unwrap().starts_with("a: "), "{tag}: {shown}");
+    }
+    assert_eq!(app.get("/lode/v1/models").await.json()["models"].as_array().unwrap().len(), 4);
+}

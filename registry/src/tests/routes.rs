@@ -1,0 +1,96 @@
+//! Every route of the router, asked by somebody who may do nothing: each has to ask the policy.
+//! A route that is not in the table fails the test.
+
+use std::collections::BTreeSet;
+
+use axum::body::Body;
+use http::Request;
+
+use super::{Answer, App};
+use crate::auth::Caller;
+
+const ZERO: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
+const ID: &str = "00000000-0000-0000-0000-000000000000";
+
+/// Method, route as the router has it, body.
+const ROUTES: &[(&str, &str, &str)] = &[
+    ("GET", "/", ""),
+    ("GET", "/v2", ""),
+    ("GET", "/v2/", ""),
+    ("GET", "/v2/_oci/ext/discover", ""),
+    ("GET", "/v2/_catalog", ""),
+    ("GET", "/v2/{name}/blobs/{digest}", ""),
+    ("HEAD", "/v2/{name}/blobs/{digest}", ""),
+    ("DELETE", "/v2/{name}/blobs/{digest}", ""),
+    ("POST", "/v2/{name}/blobs/uploads", ""),
+    ("POST", "/v2/{name}/blobs/uploads/", ""),
+    ("GET", "/v2/{name}/blobs/uploads/{id}", ""),
+    ("PATCH", "/v2/{name}/blobs/uploads/{id}", ""),
+    ("PUT", "/v2/{name}/blobs/uploads/{id}", ""),
+    ("DELETE", "/v2/{name}/blobs/uploads/{id}", ""),
+    ("GET", "/v2/{name}/manifests/{reference}", ""),
+    ("HEAD", "/v2/{name}/manifests/{reference}", ""),
+    ("PUT", "/v2/{name}/manifests/{reference}", "{}"),
+    ("DELETE", "/v2/{name}/manifests/{reference}", ""),
+    ("GET", "/v2/{name}/tags/list", ""),
+    ("GET", "/v2/{name}/referrers/{digest}", ""),
+    ("GET", "/api/version", ""),
+    ("GET", "/api/tags", ""),
+    ("POST", "/api/show", r#"{"model":"m"}"#),
+    ("DELETE", "/api/delete", r#"{"model":"m"}"#),
+    ("POST", "/api/copy", r#"{"source":"m","destination":"n"}"#),
+    ("GET", "/api/ps", ""),
+    ("POST", "/api/generate", r#"{"model":"m"}"#),
+    ("POST", "/api/chat", r#"{"model":"m"}"#),
+    ("POST", "/api/embed", r#"{"model":"m"}"#),
+    ("POST", "/api/embeddings", r#"{"model":"m"}"#),
+    ("GET", "/v1/models", ""),
+    ("GET", "/v1/models/{*model}", ""),
+    ("POST", "/v1/chat/completions", r#"{"model":"m"}"#),
+    ("POST", "/v1/completions", r#"{"model":"m"}"#),
+    ("POST", "/v1/embeddings", r#"{"model":"m","input":"x"}"#),
+    ("GET", "/lode/v1/models", ""),
+    ("GET", "/lode/v1/models/{name}/{reference}", ""),
+    ("GET", "/lode/v1/tensors/{name}/{reference}", ""),
+    ("POST", "/lode/v1/copy", r#"{"source":"m","destination":"n"}"#),
+    ("POST", "/lode/v1/generate", r#"{"model":"m"}"#),
+    ("POST", "/lode/v1/chat", r#"{"model":"m"}"#),
+    ("POST", "/lode/v1/embed", r#"{"model":"m"}"#),
+    ("POST", "/lode/v1/score", r#"{"model":"m"}"#),
+    ("GET", "/lode/v1/ps", ""),
+    ("GET", "/lode/v1/workers", ""),
+    ("POST", "/lode/v1/workers", r#"{"advertise":"http://127.0.0.1:1"}"#),
+    ("PUT", "/lode/v1/workers/{id}", "{}"),
+    ("DELETE", "/lode/v1/workers/{id}", ""),
+    ("POST", "/lode/v1/gc", "{}"),
+    ("POST", "/lode/v1/fsck", "{}"),
+];
+
+/// Asked by probes that know nobody.
+const OPEN: &[&str] = &["/healthz", "/readyz"];
+
+#[tokio::test]
+async fn every_route_asks_the_policy() {
+    let app = App::new().await;
+    for (method, route, body) in ROUTES {
+        let path = route
+            .replace("{name}", "team/mini")
+            .replace("{digest}", ZERO)
+            .replace("{reference}", "latest")
+            .replace("{id}", ID)
+            .replace("{*model}", "mini");
+        let query = if *method == "PUT" && route.ends_with("uploads/{id}") { format!("?digest={ZERO}") } else { String::new() };
+        let mut request = Request::builder().method(*method).uri(path + &query).body(Body::from(*body)).unwrap();
+        request.extensions_mut().insert(Caller::Link { repository: "somewhere/else".parse().unwrap() });
+        let answer = Answer::read(app.raw(request).await).await;
+        assert_eq!(answer.status, 403, "{method} {route}: {}", answer.text());
+    }
+}
+
+#[test]
+fn no_route_is_forgotten() {
+    let source = include_str!("../router.rs");
+    let routes: BTreeSet<&str> = source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    let listed: BTreeSet<&str> = ROUTES.iter().map(|(_, route, _)| *route).chain(OPEN.iter().copied()).collect();
+    assert_eq!(routes, listed);
+}

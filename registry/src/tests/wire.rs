@@ -1,0 +1,161 @@
+//! What only a socket shows: lengths on HEAD, early answers, `100 Continue`, bodies that break off, and the end of a server.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lode_model::digest::Digest;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::App;
+use crate::{Error, serve};
+
+struct Server {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    end: JoinHandle<Result<(), Error>>,
+}
+
+impl Server {
+    async fn start(app: &App) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let shutdown = async move { stopped.await.unwrap_or_default() };
+        let end = tokio::spawn(serve(app.registry.clone(), listener, shutdown));
+        Server { address, stop: Some(stop), end }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends `text` on a connection of its own, and reads until the server closes it.
+    async fn exchange(&self, text: &str) -> String {
+        let mut stream = self.connect().await;
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        within(stream.read_to_string(&mut answer)).await.unwrap();
+        answer
+    }
+}
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), work).await.expect("in time")
+}
+
+async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+    let mut read = String::new();
+    while !read.ends_with(end) {
+        read.push(within(stream.read_u8()).await.unwrap() as char);
+    }
+    read
+}
+
+fn request(line: &str, headers: &str) -> String {
+    format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n")
+}
+
+#[tokio::test]
+async fn lengths_are_on_the_wire() {
+    let app = App::new().await;
+    let digest = app.push_blob("a", "0123456789").await;
+    let server = Server::start(&app).await;
+    let head = server.exchange(&request(&format!("HEAD /v2/a/blobs/{digest}"), "")).await;
+    assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("content-length: 10\r\n"), "{head}");
+    assert!(head.ends_with("\r\n\r\n"), "no body");
+    let part = server.exchange(&request(&format!("GET /v2/a/blobs/{digest}"), "range: bytes=2-4\r\n")).await;
+    assert!(part.contains("content-length: 3\r\n") && part.ends_with("\r\n\r\n234"), "{part}");
+    let missing = server.exchange(&request("HEAD /v2/a/manifests/none", "")).await;
+    assert!(missing.starts_with("HTTP/1.1 404 ") && missing.ends_with("\r\n\r\n"), "{missing}");
+    let opened = server.exchange(&request("POST /v2/a/blobs/uploads/", "content-length: 0\r\n")).await;
+    assert!(opened.starts_with("HTTP/1.1 202 ") && opened.contains("content-length: 0\r\n"), "{opened}");
+}
+
+#[tokio::test]
+async fn asked_first_told_first() {
+    let app = App::new().await;
+    let server = Server::start(&app).await;
+    let digest = Digest::sha256(b"hello");
+    let mut stream = server.connect().await;
+    let headers = "expect: 100-continue\r\ncontent-length: 5\r\n";
+    let head = request(&format!("POST /v2/a/blobs/uploads/?digest={digest}"), headers);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(read_until(&mut stream, "\r\n\r\n").await, "HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(b"hello").await.unwrap();
+    assert!(read_until(&mut stream, "\r\n\r\n").await.starts_with("HTTP/1.1 201 "));
+
+    let too_big = "expect: 100-continue\r\ncontent-length: 99999999\r\n";
+    let refused = server.exchange(&request("PUT /v2/a/manifests/latest", too_big)).await;
+    assert!(refused.starts_with("HTTP/1.1 413 "), "not told to go on: {refused}");
+}
+
+#[tokio::test]
+async fn an_early_answer_arrives() {
+    let app = App::new().await;
+    let server = Server::start(&app).await;
+    let location = app.upload("a").await;
+    let mut stream = server.connect().await;
+    let size = 8 * 1024 * 1024;
+    let headers = format!("content-range: 7-{}\r\ncontent-length: {size}\r\n", 6 + size);
+    stream.write_all(request(&format!("PATCH {location}"), &headers).as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = stream.split();
+    let sent = async { writer.write_all(&vec![1; size]).await };
+    let mut answer = String::new();
+    let (sent, read) = within(async { tokio::join!(sent, reader.read_to_string(&mut answer)) }).await;
+    sent.expect("the connection is not reset under the client");
+    read.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 416 ") && answer.contains("range: 0-0\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_stores_nothing_false() {
+    let app = App::new().await;
+    let server = Server::start(&app).await;
+    let location = app.upload("a").await;
+    let mut stream = server.connect().await;
+    let head = request(&format!("PATCH {location}"), "content-length: 100\r\n");
+    stream.write_all(format!("{head}only this").as_bytes()).await.unwrap();
+    drop(stream);
+    // Whatever was kept, the status tells it, and the upload goes on from there.
+    let offset = async {
+        loop {
+            let status = app.get(&location).await;
+            assert_eq!(status.status, 204);
+            let range = status.header("range").to_owned();
+            let next = http::Request::patch(&location).header("content-length", 4);
+            let answer = app.send(next, "more").await;
+            if answer.status == 202 {
+                break (range, answer.header("range").to_owned());
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let (before, after) = within(offset).await;
+    let before = if before == "0-0" { 0 } else { before[2..].parse::<u64>().unwrap() + 1 };
+    assert_eq!(after, format!("0-{}", before + 3));
+}
+
+#[tokio::test]
+async fn a_stopping_server_finishes_what_it_began() {
+    let app = App::new().await;
+    let mut server = Server::start(&app).await;
+    let digest = Digest::sha256(b"slowly");
+    let mut stream = server.connect().await;
+    let head = request(&format!("POST /v2/a/blobs/uploads/?digest={digest}"), "content-length: 6\r\n");
+    stream.write_all(format!("{head}slo").as_bytes()).await.unwrap();
+    let mut idle = server.connect().await;
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+    assert!(read_until(&mut idle, "ok\n").await.starts_with("HTTP/1.1 200 "));
+
+    server.stop.take().unwrap().send(()).unwrap();
+    // The idle connection ends and nobody new gets in; the upload goes on.
+    assert_eq!(within(idle.read(&mut [0; 1])).await.unwrap(), 0);
+    assert!(TcpStream::connect(server.address).await.is_err());
+    assert!(!server.end.is_finished());
+    stream.write_all(b"wly").await.unwrap();
+    assert!(read_until(&mut stream, "\r\n\r\n").await.starts_with("HTTP/1.1 201 "));
+    within(server.end).await.unwrap().unwrap();
+}
