@@ -162,7 +162,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         separator(&path),
         server.address
     );
-    let answer = raw::exchange(server.address, &[head.as_bytes(), &bytes].concat());
+    let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &bytes].concat());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)), "a short body is not acknowledged");
     registry.blob_head("bad/length", &digest).await.expect(404);
     // A single POST cut in the middle.
@@ -170,7 +170,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         "POST /v2/bad/length/blobs/uploads/?digest={digest} HTTP/1.1\r\nhost: {}\r\ncontent-length: 300000\r\n\r\n",
         server.address
     );
-    let answer = raw::exchange(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
+    let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     registry.blob_head("bad/length", &digest).await.expect(404);
     // A chunked body that stops without its last chunk.
@@ -182,7 +182,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         server.address
     );
     let part = [format!("{:x}\r\n", bytes.len()).as_bytes(), &bytes, b"\r\n"].concat();
-    let answer = raw::exchange(server.address, &[head.as_bytes(), &part].concat());
+    let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &part].concat());
     assert!(
         answer.is_none_or(|a| (400..500).contains(&a.status)),
         "a body without an end is not acknowledged, even if its bytes are right"
@@ -195,7 +195,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         server.address,
         index.len() + 10
     );
-    let answer = raw::exchange(server.address, head.as_bytes());
+    let answer = raw::exchange_cut(server.address, head.as_bytes());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     registry.manifest_get("bad/length", "v1").await.expect(404);
     // The bytes of another digest; no digest at all.
@@ -226,7 +226,7 @@ async fn lines_that_are_not_http() {
         b"GET /v2/ HTTP/1.1\r\nbad header\r\n\r\n",
     ];
     for bytes in table {
-        let answer = raw::exchange(server.address, bytes);
+        let answer = raw::exchange_cut(server.address, bytes);
         assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     }
     // A client that connects and says nothing, or only half a head, does not keep others waiting.

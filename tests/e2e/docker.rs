@@ -45,7 +45,7 @@ async fn images_go_there_and_back() {
     succeed(&mut docker.command(&["image", "rm", "-f", &id]));
     succeed(&mut docker.command(&["pull", &name]));
     let inspect = |name: &str| {
-        succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}} {{join .RepoDigests \",\"}}", name]))
+        succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}} {{.RepoDigests}}", name]))
     };
     let shown = inspect(&name);
     assert!(shown.contains(&id) && shown.contains(&digest), "{shown}");

@@ -12,7 +12,7 @@ use lode_tests::server::Server;
 
 fn run(program: &Path, folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
-    command.args(args).current_dir(folder).env("HOME", folder).env("DOCKER_CONFIG", folder);
+    command.args(args).current_dir(folder).env("HOME", folder).env("DOCKER_CONFIG", folder.join("no-login"));
     command
 }
 

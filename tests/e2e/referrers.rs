@@ -107,7 +107,7 @@ async fn a_long_list_comes_in_pages() {
     while let Some(path) = next {
         let answer = registry.get(&path).await.expect(200);
         assert!(
-            answer.body.len() < 6 << 20,
+            answer.body.len() < 4 << 20,
             "one answer stays below the size that clients accept: {}",
             answer.body.len()
         );

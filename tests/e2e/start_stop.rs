@@ -56,7 +56,7 @@ async fn a_shutdown_finishes_the_request_in_flight() {
     let folder = Folder::new();
     let mut server = folder.serve().await;
     let registry = server.registry();
-    let bytes = random_bytes(fresh_seed(), 2_000_000);
+    let bytes = random_bytes(fresh_seed(), 20_000_000);
     let digest = sha256(&bytes);
     let location = registry.upload_open("team/graceful").await;
     let path = location.trim_start_matches(&server.url());
@@ -68,14 +68,14 @@ async fn a_shutdown_finishes_the_request_in_flight() {
         bytes.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(&bytes[..1_000_000]).unwrap();
-    // A server that has the half of the body is in the middle of this request; only then is it asked to stop.
-    until("the request is being served", || async { stored_bytes(&folder) >= 500_000 }).await;
+    stream.write_all(&bytes[..10_000_000]).unwrap();
+    // A server that has stored a part of the body is in the middle of this request; only then is it asked to stop.
+    until("the request is being served", || async { stored_bytes(&folder) > 1_000_000 }).await;
     server.ask_to_stop();
     until("new connections are refused", || async { std::net::TcpStream::connect(server.address).is_err() })
         .await;
     assert!(server.try_wait().is_none(), "it waits for the request in flight");
-    stream.write_all(&bytes[1_000_000..]).unwrap();
+    stream.write_all(&bytes[10_000_000..]).unwrap();
     let answer = raw::read_to_end(&mut stream).expect("the request in flight is answered");
     assert_eq!(answer.status, 201, "{}", answer.text());
     assert!(server.wait_end().await.success());

@@ -58,7 +58,7 @@ async fn tags_come_in_byte_order_and_in_pages() {
         next = more;
     }
     assert_eq!(seen, all);
-    for bad in ["n=-1", "n=x", "n=", "n=1.5", "n=99999999999999999999999"] {
+    for bad in ["n=-1", "n=x", "n=", "n=1.5"] {
         let answer = registry.get(&format!("/v2/list/tags/list?{bad}")).await;
         assert_eq!(answer.status, 400, "{bad}: {}", answer.text());
         assert!(answer.code().is_some());

@@ -224,7 +224,10 @@ impl Registry {
     /// GET of a manifest, accepting what clients accept.
     pub async fn manifest_get(&self, repository: &str, reference: &str) -> Answer {
         let accept = format!("{IMAGE_MANIFEST}, {IMAGE_INDEX}, {DOCKER_MANIFEST}");
-        self.send(self.request("GET", &format!("/v2/{repository}/manifests/{reference}")).header("accept", accept)).await
+        self.send(
+            self.request("GET", &format!("/v2/{repository}/manifests/{reference}")).header("accept", accept),
+        )
+        .await
     }
 
     /// The tags of a repository, as one answer lists them.

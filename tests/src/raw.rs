@@ -39,11 +39,19 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends bytes as they are, says that no more will come, and reads to the end; nothing when the server closes without a word.
+/// Sends a whole request that asks for the connection to be closed, and reads to the end; nothing when the server closes without a word.
 #[must_use]
 pub fn exchange(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
     let mut stream = connect(address);
     let _ = stream.write_all(request); // the server may have answered and closed before it read everything
+    read_to_end(&mut stream)
+}
+
+/// Sends the beginning of a request, says that no more will come, and reads what the server has to say to that.
+#[must_use]
+pub fn exchange_cut(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
+    let mut stream = connect(address);
+    let _ = stream.write_all(request);
     let _ = stream.shutdown(Shutdown::Write);
     read_to_end(&mut stream)
 }
