@@ -20,6 +20,10 @@ const READY_POLL: Duration = Duration::from_millis(5);
 /// How long a runner may take to leave by itself before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Sockets lie in folders `lode-runner-*/s` that only their owner may enter.
+const FOLDER_PREFIX: &str = "lode-runner-";
+const SOCKET: &str = "s";
+
 /// Why a runner did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -125,8 +129,9 @@ impl Launch for Program {
     fn launch(&self) -> BoxFuture<'static, Result<Runner, ProcessError>> {
         let program = self.0.clone();
         Box::pin(async move {
-            let folder = socket_folder().map_err(ProcessError::Socket)?;
-            let socket = folder.0.join("s");
+            let folder = tokio::task::spawn_blocking(socket_folder).await.map_err(|_| ProcessError::Ended)?;
+            let folder = folder.map_err(ProcessError::Socket)?;
+            let socket = folder.0.join(SOCKET);
             let (ended_sender, ended) = watch::channel(false);
             let (spawned_sender, spawned) = oneshot::channel();
             let child_socket = socket.clone();
@@ -203,10 +208,29 @@ fn socket_folder() -> io::Result<SocketFolder> {
     let base = std::env::temp_dir();
     // A socket address holds 108 bytes.
     let base = if base.as_os_str().len() > 64 { PathBuf::from("/tmp") } else { base };
+    sweep(&base);
     let id = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-    let folder = base.join(format!("lode-runner-{id:016x}"));
+    let folder = base.join(format!("{FOLDER_PREFIX}{id:016x}"));
     std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
     Ok(SocketFolder(folder))
+}
+
+/// Removes the folders of workers that were killed: those whose socket nobody answers any more.
+fn sweep(base: &Path) {
+    for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(FOLDER_PREFIX));
+        let is_old = || {
+            let modified = entry.metadata().and_then(|metadata| metadata.modified());
+            modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > READY_TIMEOUT))
+        };
+        if is_ours && is_old() {
+            let socket = std::os::unix::net::UnixStream::connect(entry.path().join(SOCKET));
+            let unanswered = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+            if socket.is_err_and(|error| unanswered.contains(&error.kind())) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+    }
 }
 
 struct SocketFolder(PathBuf);
