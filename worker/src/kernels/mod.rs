@@ -15,6 +15,8 @@ mod rms_norm;
 mod rope;
 mod rows;
 mod softmax;
+#[cfg(test)]
+mod suite;
 mod swiglu;
 #[cfg(test)]
 mod testing;

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::super::decode::avx2::{RowAt, decode_row, with_loader};
 use super::super::decode::avx512::Load;
-use super::super::rows::Rows;
+use super::super::rows::{Kind, Rows};
 use super::super::window::Window;
 use super::avx2::store;
 
@@ -15,46 +15,53 @@ const R: usize = 4;
 const C: usize = 4;
 /// Decoded rows that share the loads of C columns: 6 x 4 sums and 5 operands of the 32 registers.
 const D: usize = 6;
-/// From this many columns on it pays to decode rows into memory first.
-const DECODE_FIRST: usize = 8;
+/// From this many columns on it pays to decode codes into memory first (measured; floats decode in a step or two).
+const DECODE_CODES: usize = 12;
+/// The same for floats.
+const DECODE_FLOATS: usize = 48;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     let (n, cols) = (rows.len(), rows.cols());
     let m = x.len() / cols;
     assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);
-    if m < DECODE_FIRST {
-        with_loader!(rows.kind(), loader => block(loader, rows, x, out));
+    let decode_first = if matches!(rows.kind(), Kind::Float(_)) { DECODE_FLOATS } else { DECODE_CODES };
+    if m < decode_first {
+        let panel = super::panel_rows(rows.kind().row_bytes(cols), R);
+        for first in (0..n).step_by(panel) {
+            let some = rows.range(first, panel.min(n - first));
+            with_loader!(rows.kind(), loader => block(loader, &some, x, out, first));
+        }
     } else {
         let tile = |w: &[f32], x: &[f32], j: usize, i: usize| decoded(w, x, (j, i), cols, out);
         super::by_panels(rows, x, scratch, (D, C), |rows, i, to| decode_row(rows, i, to), tile);
     }
 }
 
-/// All products of packed rows with a few columns.
+/// All products of packed rows; they are columns of `out` from `first`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>) {
+fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, first: usize) {
     let cols = rows.cols();
     let whole = rows.len() / R * R;
     for (b, x) in x.chunks(C * cols).enumerate() {
         let j = b * C;
         for i in (0..whole).step_by(R) {
             match x.len() / cols {
-                1 => tile::<L, R, 1>(loader, rows, i, x, out, j),
-                2 => tile::<L, R, 2>(loader, rows, i, x, out, j),
-                3 => tile::<L, R, 3>(loader, rows, i, x, out, j),
-                _ => tile::<L, R, C>(loader, rows, i, x, out, j),
+                1 => tile::<L, R, 1>(loader, rows, i, x, out, (j, first + i)),
+                2 => tile::<L, R, 2>(loader, rows, i, x, out, (j, first + i)),
+                3 => tile::<L, R, 3>(loader, rows, i, x, out, (j, first + i)),
+                _ => tile::<L, R, C>(loader, rows, i, x, out, (j, first + i)),
             }
         }
         for i in whole..rows.len() {
             for (c, x) in x.chunks(cols).enumerate() {
-                tile::<L, 1, 1>(loader, rows, i, x, out, j + c);
+                tile::<L, 1, 1>(loader, rows, i, x, out, (j + c, first + i));
             }
         }
     }
 }
 
-/// `RN` rows from row `i` times the `CN` columns of x; `out` column i, rows from `j`.
+/// `RN` rows from row `i` times the `CN` columns of x, to columns of `out` from `column` and its rows from `j`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn tile<L: Load, const RN: usize, const CN: usize>(
     loader: L,
@@ -62,7 +69,7 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     i: usize,
     x: &[f32],
     out: &mut Window<'_>,
-    j: usize,
+    (j, column): (usize, usize),
 ) {
     let cols = rows.cols();
     assert!(x.len() == CN * cols);
@@ -105,7 +112,7 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
         }
     }
     for (c, sums) in sums.iter().enumerate() {
-        finish(sums, &mut out.row(j + c)[i..i + RN]);
+        finish(sums, &mut out.row(j + c)[column..column + RN]);
     }
 }
 
@@ -132,6 +139,7 @@ fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut 
     }
 }
 
+#[expect(clippy::needless_range_loop, reason = "rows and columns index the sums alike")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn decoded_tile<const RN: usize, const CN: usize>(
     w: &[f32],

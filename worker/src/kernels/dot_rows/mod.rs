@@ -24,8 +24,13 @@ pub(super) fn scalar(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: 
     }
 }
 
-/// Bytes of decoded rows that stay in the second-level cache while all columns pass by.
+/// Bytes of rows that stay in the second-level cache while all columns pass by.
 const PANEL_BYTES: usize = 1 << 19;
+
+/// Rows of a panel, a multiple of `multiple`.
+fn panel_rows(row_bytes: usize, multiple: usize) -> usize {
+    (PANEL_BYTES / row_bytes / multiple).max(1) * multiple
+}
 
 /// The order of work for many columns: rows are decoded a panel at a time, so that each is decoded once, and every few
 /// columns meet all rows of the panel while they are in the first-level cache.
@@ -41,7 +46,7 @@ fn by_panels(
     mut tile: impl FnMut(&[f32], &[f32], usize, usize),
 ) {
     let (n, cols) = (rows.len(), rows.cols());
-    let panel = (PANEL_BYTES / (4 * cols) / tile_rows).max(1) * tile_rows;
+    let panel = panel_rows(4 * cols, tile_rows);
     for first in (0..n).step_by(panel) {
         let some = rows.range(first, panel.min(n - first));
         scratch.resize(some.len() * cols, 0.0);
@@ -76,7 +81,7 @@ mod tests {
         for ops in Ops::all() {
             for &kind in KINDS {
                 for (n, cols, m) in
-                    [(1, 1, 1), (3, 7, 2), (4, 32, 1), (5, 33, 3), (9, 96, 4), (8, 256, 13), (33, 320, 40)]
+                    [(1, 1, 1), (3, 7, 2), (4, 32, 1), (5, 33, 3), (9, 96, 4), (8, 256, 13), (33, 320, 53)]
                 {
                     let cols = cols.max(kind.multiple()).next_multiple_of(kind.multiple());
                     let packed = Packed::random(kind, n, cols, 7);
@@ -108,7 +113,7 @@ mod tests {
             for &kind in KINDS {
                 let cols =
                     200usize.next_multiple_of(kind.multiple()) + if kind.multiple() == 1 { 11 } else { 0 };
-                let (n, m) = (11, 37);
+                let (n, m) = (11, 53);
                 let packed = Packed::random(kind, n, cols, 3);
                 let x = random(m * cols, 5);
                 let all = product(ops, &packed.rows(), &x);
