@@ -24,6 +24,7 @@ pub(crate) async fn post(
 ) -> Result<StatusCode, Failure> {
     let source = model_name::parse_any(&copy.source)?;
     let destination = model_name::parse_any(&copy.destination)?;
-    let found = registry.model_copy(&caller, (&source.0, &source.1), (&destination.0, &destination.1)).await?;
+    let found =
+        registry.model_copy(&caller, (&source.0, &source.1), (&destination.0, &destination.1)).await?;
     if found { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: copy.source }) }
 }

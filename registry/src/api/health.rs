@@ -18,7 +18,8 @@ pub(crate) async fn readyz(State(registry): State<Registry>) -> Response {
     match registry.ready().await {
         Ok(()) => Json(json!({ "ready": true })).into_response(),
         Err(missing) => {
-            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "missing": missing }))).into_response()
+            (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "ready": false, "missing": missing })))
+                .into_response()
         }
     }
 }

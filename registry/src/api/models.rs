@@ -48,7 +48,10 @@ pub(crate) struct TensorList {
     tensors: Vec<TensorInfo>,
 }
 
-pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Result<Json<ModelList>, Failure> {
+pub(crate) async fn list(
+    State(registry): State<Registry>,
+    caller: Caller,
+) -> Result<Json<ModelList>, Failure> {
     let models = registry.model_list(&caller).await?.into_iter().map(Entry::from).collect();
     Ok(Json(ModelList { models }))
 }

@@ -18,7 +18,10 @@ pub(crate) struct WorkerList {
     workers: Vec<Worker>,
 }
 
-pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Result<Json<WorkerList>, Failure> {
+pub(crate) async fn list(
+    State(registry): State<Registry>,
+    caller: Caller,
+) -> Result<Json<WorkerList>, Failure> {
     Ok(Json(WorkerList { workers: registry.worker_list(&caller).await? }))
 }
 
@@ -72,7 +75,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Shown {
         let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = authorization.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
         // What a proxy on this machine passes on may come from anywhere.
-        let is_direct = !parts.headers.contains_key("x-forwarded-for") && !parts.headers.contains_key("forwarded");
+        let is_direct =
+            !parts.headers.contains_key("x-forwarded-for") && !parts.headers.contains_key("forwarded");
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
         let is_local = is_direct && peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback());
         Ok(Shown { token, is_local })

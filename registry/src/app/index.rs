@@ -34,7 +34,11 @@ impl Registry {
     }
 
     /// What a manifest is, looked at now if nobody has.
-    pub(super) async fn model_index(&self, repository: &Repository, digest: &Digest) -> Result<ModelRow, Error> {
+    pub(super) async fn model_index(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<ModelRow, Error> {
         if let Some(row) = self.store().model_find(digest).await? {
             return Ok(row);
         }
@@ -80,10 +84,14 @@ impl Registry {
 
         // 3. One row for the model, and one a tensor.
         let rows = tensors.iter().map(TensorRow::from).collect();
-        let size_bytes = manifest.config.iter().chain(&manifest.layers).fold(0, |sum: u64, d| sum.saturating_add(d.size));
+        let size_bytes =
+            manifest.config.iter().chain(&manifest.layers).fold(0, |sum: u64, d| sum.saturating_add(d.size));
         let ModelSummary { format, architecture, parameters, quantization } = summary.unwrap_or_default();
         let tensor_count = tensors.len() as u64;
-        Ok((ModelRow { format, architecture, parameters, quantization, size_bytes, tensor_count, problem }, rows))
+        Ok((
+            ModelRow { format, architecture, parameters, quantization, size_bytes, tensor_count, problem },
+            rows,
+        ))
     }
 
     /// The tensors of one layer, or why its header cannot be read: a stranger's file is no failure of ours.
@@ -92,7 +100,12 @@ impl Registry {
         repository: &Repository,
         layer: &Descriptor,
     ) -> Result<Result<Vec<TensorInfo>, String>, Error> {
-        let refused = |reason: String| Ok(Err(format!("{}: {reason}", layer.file_path().unwrap_or(layer.digest.as_str()))));
+        let refused = |reason: String| {
+            Ok(Err(format!(
+                "{}: {reason}",
+                layer.name.as_deref().or(layer.file_path()).unwrap_or(layer.digest.as_str())
+            )))
+        };
         let size_bytes = match self.blob_find(&Caller::Internal, repository, &layer.digest).await {
             Ok(info) => info.size_bytes,
             Err(Error::BlobUnknown { .. }) => return refused("the blob is not here".to_owned()),
@@ -115,7 +128,11 @@ impl Registry {
         }
     }
 
-    async fn text(&self, repository: &Repository, blob: Option<&Descriptor>) -> Result<Option<Vec<u8>>, Error> {
+    async fn text(
+        &self,
+        repository: &Repository,
+        blob: Option<&Descriptor>,
+    ) -> Result<Option<Vec<u8>>, Error> {
         match blob {
             Some(blob) => self.blob_text(&Caller::Internal, repository, blob).await,
             None => Ok(None),

@@ -50,7 +50,9 @@ impl Registry {
         expires: &str,
         signature: &str,
     ) -> Result<Option<Caller>, Error> {
-        let (Ok(expires), Some(signature)) = (expires.parse::<i64>(), unhex(signature)) else { return Ok(None) };
+        let (Ok(expires), Some(signature)) = (expires.parse::<i64>(), unhex(signature)) else {
+            return Ok(None);
+        };
         let mac = self.blob_link_mac(repository, digest, expires).await?;
         let good = mac.verify_slice(&signature).is_ok() && expires > now_ms() / 1000;
         Ok(good.then(|| Caller::Link { repository: repository.clone() }))
@@ -70,13 +72,14 @@ impl Registry {
 
     async fn server_key(&self, name: &str) -> Result<Vec<u8>, Error> {
         let mut fresh = [0; 32];
-        getrandom::fill(&mut fresh).map_err(|error| Error::io("random bytes", std::io::Error::other(error)))?;
+        getrandom::fill(&mut fresh)
+            .map_err(|error| Error::io("random bytes", std::io::Error::other(error)))?;
         self.store().server_key(name, &fresh).await
     }
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
-    if text.len() % 2 != 0 || !text.is_ascii() {
+    if !text.len().is_multiple_of(2) || !text.is_ascii() {
         return None;
     }
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()

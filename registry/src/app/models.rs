@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::{Registry, StoredManifest};
 use crate::Error;
-use crate::error::chain;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::error::chain;
 use crate::store::{ModelRow, TaggedRow};
 
 /// The largest config, template or other text of a model that is read whole.
@@ -73,8 +73,9 @@ impl Registry {
 
     /// What a name of this server's own settings means.
     pub(super) async fn model_named(&self, name: &str) -> Result<Option<Digest>, Error> {
-        let name: Name =
-            name.parse().map_err(|error: ReferenceError| Error::Config { setting: "model", reason: error.to_string() })?;
+        let name: Name = name
+            .parse()
+            .map_err(|error: ReferenceError| Error::Config { setting: "model", reason: error.to_string() })?;
         self.model_resolve(&Caller::Internal, &name.repository, &name.reference).await
     }
 
@@ -112,7 +113,9 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<Option<Model>, Error> {
-        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else { return Ok(None) };
+        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else {
+            return Ok(None);
+        };
         let summary = summary_of(self.model_index(repository, &stored.digest).await?);
         let manifest = parse(&stored)?;
         let config = match &manifest.config {
@@ -133,11 +136,14 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<Option<Vec<TensorInfo>>, Error> {
-        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else { return Ok(None) };
+        let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else {
+            return Ok(None);
+        };
         self.model_index(repository, &stored.digest).await?;
         let details = self.store().tensor_list(&stored.digest).await?;
         let read = |detail: String| {
-            serde_json::from_str(&detail).map_err(|_| Error::Corrupt { what: "tensor", value: detail.clone() })
+            serde_json::from_str(&detail)
+                .map_err(|_| Error::Corrupt { what: "tensor", value: detail.clone() })
         };
         details.into_iter().map(read).collect::<Result<_, _>>().map(Some)
     }

@@ -163,7 +163,9 @@ impl Registry {
     /// Of the worker and the model that this process was started with, what is not there yet.
     pub(super) async fn awaited_missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
-        if self.config().wait_for_worker && !matches!(self.worker_list(&Caller::Internal).await, Ok(list) if !list.is_empty()) {
+        if self.config().wait_for_worker
+            && !matches!(self.worker_list(&Caller::Internal).await, Ok(list) if !list.is_empty())
+        {
             missing.push("no worker is attached yet".to_owned());
         }
         if let Some(model) = &self.config().wait_for_model

@@ -66,7 +66,8 @@ mod tests {
             worker("loaded", 0, &[&this], &[&this]),
             worker("loaded, roomier", 3, &[&this], &[&this]),
         ];
-        let order: Vec<String> = by_preference(workers, &this).into_iter().map(|worker| worker.version).collect();
+        let order: Vec<String> =
+            by_preference(workers, &this).into_iter().map(|worker| worker.version).collect();
         assert_eq!(order, ["loaded, roomier", "loaded", "cached", "big", "small"]);
     }
 }

@@ -14,9 +14,9 @@ use url::Url;
 use super::choose::by_preference;
 use super::{Gateway, GatewayError};
 use crate::Registry;
-use crate::error::chain;
 use crate::app::Worker;
 use crate::auth::Caller;
+use crate::error::chain;
 use crate::http::Failure;
 
 const NDJSON: &str = "application/x-ndjson";

@@ -58,7 +58,7 @@ impl GatewayError {
             GatewayError::NoWorker { .. } | GatewayError::NoAnswer { .. } => StatusCode::SERVICE_UNAVAILABLE,
             GatewayError::Broken(_) | GatewayError::Unreadable(_) | GatewayError::LineTooLong { .. } => {
                 StatusCode::BAD_GATEWAY
-            },
+            }
         }
     }
 }

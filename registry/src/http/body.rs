@@ -95,7 +95,8 @@ impl HttpBody for Guarded {
 impl Drop for Guarded {
     fn drop(&mut self) {
         if !self.over && !self.body.is_end_stream() {
-            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::mem::take(&mut self.body));
+            *self.unread.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(std::mem::take(&mut self.body));
         }
     }
 }

@@ -63,7 +63,9 @@ pub(crate) enum Failure {
     RouteUnknown,
     #[error("this address does not take that method")]
     MethodNotAllowed,
-    #[error("requests for host `{host}` are not answered here (open servers on loopback answer to loopback names and --public-url)")]
+    #[error(
+        "requests for host `{host}` are not answered here (open servers on loopback answer to loopback names and --public-url)"
+    )]
     Host { host: String },
     #[error("requests from pages of `{origin}` are not answered here")]
     Origin { origin: String },
@@ -111,7 +113,10 @@ impl Failure {
             self,
             Failure::Registry(Error::StorageFull) | Failure::Upload { source: Error::StorageFull, .. }
         );
-        if self.status().is_server_error() && !full && !matches!(self, Failure::Gateway(_) | Failure::Worker { .. }) {
+        if self.status().is_server_error()
+            && !full
+            && !matches!(self, Failure::Gateway(_) | Failure::Worker { .. })
+        {
             return "the server could not answer; its log has the reason".to_owned();
         }
         self.to_string()

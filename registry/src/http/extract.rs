@@ -5,10 +5,10 @@ use std::convert::Infallible;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
-use bytes::Bytes;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue, header};
+use bytes::Bytes;
 use http::request::Parts;
+use http::{HeaderMap, HeaderValue, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
@@ -79,7 +79,10 @@ impl<A: Segment, B: Segment, S: Send + Sync> FromRequestParts<S> for Path<(A, B)
     }
 }
 
-async fn segments<const N: usize, S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<[String; N], Failure> {
+async fn segments<const N: usize, S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+) -> Result<[String; N], Failure> {
     let params = RawPathParams::from_request_parts(parts, state).await.map_err(|_| Failure::Path)?;
     let segments: Vec<String> = params.iter().map(|(_, value)| value.to_owned()).collect();
     segments.try_into().map_err(|_| Failure::RouteUnknown)
@@ -106,7 +109,11 @@ impl Query {
         let Some(value) = self.get(name) else { return Ok(None) };
         let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
         if !digits {
-            return Err(Failure::Query { name, value: value.to_owned(), expected: "a number that is not negative" });
+            return Err(Failure::Query {
+                name,
+                value: value.to_owned(),
+                expected: "a number that is not negative",
+            });
         }
         Ok(Some(value.parse().unwrap_or(u32::MAX)))
     }

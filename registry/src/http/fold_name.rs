@@ -85,7 +85,9 @@ mod tests {
 
     #[test]
     fn the_query_stays() {
-        let request = Request::get("/v2/a/b/blobs/uploads/?digest=sha256%3Aaa&x=a/b").body(axum::body::Body::empty()).unwrap();
+        let request = Request::get("/v2/a/b/blobs/uploads/?digest=sha256%3Aaa&x=a/b")
+            .body(axum::body::Body::empty())
+            .unwrap();
         assert_eq!(fold_name(request).uri(), "/v2/a%2Fb/blobs/uploads/?digest=sha256%3Aaa&x=a/b");
     }
 }

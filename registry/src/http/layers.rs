@@ -46,7 +46,9 @@ async fn log(request: Request, next: Next) -> Response {
     let status = response.status().as_u16();
     let duration_ms = started.elapsed().as_millis() as u64;
     match response.extensions().get::<Failed>() {
-        Some(failed) if status >= 500 => tracing::error!(status, duration_ms, error = chain(&*failed.0), "failed"),
+        Some(failed) if status >= 500 => {
+            tracing::error!(status, duration_ms, error = chain(&*failed.0), "failed")
+        }
         Some(failed) => tracing::info!(status, duration_ms, reason = chain(&*failed.0), "refused"),
         None => tracing::debug!(status, duration_ms, "answered"),
     }
@@ -70,7 +72,9 @@ async fn name_the_protocol(request: Request, next: Next) -> Response {
     let is_v2 = request.uri().path().starts_with("/v2");
     let mut response = next.run(request).await;
     if is_v2 {
-        response.headers_mut().insert("docker-distribution-api-version", HeaderValue::from_static("registry/2.0"));
+        response
+            .headers_mut()
+            .insert("docker-distribution-api-version", HeaderValue::from_static("registry/2.0"));
     }
     response
 }

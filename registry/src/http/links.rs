@@ -45,8 +45,10 @@ impl Links {
 
     /// The `Link` header for the page after this one: `path` with these query parameters.
     pub(crate) fn next(&self, path: &str, query: &[(&str, &str)]) -> HeaderValue {
-        let pairs: Vec<String> =
-            query.iter().map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, QUERY_VALUE))).collect();
+        let pairs: Vec<String> = query
+            .iter()
+            .map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, QUERY_VALUE)))
+            .collect();
         header_value(&format!("<{}{path}?{}>; rel=\"next\"", self.base, pairs.join("&")))
     }
 }
@@ -64,7 +66,9 @@ impl FromRequestParts<Registry> for Links {
         let config = registry.config();
         let base = match &config.public_url {
             Some(url) => url.as_str().trim_end_matches('/').to_owned(),
-            None if agent::is_ollama(&parts.headers) => seen_by_client(parts, config, peer).unwrap_or_default(),
+            None if agent::is_ollama(&parts.headers) => {
+                seen_by_client(parts, config, peer).unwrap_or_default()
+            }
             None => String::new(),
         };
         Ok(Links { base })
@@ -80,7 +84,8 @@ fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Optio
         _ => "http",
     };
     let host = forwarded("x-forwarded-host").or_else(|| host(parts))?;
-    let plain = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-_[]".contains(&byte));
+    let plain = !host.is_empty()
+        && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-_[]".contains(&byte));
     plain.then(|| format!("{scheme}://{host}"))
 }
 
@@ -109,8 +114,11 @@ mod tests {
     #[test]
     fn forwarded_headers_count_from_trusted_proxies_only() {
         let config = Config { trusted_proxies: vec!["10.0.0.0/8".parse().unwrap()], ..Config::default() };
-        let headers =
-            [("host", "inner:5000"), ("x-forwarded-host", "models.example"), ("x-forwarded-proto", "https, http")];
+        let headers = [
+            ("host", "inner:5000"),
+            ("x-forwarded-host", "models.example"),
+            ("x-forwarded-proto", "https, http"),
+        ];
         assert_eq!(base(&config, "10.1.1.1", &headers).as_deref(), Some("https://models.example"));
         assert_eq!(base(&config, "192.0.2.1", &headers).as_deref(), Some("http://inner:5000"));
         assert_eq!(base(&Config::default(), "10.1.1.1", &headers).as_deref(), Some("http://inner:5000"));

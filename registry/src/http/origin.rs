@@ -33,7 +33,8 @@ fn verdict(config: &Config, host: Option<&str>, origin: Option<&str>) -> Result<
         }
     }
     if let Some(origin) = origin {
-        let name = Url::parse(origin).ok().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_default();
+        let name =
+            Url::parse(origin).ok().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_default();
         if !is_ours(config, &name) {
             return Err(Failure::Origin { origin: origin.to_owned() });
         }
@@ -46,7 +47,12 @@ fn is_ours(config: &Config, name: &str) -> bool {
     let loopback = bare == "localhost"
         || bare.ends_with(".localhost")
         || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
-    loopback || config.public_url.as_ref().and_then(Url::host_str).is_some_and(|ours| ours.eq_ignore_ascii_case(name))
+    loopback
+        || config
+            .public_url
+            .as_ref()
+            .and_then(Url::host_str)
+            .is_some_and(|ours| ours.eq_ignore_ascii_case(name))
 }
 
 #[cfg(test)]
@@ -57,18 +63,46 @@ mod tests {
     fn who_may_ask() {
         let config = Config { public_url: "https://models.example".parse().ok(), ..Config::default() };
         let allowed = |host: &str, origin: &str| {
-            verdict(&config, Some(host).filter(|h| !h.is_empty()), Some(origin).filter(|o| !o.is_empty())).is_ok()
+            verdict(&config, Some(host).filter(|h| !h.is_empty()), Some(origin).filter(|o| !o.is_empty()))
+                .is_ok()
         };
-        for host in ["localhost", "localhost:5000", "127.0.0.1:5000", "127.3.4.5", "[::1]:5000", "LOCALHOST", "a.localhost", "models.example", "MODELS.example:443", ""] {
+        for host in [
+            "localhost",
+            "localhost:5000",
+            "127.0.0.1:5000",
+            "127.3.4.5",
+            "[::1]:5000",
+            "LOCALHOST",
+            "a.localhost",
+            "models.example",
+            "MODELS.example:443",
+            "",
+        ] {
             assert!(allowed(host, ""), "{host}");
         }
-        for host in ["example.com", "example.com:5000", "127.0.0.1.example.com", "localhost.example.com", "10.0.0.1", "0.0.0.0:5000", "@", "[::2]:5000"] {
+        for host in [
+            "example.com",
+            "example.com:5000",
+            "127.0.0.1.example.com",
+            "localhost.example.com",
+            "10.0.0.1",
+            "0.0.0.0:5000",
+            "@",
+            "[::2]:5000",
+        ] {
             assert!(!allowed(host, ""), "{host}");
         }
         for origin in ["http://localhost:3000", "http://127.0.0.1:5000", "https://models.example"] {
             assert!(allowed("localhost", origin), "{origin}");
         }
-        for origin in ["http://example.com", "null", "file://", "", "http://localhost.example.com", "chrome-extension://abc"] {
+        for origin in [
+            "http://example.com",
+            "null",
+            "file://",
+            "",
+            "http://localhost.example.com",
+            "chrome-extension://abc",
+        ] {
             assert_eq!(allowed("localhost", origin), origin.is_empty(), "{origin}");
         }
         let wide = Config { listen: "0.0.0.0:5000".parse().unwrap(), ..Config::default() };

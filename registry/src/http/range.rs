@@ -113,7 +113,9 @@ mod tests {
 
     #[test]
     fn chunks_parse() {
-        let parse = |value: &str| chunk(&HeaderMap::from_iter([(header::CONTENT_RANGE, value.parse().unwrap())])).ok().flatten();
+        let parse = |value: &str| {
+            chunk(&HeaderMap::from_iter([(header::CONTENT_RANGE, value.parse().unwrap())])).ok().flatten()
+        };
         assert_eq!(parse("0-9"), Some((0, 9)));
         assert_eq!(parse("9-0"), Some((9, 0)));
         for bad in ["", "bytes 0-9/10", "0-", "-9", "a-b", "0-9/10", "0-9-1", " 0-9x"] {

@@ -40,7 +40,9 @@ pub(crate) async fn get(caller: Caller, headers: HeaderMap) -> Result<Response, 
 /// Whether HTML is asked for by name, and not less than plain text.
 fn prefers_html(accept: &str) -> bool {
     let weight = |wanted: &str| {
-        let entry = accept.split(',').find(|entry| entry.split(';').next().is_some_and(|kind| kind.trim() == wanted))?;
+        let entry = accept
+            .split(',')
+            .find(|entry| entry.split(';').next().is_some_and(|kind| kind.trim() == wanted))?;
         let q = entry.split(';').find_map(|parameter| parameter.trim().strip_prefix("q="));
         Some(q.and_then(|q| q.parse().ok()).unwrap_or(1.0_f32))
     };

@@ -74,7 +74,9 @@ async fn signed_caller(
     digest: &Digest,
     query: &Query,
 ) -> Result<Caller, Failure> {
-    let (Some(expires), Some(signature)) = (query.get("expires"), query.get("signature")) else { return Ok(caller) };
+    let (Some(expires), Some(signature)) = (query.get("expires"), query.get("signature")) else {
+        return Ok(caller);
+    };
     registry.blob_link_verify(repository, digest, expires, signature).await?.ok_or(Failure::Link)
 }
 

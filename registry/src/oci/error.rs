@@ -115,7 +115,9 @@ fn detail(failure: &Failure) -> Value {
     match error {
         Error::DigestMismatch { expected, got } => json!({ "expected": expected, "got": got }),
         Error::SizeMismatch { expected, got } => json!({ "expected": expected, "got": got }),
-        Error::RangeMismatch { offset, .. } | Error::UploadConflict { offset, .. } => json!({ "offset": offset }),
+        Error::RangeMismatch { offset, .. } | Error::UploadConflict { offset, .. } => {
+            json!({ "offset": offset })
+        }
         Error::BlobUnknown { digest } | Error::BlobReferenced { digest } => json!({ "digest": digest }),
         Error::ManifestUnknown { reference } => json!({ "reference": reference }),
         Error::NameUnknown { repository } => json!({ "name": repository }),

@@ -49,7 +49,9 @@ pub(crate) async fn list(
 ) -> Result<Response, Failure> {
     let artifact_type = query.get("artifactType").filter(|wanted| !wanted.is_empty());
     let n = query.limit("n")?.unwrap_or(PAGE).min(PAGE);
-    let page = registry.referrers(&caller, &repository, &subject, artifact_type, query.digest("last")?.as_ref(), n).await?;
+    let page = registry
+        .referrers(&caller, &repository, &subject, artifact_type, query.digest("last")?.as_ref(), n)
+        .await?;
     let next = page.items.last().filter(|_| page.more).map(|last| {
         let n = n.to_string();
         let mut next = vec![("n", n.as_str()), ("last", last.digest.as_str())];

@@ -90,7 +90,8 @@ pub(crate) async fn put(
     body: Body,
 ) -> Result<Response, Failure> {
     let digest = query.digest("digest")?;
-    let digest = digest.ok_or(Failure::QueryMissing { name: "digest", expected: "the digest of the whole blob" })?;
+    let digest =
+        digest.ok_or(Failure::QueryMissing { name: "digest", expected: "the digest of the whole blob" })?;
     let blob = registry
         .upload_finish(&caller, &repository, id, declared(&headers)?, stream(body), &digest)
         .await

@@ -48,7 +48,8 @@ type ModelColumns =
 
 /// The columns of a left join: no format, no row.
 fn model_row(columns: ModelColumns) -> Result<Option<ModelRow>, Error> {
-    let (Some(format), architecture, parameters, quantization, Some(size_bytes), Some(tensor_count), problem) = columns
+    let (Some(format), architecture, parameters, quantization, Some(size_bytes), Some(tensor_count), problem) =
+        columns
     else {
         return Ok(None);
     };
@@ -90,11 +91,16 @@ impl Store {
             .bind(&model.problem).bind(now_ms())
             .execute(c).await.map(drop))?;
         for (nth, rows) in tensors.chunks(INSERT_ROWS).enumerate() {
-            let values: Vec<String> = (0..rows.len()).map(|row| {
-                let first = 2 + row * 4;
-                format!("($1, ${first}, ${}, ${}, ${})", first + 1, first + 2, first + 3)
-            }).collect();
-            let text = format!("insert into tensors (digest, position, name, blob, detail) values {}", values.join(", "));
+            let values: Vec<String> = (0..rows.len())
+                .map(|row| {
+                    let first = 2 + row * 4;
+                    format!("($1, ${first}, ${}, ${}, ${})", first + 1, first + 2, first + 3)
+                })
+                .collect();
+            let text = format!(
+                "insert into tensors (digest, position, name, blob, detail) values {}",
+                values.join(", ")
+            );
             on!(tx.conn(), c => {
                 // The text holds nothing but placeholders.
                 let mut query = sqlx::query(AssertSqlSafe(text)).bind(digest.as_str());
@@ -119,8 +125,17 @@ impl Store {
     /// Tags whose manifest is a model, or was not looked at yet, in name order.
     pub(crate) async fn tagged_list(&self) -> Result<Vec<TaggedRow>, Error> {
         type Row = (
-            String, String, String, i64,
-            Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>, Option<i64>, Option<String>,
+            String,
+            String,
+            String,
+            i64,
+            Option<String>,
+            Option<String>,
+            Option<i64>,
+            Option<String>,
+            Option<i64>,
+            Option<i64>,
+            Option<String>,
         );
         let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
             "select t.repository, t.name, t.digest, t.updated_at,
@@ -142,7 +157,11 @@ impl Store {
     }
 
     /// When a manifest came, or a tag was last moved; 0 where neither is there.
-    pub(crate) async fn manifest_time(&self, repository: &Repository, reference: &Reference) -> Result<i64, Error> {
+    pub(crate) async fn manifest_time(
+        &self,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<i64, Error> {
         let text = match reference {
             Reference::Digest(_) => "select created_at from manifests where repository = $1 and digest = $2",
             Reference::Tag(_) => "select updated_at from tags where repository = $1 and name = $2",

@@ -69,10 +69,21 @@ impl Store {
             "select id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at
              from workers where seen_at >= $1 order by registered_at, id")
             .bind(cutoff).fetch_all(c).await)?;
-        let read = |(id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at): Row| {
-            let id = parsed("worker", &id)?;
-            Ok(WorkerRow { id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at })
-        };
+        let read =
+            |(id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at): Row| {
+                let id = parsed("worker", &id)?;
+                Ok(WorkerRow {
+                    id,
+                    secret,
+                    advertise,
+                    version,
+                    devices,
+                    loaded,
+                    cached,
+                    registered_at,
+                    seen_at,
+                })
+            };
         rows.into_iter().map(read).collect()
     }
 }

@@ -30,7 +30,12 @@ async fn distribution() {
         ("GET", format!("/v2/a/manifests/{ZERO}"), 404, "MANIFEST_UNKNOWN"),
         ("GET", format!("/v2/b/manifests/{ZERO}"), 404, "NAME_UNKNOWN"),
         ("GET", "/v2/a/blobs/uploads/not-an-id".to_owned(), 404, "BLOB_UPLOAD_UNKNOWN"),
-        ("GET", "/v2/a/blobs/uploads/00000000-0000-0000-0000-000000000000".to_owned(), 404, "BLOB_UPLOAD_UNKNOWN"),
+        (
+            "GET",
+            "/v2/a/blobs/uploads/00000000-0000-0000-0000-000000000000".to_owned(),
+            404,
+            "BLOB_UPLOAD_UNKNOWN",
+        ),
         ("PUT", "/v2/a/blobs/uploads/00000000-0000-0000-0000-000000000000".to_owned(), 400, "DIGEST_INVALID"),
         ("POST", "/v2/a/blobs/uploads/?digest=nonsense".to_owned(), 400, "DIGEST_INVALID"),
         ("POST", "/v2/a/blobs/uploads/?mount=nonsense&from=b".to_owned(), 400, "DIGEST_INVALID"),
@@ -111,7 +116,9 @@ async fn our_own_apis() {
 #[tokio::test]
 async fn pages_of_other_sites() {
     let app = App::new().await;
-    for (header, value) in [("host", "evil.example:5000"), ("origin", "https://evil.example"), ("origin", "null")] {
+    for (header, value) in
+        [("host", "evil.example:5000"), ("origin", "https://evil.example"), ("origin", "null")]
+    {
         for path in ["/v2/", "/api/tags", "/", "/healthz"] {
             let answer = app.send(Request::get(path).header(header, value), "").await;
             assert_eq!(answer.status, 403, "{header} {value} {path}");
@@ -119,6 +126,7 @@ async fn pages_of_other_sites() {
     }
     let refused = app.send(Request::get("/v2/").header("host", "evil.example"), "").await;
     assert_eq!(refused.failure(), failure(403, "DENIED"));
-    let local = Request::get("/v2/").header("host", "localhost:5000").header("origin", "http://localhost:3000");
+    let local =
+        Request::get("/v2/").header("host", "localhost:5000").header("origin", "http://localhost:3000");
     assert_eq!(app.send(local, "").await.status, 200);
 }

@@ -45,7 +45,8 @@ async fn worker(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -
 
 /// Registers a worker, as from this machine; its id and its secret.
 async fn join(app: &App, address: SocketAddr) -> (String, String) {
-    let body = json!({"advertise": format!("http://{address}"), "devices": [{"kind": "cpu", "free_bytes": 1}]});
+    let body =
+        json!({"advertise": format!("http://{address}"), "devices": [{"kind": "cpu", "free_bytes": 1}]});
     let answer = local(app, "POST", "/lode/v1/workers", None, body).await;
     assert_eq!(answer.status, 201, "{}", answer.text());
     let (id, secret) = (answer.json()["id"].clone(), answer.json()["secret"].clone());
@@ -138,7 +139,9 @@ async fn records_come_through_one_by_one() {
     let receiver = Arc::new(Mutex::new(Some(receiver)));
     let (address, _) = worker(move || {
         let receiver = receiver.lock().unwrap().take().unwrap();
-        let records = stream::unfold(receiver, async |mut receiver| receiver.recv().await.map(|record| (record, receiver)));
+        let records = stream::unfold(receiver, async |mut receiver| {
+            receiver.recv().await.map(|record| (record, receiver))
+        });
         let body = Body::from_stream(records.map(Ok::<_, std::io::Error>));
         ([("content-type", "application/x-ndjson")], body).into_response()
     })
@@ -182,7 +185,10 @@ async fn a_stream_that_breaks_says_so() {
 #[tokio::test]
 async fn workers_come_and_go() {
     let app = App::new().await;
-    let (address, _) = worker(|| r#"{"models":[{"name":"mini:latest","expires_at":"2026-01-01T00:00:00Z"}]}"#.into_response()).await;
+    let (address, _) = worker(|| {
+        r#"{"models":[{"name":"mini:latest","expires_at":"2026-01-01T00:00:00Z"}]}"#.into_response()
+    })
+    .await;
     let (first, _) = join(&app, address).await;
     let (id, secret) = join(&app, address).await;
     assert_ne!(first, id);
@@ -199,7 +205,10 @@ async fn workers_come_and_go() {
     assert!(!list.text().contains(&secret));
     let workers = list.json()["workers"].clone();
     assert_eq!(workers.as_array().unwrap().len(), 1, "a restarted worker replaces itself");
-    assert_eq!((&workers[0]["devices"][0]["more"], &workers[0]["loaded"][0]["expires_at"]), (&json!(true), &json!("soon")));
+    assert_eq!(
+        (&workers[0]["devices"][0]["more"], &workers[0]["loaded"][0]["expires_at"]),
+        (&json!(true), &json!("soon"))
+    );
     assert_eq!(app.get("/api/ps").await.json()["models"][0]["name"], "mini:latest");
 
     assert_eq!(local(&app, "DELETE", &path, None, json!(null)).await.status, 204);
@@ -215,13 +224,18 @@ async fn who_may_join() {
 
     let shared = App::with(Config { worker_token: Some(Secret::new("hush")), ..Config::default() }).await;
     for (token, status) in [(None, 401), (Some("wrong"), 401), (Some("hus"), 401), (Some("hush"), 201)] {
-        assert_eq!(local(&shared, "POST", "/lode/v1/workers", token, body()).await.status, status, "{token:?}");
+        assert_eq!(
+            local(&shared, "POST", "/lode/v1/workers", token, body()).await.status,
+            status,
+            "{token:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn ready_when_what_was_asked_for_is_there() {
-    let config = Config { wait_for_worker: true, wait_for_model: Some("mini".to_owned()), ..Config::default() };
+    let config =
+        Config { wait_for_worker: true, wait_for_model: Some("mini".to_owned()), ..Config::default() };
     let app = App::with(config).await;
     assert_eq!(app.get("/healthz").await.status, 200);
     let not_yet = app.get("/readyz").await;
@@ -248,7 +262,8 @@ async fn openai_chat_streams_events() {
     let events = app.post_json("/v1/chat/completions", request).await;
     assert_eq!(events.header("content-type"), "text/event-stream");
     assert_eq!(heard.lock().unwrap().pop().unwrap()["path"], "/api/chat");
-    let data: Vec<&str> = events.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+    let data: Vec<&str> =
+        events.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
     assert_eq!((data.len(), data[4]), (5, "[DONE]"));
     let chunks: Vec<Value> = data[..4].iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
     assert_eq!(chunks[0]["object"], "chat.completion.chunk");
@@ -276,10 +291,16 @@ async fn openai_in_one_piece() {
 
     let chat = app.post_json("/v1/chat/completions", json!({"model": "mini", "messages": []})).await.json();
     let choice = &chat["choices"][0];
-    assert_eq!((&chat["object"], &choice["finish_reason"]), (&json!("chat.completion"), &json!("tool_calls")));
+    assert_eq!(
+        (&chat["object"], &choice["finish_reason"]),
+        (&json!("chat.completion"), &json!("tool_calls"))
+    );
     assert_eq!(choice["message"]["role"], "assistant");
     assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"at\":1}");
-    let text = app.post_json("/v1/completions", json!({"model": "mini", "prompt": "6 x 7 =", "max_tokens": 1})).await.json();
+    let text = app
+        .post_json("/v1/completions", json!({"model": "mini", "prompt": "6 x 7 =", "max_tokens": 1}))
+        .await
+        .json();
     assert_eq!((&text["object"], &text["choices"][0]["text"]), (&json!("text_completion"), &json!("42")));
     assert_eq!(text["choices"][0]["finish_reason"], "length");
     let asked = heard.lock().unwrap().pop().unwrap();
@@ -291,7 +312,13 @@ async fn openai_in_one_piece() {
         assert_eq!(vectors["data"][0]["embedding"], expect);
     }
     let empty = app.post_json("/v1/embeddings", json!({"model": "mini", "input": []})).await;
-    assert_eq!((empty.status.as_u16(), &empty.json()["error"]["type"]), (400, &json!("invalid_request_error")));
+    assert_eq!(
+        (empty.status.as_u16(), &empty.json()["error"]["type"]),
+        (400, &json!("invalid_request_error"))
+    );
     let unknown = app.post_json("/v1/chat/completions", json!({"model": "nobody"})).await;
-    assert_eq!((unknown.status.as_u16(), &unknown.json()["error"]["message"]), (404, &json!("model 'nobody' not found")));
+    assert_eq!(
+        (unknown.status.as_u16(), &unknown.json()["error"]["message"]),
+        (404, &json!("model 'nobody' not found"))
+    );
 }

@@ -97,9 +97,13 @@ impl App {
     async fn push_image(&self, repository: &str, tag: &str, content: &str) -> Digest {
         let config = self.push_blob(repository, "{}").await;
         let layer = self.push_blob(repository, content.to_owned()).await;
-        let manifest = image(&config, 2, &[json!({
-            "mediaType": media_type::OCI_LAYER_TAR, "digest": layer, "size": content.len(),
-        })]);
+        let manifest = image(
+            &config,
+            2,
+            &[json!({
+                "mediaType": media_type::OCI_LAYER_TAR, "digest": layer, "size": content.len(),
+            })],
+        );
         let answer = self.push_manifest(repository, tag, &manifest).await;
         assert_eq!(answer.status, 201, "{}", answer.text());
         answer.header("docker-content-digest").parse().unwrap()

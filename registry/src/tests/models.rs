@@ -9,7 +9,8 @@ use super::App;
 /// A safetensors file of one BF16 tensor.
 fn tensor_blob(key: &str, rows: usize, columns: usize) -> Vec<u8> {
     let size = rows * columns * 2;
-    let header = json!({ key: {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [0, size]} }).to_string();
+    let header =
+        json!({ key: {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [0, size]} }).to_string();
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![7; size]].concat()
 }
 
@@ -70,12 +71,18 @@ async fn a_pushed_model_is_known_at_once() {
     assert_eq!(shown["layers"].as_array().unwrap().len(), 5);
     assert_eq!(shown["digest"], model["digest"]);
     let digest = shown["digest"].as_str().unwrap();
-    assert_eq!(app.get(&format!("/lode/v1/tensors/team/sub/mini/{digest}")).await.json()["tensors"][0], tensors[0]);
+    assert_eq!(
+        app.get(&format!("/lode/v1/tensors/team/sub/mini/{digest}")).await.json()["tensors"][0],
+        tensors[0]
+    );
 
     let image = app.get("/lode/v1/models/team/image/latest").await;
     assert_eq!((image.status.as_u16(), &image.json()["format"]), (200, &Value::Null));
     assert_eq!(app.get("/lode/v1/tensors/team/image/latest").await.json(), json!({"tensors": []}));
-    assert_eq!(app.get("/lode/v1/models/nobody/latest").await.json()["error"], "model 'nobody:latest' not found");
+    assert_eq!(
+        app.get("/lode/v1/models/nobody/latest").await.json()["error"],
+        "model 'nobody:latest' not found"
+    );
 }
 
 #[tokio::test]
@@ -139,7 +146,8 @@ async fn a_strangers_header_does_no_harm() {
     for (tag, bytes) in cases {
         let size = bytes.len();
         let digest = app.push_blob("m", bytes).await;
-        let layer = json!({"mediaType": media_type::OLLAMA_TENSOR, "digest": digest, "size": size, "name": "a"});
+        let layer =
+            json!({"mediaType": media_type::OLLAMA_TENSOR, "digest": digest, "size": size, "name": "a"});
         let manifest = json!({
             "schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
             "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": config, "size": 2}, "layers": [layer],

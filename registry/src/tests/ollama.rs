@@ -99,7 +99,10 @@ async fn the_transfer_client_announces() {
     assert_eq!(app.send(patch, "fresh").await.status, 202);
     let put = by(TRANSFER, Request::put(format!("{location}?digest={fresh}&etag=x-1")));
     assert_eq!(app.send(put, "").await.status, 201);
-    assert_eq!(app.send(by(TRANSFER, Request::head(format!("/v2/library/mini/blobs/{fresh}"))), "").await.status, 200);
+    assert_eq!(
+        app.send(by(TRANSFER, Request::head(format!("/v2/library/mini/blobs/{fresh}"))), "").await.status,
+        200
+    );
 }
 
 #[tokio::test]

@@ -24,7 +24,11 @@ async fn blobs_in_parts() {
     for (range, status, body, described) in cases {
         let answer = app.send(Request::get(&path).header("range", range), "").await;
         assert_eq!(answer.status, status, "{range}");
-        assert_eq!(answer.headers.get("content-range").map_or("", |value| value.to_str().unwrap()), described, "{range}");
+        assert_eq!(
+            answer.headers.get("content-range").map_or("", |value| value.to_str().unwrap()),
+            described,
+            "{range}"
+        );
         if status != 416 {
             assert_eq!(answer.body, body, "{range}");
             assert_eq!(answer.header("content-length"), body.len().to_string(), "{range}");
@@ -42,7 +46,11 @@ async fn heads_say_what_gets_would() {
     let digest = app.push_image("a", "latest", "layer").await;
     let manifest = app.get("/v2/a/manifests/latest").await;
     let layer = manifest.json()["layers"][0]["digest"].as_str().unwrap().to_owned();
-    for path in [format!("/v2/a/manifests/{digest}"), "/v2/a/manifests/latest".to_owned(), format!("/v2/a/blobs/{layer}")] {
+    for path in [
+        format!("/v2/a/manifests/{digest}"),
+        "/v2/a/manifests/latest".to_owned(),
+        format!("/v2/a/blobs/{layer}"),
+    ] {
         let (get, head) = (app.get(&path).await, app.send(Request::head(&path), "").await);
         assert_eq!((get.status, head.status), (http::StatusCode::OK, http::StatusCode::OK));
         assert_eq!(head.header("content-length"), get.body.len().to_string());

@@ -14,13 +14,21 @@ async fn chunks_tell_where_they_stand() {
     assert!(location.starts_with("/v2/a/b/blobs/uploads/"), "{location}");
 
     let patch = |range: &str, body: &'static str| {
-        app.send(Request::patch(&location).header("content-range", range).header("content-length", body.len()), body)
+        app.send(
+            Request::patch(&location).header("content-range", range).header("content-length", body.len()),
+            body,
+        )
     };
     let first = patch("0-4", "hello").await;
-    assert_eq!((first.status.as_u16(), first.header("range"), first.header("location")), (202, "0-4", &location[..]));
+    assert_eq!(
+        (first.status.as_u16(), first.header("range"), first.header("location")),
+        (202, "0-4", &location[..])
+    );
     assert!(first.headers.contains_key("docker-upload-uuid"));
 
-    for (range, body) in [("6-9", "gaps"), ("0-4", "hello"), ("2-5", "over"), ("9-5", "back"), ("5-99", "short")] {
+    for (range, body) in
+        [("6-9", "gaps"), ("0-4", "hello"), ("2-5", "over"), ("9-5", "back"), ("5-99", "short")]
+    {
         let refused = patch(range, body).await;
         assert_eq!(refused.status, 416, "{range}");
         assert_eq!((refused.header("range"), refused.header("location")), ("0-4", &location[..]), "{range}");
@@ -29,7 +37,10 @@ async fn chunks_tell_where_they_stand() {
     assert_eq!(patch("bytes 5-9/10", "world").await.failure(), failure(400, "BLOB_UPLOAD_INVALID"));
 
     let status = app.get(&location).await;
-    assert_eq!((status.status.as_u16(), status.header("range"), status.header("location")), (204, "0-4", &location[..]));
+    assert_eq!(
+        (status.status.as_u16(), status.header("range"), status.header("location")),
+        (204, "0-4", &location[..])
+    );
 
     let digest = Digest::sha256(b"hello world");
     let late = Request::put(format!("{location}?digest={digest}")).header("content-range", "7-10");
@@ -101,14 +112,19 @@ async fn both_algorithms_however_announced() {
 async fn mounts_link_and_survive_their_source() {
     let app = App::new().await;
     let digest = app.push_blob("from/here", "content").await;
-    let mount = |query: &str| app.send(Request::post(format!("/v2/to/there/blobs/uploads/?mount={digest}{query}")), "");
+    let mount = |query: &str| {
+        app.send(Request::post(format!("/v2/to/there/blobs/uploads/?mount={digest}{query}")), "")
+    };
 
     let mounted = mount("&from=from/here").await;
     assert_eq!((mounted.status.as_u16(), mounted.header("docker-content-digest")), (201, digest.as_str()));
     let address = format!("/v2/to/there/blobs/{digest}");
     assert_eq!(mounted.header("location"), address);
     assert_eq!(app.delete(&format!("/v2/from/here/blobs/{digest}")).await.status, 202);
-    assert_eq!(app.get(&format!("/v2/from/here/blobs/{digest}")).await.failure(), failure(404, "BLOB_UNKNOWN"));
+    assert_eq!(
+        app.get(&format!("/v2/from/here/blobs/{digest}")).await.failure(),
+        failure(404, "BLOB_UNKNOWN")
+    );
     assert_eq!(app.get(&address).await.body, "content");
 
     for query in ["&from=nobody/home", "&from=NOT%20A%20NAME"] {
@@ -142,7 +158,8 @@ async fn a_manifest_names_what_is_missing() {
     let app = App::new().await;
     let config = app.push_blob("a", "{}").await;
     let (one, two) = (Digest::sha256(b"one"), Digest::sha256(b"two"));
-    let layer = |digest: &Digest| json!({"mediaType": media_type::OCI_LAYER_TAR, "digest": digest, "size": 3});
+    let layer =
+        |digest: &Digest| json!({"mediaType": media_type::OCI_LAYER_TAR, "digest": digest, "size": 3});
     let manifest = image(&config, 2, &[layer(&one), layer(&two)]);
     let refused = app.push_manifest("a", "latest", &manifest).await;
     assert_eq!(refused.failure(), failure(400, "MANIFEST_BLOB_UNKNOWN"));
@@ -167,7 +184,10 @@ async fn tags_come_along_with_a_digest() {
 
     let many: String = (0..101).map(|n| format!("&tag=t{n}")).collect();
     assert_eq!(app.push_manifest("a", &format!("{digest}?{many}"), &manifest).await.status, 414);
-    assert_eq!(app.push_manifest("a", "tagged?tag=other", &manifest).await.failure(), failure(400, "UNSUPPORTED"));
+    assert_eq!(
+        app.push_manifest("a", "tagged?tag=other", &manifest).await.failure(),
+        failure(400, "UNSUPPORTED")
+    );
 }
 
 #[tokio::test]
@@ -198,7 +218,10 @@ async fn subjects_are_echoed_and_listed() {
     }
     app.delete(&format!("/v2/a/manifests/{}", pushed.header("docker-content-digest"))).await;
     assert_eq!(app.get(&path).await.json()["manifests"], json!([]));
-    assert_eq!(app.get("/v2/nobody/referrers/sha256:nonsense").await.failure(), failure(400, "DIGEST_INVALID"));
+    assert_eq!(
+        app.get("/v2/nobody/referrers/sha256:nonsense").await.failure(),
+        failure(400, "DIGEST_INVALID")
+    );
     assert_eq!(app.get(&format!("/v2/nobody/referrers/{subject}")).await.json()["manifests"], json!([]));
 }
 
@@ -219,7 +242,9 @@ async fn referrers_come_in_pages() {
     while let Some(path) = next {
         let page = app.get(&path).await;
         assert_eq!(page.header("oci-filters-applied"), "artifactType");
-        seen.extend(page.json()["manifests"].as_array().unwrap().iter().map(|entry| entry["digest"].to_string()));
+        seen.extend(
+            page.json()["manifests"].as_array().unwrap().iter().map(|entry| entry["digest"].to_string()),
+        );
         next = page.headers.get("link").map(|link| {
             let link = link.to_str().unwrap();
             link[1..link.find('>').unwrap()].to_owned()

@@ -79,8 +79,13 @@ async fn every_route_asks_the_policy() {
             .replace("{reference}", "latest")
             .replace("{id}", ID)
             .replace("{*model}", "mini");
-        let query = if *method == "PUT" && route.ends_with("uploads/{id}") { format!("?digest={ZERO}") } else { String::new() };
-        let mut request = Request::builder().method(*method).uri(path + &query).body(Body::from(*body)).unwrap();
+        let query = if *method == "PUT" && route.ends_with("uploads/{id}") {
+            format!("?digest={ZERO}")
+        } else {
+            String::new()
+        };
+        let mut request =
+            Request::builder().method(*method).uri(path + &query).body(Body::from(*body)).unwrap();
         request.extensions_mut().insert(Caller::Link { repository: "somewhere/else".parse().unwrap() });
         let answer = Answer::read(app.raw(request).await).await;
         assert_eq!(answer.status, 403, "{method} {route}: {}", answer.text());
@@ -90,7 +95,9 @@ async fn every_route_asks_the_policy() {
 #[test]
 fn no_route_is_forgotten() {
     let source = include_str!("../router.rs");
-    let routes: BTreeSet<&str> = source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    let listed: BTreeSet<&str> = ROUTES.iter().map(|(_, route, _)| *route).chain(OPEN.iter().copied()).collect();
+    let routes: BTreeSet<&str> =
+        source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    let listed: BTreeSet<&str> =
+        ROUTES.iter().map(|(_, route, _)| *route).chain(OPEN.iter().copied()).collect();
     assert_eq!(routes, listed);
 }

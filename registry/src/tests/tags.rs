@@ -13,7 +13,10 @@ async fn tags_are_in_byte_order_and_in_pages() {
     let list = async |query: &str| {
         let answer = app.get(&format!("/v2/team/mini/tags/list{query}")).await;
         assert_eq!(answer.status, 200, "{query}");
-        (answer.json()["tags"].clone(), answer.headers.get("link").map(|link| link.to_str().unwrap().to_owned()))
+        (
+            answer.json()["tags"].clone(),
+            answer.headers.get("link").map(|link| link.to_str().unwrap().to_owned()),
+        )
     };
     let link = |query: &str| Some(format!("</v2/team/mini/tags/list?{query}>; rel=\"next\""));
     assert_eq!(list("").await, (json!(["B", "_x", "a10", "a2", "b"]), None));
@@ -25,7 +28,11 @@ async fn tags_are_in_byte_order_and_in_pages() {
     assert_eq!(list("?last=a").await, (json!(["a10", "a2", "b"]), None));
     assert_eq!(list("?n=99999999999999999999").await.0.as_array().unwrap().len(), 5);
     for bad in ["?n=-1", "?n=two", "?n=", "?n=1.5", "?n=%2B1"] {
-        assert_eq!(app.get(&format!("/v2/team/mini/tags/list{bad}")).await.failure(), failure(400, "UNSUPPORTED"), "{bad}");
+        assert_eq!(
+            app.get(&format!("/v2/team/mini/tags/list{bad}")).await.failure(),
+            failure(400, "UNSUPPORTED"),
+            "{bad}"
+        );
     }
     assert_eq!(app.get("/v2/nobody/tags/list").await.failure(), failure(404, "NAME_UNKNOWN"));
 }

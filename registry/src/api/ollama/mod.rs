@@ -49,7 +49,8 @@ pub(crate) struct Details {
 impl Details {
     fn new(summary: &ModelSummary, config: Option<&ModelConfig>) -> Details {
         let family = summary.architecture.clone().unwrap_or_default();
-        let families = config.map(|config| config.model_families.clone()).filter(|families| !families.is_empty());
+        let families =
+            config.map(|config| config.model_families.clone()).filter(|families| !families.is_empty());
         Details {
             parent_model: String::new(),
             format: summary.format.clone(),
@@ -83,6 +84,7 @@ pub(crate) async fn copy(
 ) -> Result<StatusCode, Failure> {
     let source = model_name::parse(&copy.source)?;
     let destination = model_name::parse(&copy.destination)?;
-    let found = registry.model_copy(&caller, (&source.0, &source.1), (&destination.0, &destination.1)).await?;
+    let found =
+        registry.model_copy(&caller, (&source.0, &source.1), (&destination.0, &destination.1)).await?;
     if found { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: copy.source }) }
 }

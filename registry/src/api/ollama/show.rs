@@ -68,7 +68,8 @@ pub(crate) async fn post(
         }
         Ok(texts.join("\n"))
     };
-    let (license, template) = (text(media_type::OLLAMA_LICENSE).await?, text(media_type::OLLAMA_TEMPLATE).await?);
+    let (license, template) =
+        (text(media_type::OLLAMA_LICENSE).await?, text(media_type::OLLAMA_TEMPLATE).await?);
     let (system, params) = (text(media_type::OLLAMA_SYSTEM).await?, text(media_type::OLLAMA_PARAMS).await?);
     let config = match model.manifest.layers.iter().find(|layer| is_config(layer)) {
         Some(layer) => registry.blob_text(&caller, &repository, layer).await?,
@@ -84,7 +85,10 @@ pub(crate) async fn post(
         parameters: parameters(&params),
         details: Details::new(&summary, model.config.as_ref()),
         model_info: model_info(&model, &config),
-        tensors: tensors.into_iter().map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape }).collect(),
+        tensors: tensors
+            .into_iter()
+            .map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape })
+            .collect(),
         capabilities: capabilities(&model, &config),
         modified_at: rfc3339(model.modified_at),
         license,
@@ -146,11 +150,14 @@ fn model_info(model: &Model, config: &Value) -> Map<String, Value> {
 
 /// What the config blob lists; where it lists nothing, what the checkpoint's class name tells.
 fn capabilities(model: &Model, config: &Value) -> Vec<String> {
-    if let Some(listed) = model.config.as_ref().map(|config| &config.capabilities).filter(|listed| !listed.is_empty()) {
+    if let Some(listed) =
+        model.config.as_ref().map(|config| &config.capabilities).filter(|listed| !listed.is_empty())
+    {
         return listed.clone();
     }
     let class = config["architectures"][0].as_str().unwrap_or_default();
-    let is_generator = class.is_empty() || class.ends_with("CausalLM") || class.ends_with("ConditionalGeneration");
+    let is_generator =
+        class.is_empty() || class.ends_with("CausalLM") || class.ends_with("ConditionalGeneration");
     vec![if is_generator { "completion" } else { "embedding" }.to_owned()]
 }
 

@@ -166,7 +166,9 @@ impl Message {
             message.insert("tool_calls".to_owned(), json!(calls));
         }
         let named = [("tool_call_id", &self.tool_call_id), ("tool_name", &self.name)];
-        message.extend(named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value.as_ref()?)))));
+        message.extend(
+            named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value.as_ref()?)))),
+        );
         Ok(Value::Object(message))
     }
 }
@@ -182,8 +184,9 @@ impl ToolCall {
 /// The bytes of an image that came along, in base64. Nothing is fetched for a caller.
 fn image_data(url: &str) -> Result<&str, Failure> {
     let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
-    data.map(|(_, data)| data)
-        .ok_or_else(|| Failure::Unsupported("images come as `data:` addresses with base64; others are not fetched"))
+    data.map(|(_, data)| data).ok_or_else(|| {
+        Failure::Unsupported("images come as `data:` addresses with base64; others are not fetched")
+    })
 }
 
 fn think(effort: &str) -> Result<Value, Failure> {
@@ -192,7 +195,9 @@ fn think(effort: &str) -> Result<Value, Failure> {
         "minimal" | "low" => Ok(json!("low")),
         "medium" | "high" | "max" => Ok(json!(effort)),
         "xhigh" | "ultra" => Ok(json!("max")),
-        _ => Err(Failure::Unsupported("reasoning_effort is one of none, minimal, low, medium, high, xhigh, max")),
+        _ => Err(Failure::Unsupported(
+            "reasoning_effort is one of none, minimal, low, medium, high, xhigh, max",
+        )),
     }
 }
 

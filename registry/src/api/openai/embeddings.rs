@@ -55,9 +55,7 @@ pub(crate) async fn post(
     }
     let answer = ask(&registry, &caller, &model, "/api/embed", body).await?;
     let Embedded { embeddings, prompt_eval_count } = read_json(answer).await?;
-    let vector = |(index, values): (usize, Vec<f32>)| {
-        json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) })
-    };
+    let vector = |(index, values): (usize, Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) });
     let data: Vec<Value> = embeddings.into_iter().enumerate().map(vector).collect();
     let usage = json!({ "prompt_tokens": prompt_eval_count, "total_tokens": prompt_eval_count });
     Ok(Json(json!({ "object": "list", "data": data, "model": model, "usage": usage })))

@@ -62,7 +62,8 @@ mod tests {
     async fn however_they_are_cut() {
         let text = "{\"n\":1}\n\n{\"n\":2}\n{\"n\":3}";
         for size in 1..text.len() {
-            let pieces: Vec<_> = text.as_bytes().chunks(size).map(|piece| Ok(Bytes::from_static(piece))).collect();
+            let pieces: Vec<_> =
+                text.as_bytes().chunks(size).map(|piece| Ok(Bytes::from_static(piece))).collect();
             let found: Vec<Value> = records(stream::iter(pieces).boxed()).try_collect().await.unwrap();
             assert_eq!(found, [json!({"n": 1}), json!({"n": 2}), json!({"n": 3})], "{size}");
         }

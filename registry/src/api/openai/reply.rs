@@ -61,7 +61,11 @@ impl Reply {
                 Ok(record) => self.chunks(&record).iter().map(event).collect(),
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "a worker's answer broke off");
-                    let text = if let GatewayError::Broken(_) = error { "the worker's answer broke off" } else { "the worker's answer is not readable" };
+                    let text = if let GatewayError::Broken(_) = error {
+                        "the worker's answer broke off"
+                    } else {
+                        "the worker's answer is not readable"
+                    };
                     vec![event(&failed(&json!(text)))]
                 }
             };
