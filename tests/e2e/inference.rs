@@ -87,25 +87,34 @@ async fn a_stream_is_the_same_answer_in_pieces() {
 }
 
 #[tokio::test]
-async fn the_context_continues_where_it_ended() {
+async fn the_context_carries_a_conversation_on() {
     let server = with_model().await;
     let registry = server.registry();
-    let ask = |prompt: &str, more: Value| {
-        let mut body = json!({"model": "team/demo", "prompt": prompt, "stream": false, "raw": true, "options": {"temperature": 0, "num_predict": 8}});
-        for (key, value) in more.as_object().unwrap() {
-            body[key] = value.clone();
-        }
-        let registry = registry.clone();
-        async move { registry.post_json("/api/generate", &body).await.expect(200).json() }
+    let ask = async |prompt: &str, context: &Value| {
+        let options = json!({"temperature": 0, "num_predict": 30});
+        let body = json!({"model": "team/demo", "prompt": prompt, "context": context, "stream": false, "options": options});
+        registry.post_json("/api/generate", &body).await.expect(200).json()
     };
-    let text = "And the king said unto";
-    let long = ask(text, json!({"options": {"temperature": 0, "num_predict": 16}})).await;
-    let first = ask(text, json!({})).await;
-    assert_eq!((first["done_reason"].as_str(), first["eval_count"].as_u64()), (Some("length"), Some(8)));
-    let second = ask("", json!({"context": first["context"]})).await;
-    let together = format!("{}{}", first["response"].as_str().unwrap(), second["response"].as_str().unwrap());
-    assert_eq!(together, long["response"].as_str().unwrap());
-    assert_eq!(second["context"], long["context"]);
+    let first = ask("What is 40 plus 41?", &json!([])).await;
+    let second = ask("Define water.", &first["context"]).await;
+    let (before, after) = (ids(&first["context"]), ids(&second["context"]));
+    assert!(after.starts_with(&before) && after.len() > before.len() + 10, "{before:?} {after:?}");
+    let alone = ask("Define water.", &json!([])).await;
+    assert!(
+        after.len() > ids(&alone["context"]).len(),
+        "the second prompt comes after the first exchange, not instead of it"
+    );
+    // With `raw` the last record has the context as well, but none is taken.
+    let raw = json!({"model": "team/demo", "prompt": "In the beginning", "raw": true, "stream": false, "options": {"num_predict": 5}});
+    let got = registry.post_json("/api/generate", &raw).await.expect(200).json();
+    assert_eq!(
+        ids(&got["context"]).len() as u64,
+        got["prompt_eval_count"].as_u64().unwrap() + got["eval_count"].as_u64().unwrap()
+    );
+    let mut both = raw;
+    both["context"] = got["context"].clone();
+    let refused = registry.post_json("/api/generate", &both).await.expect(400);
+    assert!(refused.json()["error"].as_str().unwrap().contains("raw"), "{}", refused.text());
 }
 
 #[tokio::test]
