@@ -125,7 +125,9 @@ pub struct ConfigError(String);
 impl Cidr {
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.network, address.to_canonical()) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => same_prefix(a.to_bits().into(), b.to_bits().into(), 32, self.prefix),
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                same_prefix(a.to_bits().into(), b.to_bits().into(), 32, self.prefix)
+            }
             (IpAddr::V6(a), IpAddr::V6(b)) => same_prefix(a.to_bits(), b.to_bits(), 128, self.prefix),
             _ => false,
         }

@@ -90,6 +90,15 @@ impl From<sqlx::Error> for Error {
 }
 
 impl Error {
+    /// The database ended a transaction because several waited for each other. (SQLite has one writer and knows no such thing.)
+    pub(crate) fn is_deadlock(&self) -> bool {
+        let code = match self {
+            Error::Database(error) => error.as_database_error().and_then(|error| error.code()),
+            _ => None,
+        };
+        code.is_some_and(|code| code == "40P01" || code == "40001")
+    }
+
     /// An I/O error on `what`, with a full disk told apart from the rest.
     pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Self {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};

@@ -19,9 +19,9 @@ mod store;
 mod tests;
 
 pub use app::{
-    BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport, Heartbeat, JoinProof,
-    LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration, Registry, StoredManifest, TaggedModel,
-    UploadStatus, Worker, WorkerAnnouncement, open,
+    BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport,
+    Heartbeat, JoinProof, LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration,
+    Registry, StoredManifest, TaggedModel, UploadStatus, Worker, WorkerAnnouncement, open,
 };
 pub use config::{Cidr, Config, ConfigError, Secret};
 pub use error::Error;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{BlobInfo, BlobStream, Registry};
+use super::{BlobInfo, BlobStream, Registry, again};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{StoredBlob, now_ms};
@@ -18,7 +18,12 @@ const LEASE_SLACK: i64 = 8;
 
 impl Registry {
     /// Is the blob there? A yes keeps it there for the upload lease: clients skip the push.
-    pub async fn blob_stat(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<BlobInfo, Error> {
+    pub async fn blob_stat(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<BlobInfo, Error> {
         let blob = self.blob_visible(caller, repository, digest).await?;
         let (now, lease) = (now_ms(), self.lease_ms());
         if lease > 0 && blob.leased_until < now.saturating_add(lease) {
@@ -35,7 +40,12 @@ impl Registry {
     }
 
     /// As `blob_stat`, without the lease: for reads.
-    pub async fn blob_find(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<BlobInfo, Error> {
+    pub async fn blob_find(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<BlobInfo, Error> {
         let blob = self.blob_visible(caller, repository, digest).await?;
         Ok(BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes })
     }
@@ -52,7 +62,9 @@ impl Registry {
         let size_bytes = blob.size_bytes;
         let range = match range {
             None => 0..size_bytes,
-            Some(range) if range.start < size_bytes && range.start < range.end => range.start..range.end.min(size_bytes),
+            Some(range) if range.start < size_bytes && range.start < range.end => {
+                range.start..range.end.min(size_bytes)
+            }
             Some(_) => return Err(Error::RangeUnsatisfiable { size_bytes }),
         };
         let bytes = self.blobs.read(&blob.store_key, range).await?;
@@ -60,24 +72,30 @@ impl Registry {
     }
 
     /// Takes a blob out of a repository. Other repositories keep it.
-    pub async fn blob_delete(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<(), Error> {
+    pub async fn blob_delete(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<(), Error> {
         allow(caller, Action::Delete, Target::Repository(repository))?;
+        again!(self.blob_unlink(repository, digest).await)?;
+        tracing::info!(%repository, %digest, "blob deleted");
+        Ok(())
+    }
+
+    async fn blob_unlink(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
         let unknown = || Error::BlobUnknown { digest: digest.clone() };
         let mut tx = self.store.begin().await?;
         tx.blob_lock(digest).await?.ok_or_else(unknown)?;
         // What a manifest of the repository is made of stays for as long as the manifest does.
         if tx.link_is_referenced(repository, digest).await? {
-            return Err(match self.store.blob_find(repository, digest).await? {
-                Some(_) => Error::BlobReferenced { digest: digest.clone() },
-                None => unknown(),
-            });
+            return Err(Error::BlobReferenced { digest: digest.clone() });
         }
         if !tx.unlink(repository, digest).await? {
             return Err(unknown());
         }
-        tx.commit().await?;
-        tracing::info!(%repository, %digest, "blob deleted");
-        Ok(())
+        tx.commit().await
     }
 
     /// Links a blob that another repository has, or any that the caller may read. None if there is none.
@@ -100,15 +118,27 @@ impl Registry {
             return Ok(None);
         }
         // 2. The link. A collection that came first wins, and the client uploads.
+        let linked = again!(self.blob_link_live(target, digest).await)?;
+        Ok(linked.map(|size_bytes| {
+            tracing::info!(repository = %target, %digest, "blob mounted");
+            BlobInfo { digest: digest.clone(), size_bytes }
+        }))
+    }
+
+    async fn blob_link_live(&self, target: &Repository, digest: &Digest) -> Result<Option<u64>, Error> {
         let mut tx = self.store.begin().await?;
         let Some((size_bytes, _)) = tx.blob_lock(digest).await? else { return Ok(None) };
         tx.link(target, digest, self.lease_ms()).await?;
         tx.commit().await?;
-        tracing::info!(repository = %target, %digest, "blob mounted");
-        Ok(Some(BlobInfo { digest: digest.clone(), size_bytes }))
+        Ok(Some(size_bytes))
     }
 
-    async fn blob_visible(&self, caller: &Caller, repository: &Repository, digest: &Digest) -> Result<StoredBlob, Error> {
+    async fn blob_visible(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<StoredBlob, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
         let found = self.store.blob_find(repository, digest).await?;
         found.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })

@@ -31,12 +31,30 @@ pub struct FsckReport {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Damage {
     /// The index lists a blob whose bytes are gone.
-    Missing { digest: String, store_key: String },
-    WrongSize { digest: String, expected: u64, got: u64 },
-    WrongDigest { digest: String, got: String },
-    Unreadable { digest: String, reason: String },
+    Missing {
+        digest: String,
+        store_key: String,
+    },
+    WrongSize {
+        digest: String,
+        expected: u64,
+        got: u64,
+    },
+    WrongDigest {
+        digest: String,
+        got: String,
+    },
+    Unreadable {
+        digest: String,
+        reason: String,
+    },
     /// Something names content that is not there.
-    Dangling { what: &'static str, repository: String, from: String, digest: String },
+    Dangling {
+        what: &'static str,
+        repository: String,
+        from: String,
+        digest: String,
+    },
 }
 
 impl FsckReport {

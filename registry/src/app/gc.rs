@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use lode_model::reference::Repository;
 use serde::Serialize;
 
-use super::{Registry, detached};
+use super::{Registry, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{self, Doomed, Place, Tx, now_ms};
@@ -52,8 +53,13 @@ impl Registry {
         let mut report = GcReport { dry_run: true, ..GcReport::default() };
         let mut tx = self.store.begin().await?;
         let mut place = Place::default();
-        while let Some(next) = collect_manifests(&mut tx, cutoff, &place, &mut report).await? {
-            place = next;
+        let mut before = 0;
+        loop {
+            match collect_manifests(&mut tx, cutoff, &place, &mut report).await? {
+                Some(next) => place = next,
+                None if report.manifests == before => break,
+                None => (before, place) = (report.manifests, Place::default()),
+            }
         }
         let (mut place, mut emptied) = (Place::default(), BTreeSet::new());
         while let Some(next) = collect_links(&mut tx, cutoff, &place, &mut emptied, &mut report).await? {
@@ -66,22 +72,24 @@ impl Registry {
 
     async fn gc_all(&self, cutoff: i64) -> Result<GcReport, Error> {
         let mut report = GcReport::default();
-        // 1. Manifests whose tag or index went, and that nothing else wants.
-        let mut place = Some(Place::default());
-        while let Some(after) = place {
-            let mut tx = self.store.begin().await?;
-            place = collect_manifests(&mut tx, cutoff, &after, &mut report).await?;
-            tx.commit().await?;
+        // 1. Manifests whose tag or index went, and that nothing else wants. An index lets go of its children, so this is
+        //    repeated for as long as it finds something.
+        let (mut place, mut before) = (Place::default(), 0);
+        loop {
+            match again!(self.gc_manifests(cutoff, &place, &mut report).await)? {
+                Some(next) => place = next,
+                None if report.manifests == before => break,
+                None => (before, place) = (report.manifests, Place::default()),
+            }
         }
         // 2. Links that no manifest of their repository names, and repositories that this leaves empty.
-        let mut place = Some(Place::default());
+        let (mut place, mut emptied) = (Some(Place::default()), BTreeSet::new());
         while let Some(after) = place {
-            let mut emptied = BTreeSet::new();
+            place = again!(self.gc_links(cutoff, &after, &mut emptied, &mut report).await)?;
+        }
+        for repository in &emptied {
             let mut tx = self.store.begin().await?;
-            place = collect_links(&mut tx, cutoff, &after, &mut emptied, &mut report).await?;
-            for repository in &emptied {
-                tx.repository_collect(repository).await?;
-            }
+            tx.repository_collect(repository).await?;
             tx.commit().await?;
         }
         // 3. Blobs that no repository links.
@@ -94,21 +102,48 @@ impl Registry {
         }
     }
 
+    async fn gc_manifests(
+        &self,
+        cutoff: i64,
+        after: &Place,
+        report: &mut GcReport,
+    ) -> Result<Option<Place>, Error> {
+        let mut batch = report.clone();
+        let mut tx = self.store.begin().await?;
+        let next = collect_manifests(&mut tx, cutoff, after, &mut batch).await?;
+        tx.commit().await?;
+        *report = batch;
+        Ok(next)
+    }
+
+    async fn gc_links(
+        &self,
+        cutoff: i64,
+        after: &Place,
+        emptied: &mut BTreeSet<Repository>,
+        report: &mut GcReport,
+    ) -> Result<Option<Place>, Error> {
+        let mut batch = report.clone();
+        let mut tx = self.store.begin().await?;
+        let next = collect_links(&mut tx, cutoff, after, emptied, &mut batch).await?;
+        tx.commit().await?;
+        *report = batch;
+        Ok(next)
+    }
+
     /// Row to tombstone, bytes away, tombstone away: at each point a crash leaves something that the next run finishes.
-    async fn collect_blobs(&self, blobs: Vec<Doomed>, cutoff: i64, report: &mut GcReport) -> Result<(), Error> {
+    async fn collect_blobs(
+        &self,
+        blobs: Vec<Doomed>,
+        cutoff: i64,
+        report: &mut GcReport,
+    ) -> Result<(), Error> {
         // Commits of these digests wait. They hold one lock and wait for no other, so that this cannot deadlock.
         let mut turns = Vec::with_capacity(blobs.len());
         for blob in &blobs {
             turns.push(self.digests.lock(blob.digest.clone()).await);
         }
-        let mut condemned: Vec<Doomed> = Vec::new();
-        let mut tx = self.store.begin().await?;
-        for blob in blobs {
-            if tx.blob_condemn(&blob, cutoff, "unreferenced").await? {
-                condemned.push(blob);
-            }
-        }
-        tx.commit().await?;
+        let condemned = again!(self.condemn(&blobs, cutoff).await)?;
 
         self.blobs.remove(condemned.iter().map(|blob| blob.store_key.clone()).collect()).await?;
 
@@ -119,6 +154,18 @@ impl Registry {
             report.size_bytes += blob.size_bytes;
         }
         tx.commit().await
+    }
+
+    async fn condemn(&self, blobs: &[Doomed], cutoff: i64) -> Result<Vec<Doomed>, Error> {
+        let mut condemned = Vec::new();
+        let mut tx = self.store.begin().await?;
+        for blob in blobs {
+            if tx.blob_condemn(blob, cutoff, "unreferenced").await? {
+                condemned.push(blob.clone());
+            }
+        }
+        tx.commit().await?;
+        Ok(condemned)
     }
 }
 
@@ -137,7 +184,9 @@ async fn collect_manifests(
         }
         if tx.manifest_is_wanted(&repository, &digest).await? {
             tx.manifest_keep(&repository, &digest).await?;
-        } else if !tx.link_is_leased(&repository, &digest).await? && tx.manifest_delete(&repository, &digest, at).await? {
+        } else if !tx.link_is_leased(&repository, &digest).await?
+            && tx.manifest_delete(&repository, &digest, at).await?
+        {
             report.manifests += 1;
             tracing::info!(%repository, %digest, "manifest collected");
         }
@@ -150,12 +199,14 @@ async fn collect_links(
     tx: &mut Tx,
     cutoff: i64,
     after: &Place,
-    emptied: &mut BTreeSet<lode_model::reference::Repository>,
+    emptied: &mut BTreeSet<Repository>,
     report: &mut GcReport,
 ) -> Result<Option<Place>, Error> {
     let candidates = tx.links_unreferenced(cutoff, after, BATCH).await?;
     let place = candidates.last().map(|(repository, digest, _)| place(repository.as_str(), digest.as_str()));
     for (repository, digest, at) in candidates {
+        // The blob's row first, then its link: the order in which a push takes them.
+        tx.blob_lock(&digest).await?;
         if tx.link_collect(&repository, &digest, cutoff).await? {
             // The blob's grace began with the link's, so that it is not waited for twice.
             tx.blob_unlinked(&digest, at).await?;

@@ -1,6 +1,7 @@
 //! The model index: reads the headers of a manifest's layers by range, and records the tensors it finds.
 //! It runs after a push or within the first request that asks; running it twice changes nothing.
 
+use std::fmt::Display;
 use std::ops::Range;
 
 use futures::{StreamExt, TryStreamExt, stream};
@@ -20,14 +21,20 @@ use crate::store::{ModelRow, TensorRow};
 const FIRST_READ_BYTES: u64 = 4096;
 
 /// How many layers of one manifest are read at a time.
-const LAYERS_AT_ONCE: usize = 8;
+const LAYERS_AT_ONCE: usize = 4;
+
+/// A header longer than this is parsed off the threads that serve requests.
+const LONG_HEADER_BYTES: usize = 256 * 1024;
+
+/// No model has so many; what a stranger's files list beyond it is left out.
+const MAX_TENSORS: usize = 250_000;
 
 impl Registry {
     /// Looks at a manifest in the background. Whether that works changes nothing for the push.
     pub(crate) fn model_index_later(&self, repository: &Repository, digest: &Digest) {
         let (registry, repository, digest) = (self.clone(), repository.clone(), digest.clone());
         self.start(async move {
-            if let Err(error) = registry.model_index(&repository, &digest).await {
+            if let Err(error) = registry.model_look(&repository, &digest).await {
                 tracing::warn!(%repository, %digest, error = chain(&error), "manifest not indexed");
             }
         });
@@ -39,11 +46,18 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<ModelRow, Error> {
-        if let Some(row) = self.store().model_find(digest).await? {
-            return Ok(row);
+        match self.store().model_find(digest).await? {
+            Some(row) => Ok(row),
+            None => self.model_look(repository, digest).await,
         }
+    }
+
+    /// Looks at a manifest, unless somebody did and found no problem: a problem may be gone with the next push.
+    async fn model_look(&self, repository: &Repository, digest: &Digest) -> Result<ModelRow, Error> {
         let _permit = self.indexing.acquire().await.map_err(|_| Error::Interrupted)?;
-        if let Some(row) = self.store().model_find(digest).await? {
+        if let Some(row) = self.store().model_find(digest).await?
+            && row.problem.is_none()
+        {
             return Ok(row);
         }
         let reference = Reference::Digest(digest.clone());
@@ -61,18 +75,19 @@ impl Registry {
         // 1. The tensors of each layer that can hold some, in the manifest's order.
         let layers: Vec<Descriptor> =
             manifest.layers.iter().filter(|layer| index::holds_tensors(layer)).cloned().collect();
-        let read: Vec<Result<Vec<TensorInfo>, String>> = stream::iter(layers)
+        let mut read = stream::iter(layers)
             .map(|layer| {
                 let (registry, repository) = (self.clone(), repository.clone());
-                async move { registry.layer_tensors(&repository, &layer).await }
+                async move { registry.layer_tensors(&repository, layer).await }
             })
-            .buffered(LAYERS_AT_ONCE)
-            .try_collect()
-            .await?;
-        let mut tensors = Vec::new();
-        let mut problem = None;
-        for layer in read {
+            .buffered(LAYERS_AT_ONCE);
+        let (mut tensors, mut problem) = (Vec::new(), None);
+        while let Some(layer) = read.try_next().await? {
             match layer {
+                Ok(found) if tensors.len() + found.len() > MAX_TENSORS => {
+                    problem = Some(format!("it has more than {MAX_TENSORS} tensors"));
+                    break;
+                }
                 Ok(found) => tensors.extend(found),
                 Err(reason) => problem = problem.or(Some(reason)),
             }
@@ -98,33 +113,35 @@ impl Registry {
     async fn layer_tensors(
         &self,
         repository: &Repository,
-        layer: &Descriptor,
+        layer: Descriptor,
     ) -> Result<Result<Vec<TensorInfo>, String>, Error> {
-        let refused = |reason: String| {
-            Ok(Err(format!(
-                "{}: {reason}",
-                layer.name.as_deref().or(layer.file_path()).unwrap_or(layer.digest.as_str())
-            )))
-        };
+        let name = layer.name.as_deref().or(layer.file_path()).unwrap_or(layer.digest.as_str()).to_owned();
+        let refused = |reason: &dyn Display| Ok(Err(format!("{name}: {reason}")));
         let size_bytes = match self.blob_find(&Caller::Internal, repository, &layer.digest).await {
             Ok(info) => info.size_bytes,
-            Err(Error::BlobUnknown { .. }) => return refused("the blob is not here".to_owned()),
+            Err(Error::BlobUnknown { .. }) => return refused(&"the blob is not here"),
             Err(error) => return Err(error),
         };
         let part = async |range| self.blob_part(&Caller::Internal, repository, &layer.digest, range).await;
         let mut header = part(0..size_bytes.min(FIRST_READ_BYTES)).await?;
         let length = match header.first_chunk().map(|prefix| index::header_len(*prefix, size_bytes)) {
             Some(Ok(length)) => length,
-            Some(Err(error)) => return refused(error.to_string()),
-            None => return refused("it is too short to have a header".to_owned()),
+            Some(Err(error)) => return refused(&error),
+            None => return refused(&"it is too short to have a header"),
         };
         if length > header.len() as u64 {
             header.extend(part(header.len() as u64..length).await?);
         }
         header.truncate(usize::try_from(length).unwrap_or(usize::MAX));
-        match index::tensors_of_layer(layer, &header, size_bytes) {
+        let tensors = if header.len() > LONG_HEADER_BYTES {
+            let parse = move || index::tensors_of_layer(&layer, &header, size_bytes);
+            tokio::task::spawn_blocking(parse).await.map_err(|_| Error::Interrupted)?
+        } else {
+            index::tensors_of_layer(&layer, &header, size_bytes)
+        };
+        match tensors {
             Ok(tensors) => Ok(Ok(tensors)),
-            Err(error) => refused(error.to_string()),
+            Err(error) => refused(&error),
         }
     }
 

@@ -64,8 +64,8 @@ impl Registry {
         digest: &Digest,
         expires: i64,
     ) -> Result<Hmac<Sha256>, Error> {
-        let key = self.server_key(KEY_NAME).await?;
-        let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("HMAC takes keys of any length");
+        let key = self.link_key.get_or_try_init(|| self.server_key(KEY_NAME)).await?;
+        let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
         mac.update(format!("{repository}\n{digest}\n{expires}").as_bytes());
         Ok(mac)
     }

@@ -7,7 +7,7 @@ use lode_model::digest::{Algorithm, Digest};
 use lode_model::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError};
 use lode_model::reference::{Reference, Repository, Tag};
 
-use super::{ManifestPut, Registry, StoredManifest};
+use super::{ManifestPut, Registry, StoredManifest, again};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{Named, ReferrerRow, now_ms};
@@ -41,7 +41,9 @@ impl Registry {
         // 1. May they, and is it one?
         allow(caller, Action::Push, Target::Repository(repository))?;
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
-            ManifestError::TooLarge { .. } => Error::ManifestTooLarge { limit_bytes: MAX_MANIFEST_BYTES as u64 },
+            ManifestError::TooLarge { .. } => {
+                Error::ManifestTooLarge { limit_bytes: MAX_MANIFEST_BYTES as u64 }
+            }
             other => Error::ManifestInvalid(other),
         })?;
         // 2. What will it be called?
@@ -66,46 +68,57 @@ impl Registry {
         let missing_blobs = self.store.links_missing(repository, &named.blobs).await?;
         let missing_children = self.store.manifests_missing(repository, &named.children).await?;
         self.refuse_missing(missing_blobs, missing_children)?;
-        // 4. Its bytes, an ordinary blob, then everything that says so in one transaction.
+        // 4. Its bytes, an ordinary blob.
         let _turn = self.digests.lock(digest.clone()).await;
-        let mut tx = self.store.begin().await?;
-        let mut stored = tx.blob_lock(&digest).await?;
-        tx.rollback().await?;
-        if let Some((size_bytes, key)) = &stored
+        let mut held = self.store.blob_live(&digest).await?;
+        if let Some((size_bytes, key)) = &held
             && self.blobs.size(key).await? != Some(*size_bytes)
         {
-            stored = None;
+            held = None;
         }
-        let (size_bytes, key) = match stored {
-            Some(stored) => stored,
-            None => (bytes.len() as u64, self.blobs.put(&digest, bytes.clone()).await?),
+        let store_key = match &held {
+            Some((_, key)) => key.clone(),
+            None => self.blobs.put(&digest, bytes.clone()).await?,
         };
+        // 5. Everything that says so, in one transaction.
+        let put = Put { digest, manifest, named, bytes, store_key, tags };
+        let recorded = again!(self.manifest_record(repository, &put).await);
+        if matches!(recorded, Err(Error::ManifestBlobsUnknown(_))) && held.is_none() {
+            self.blobs.discard(&put.store_key).await;
+        }
+        recorded?;
+        let Put { digest, manifest, tags, bytes, .. } = put;
+        self.model_index_later(repository, &digest);
+        tracing::info!(%repository, %digest, size_bytes = bytes.len(), "manifest stored");
+        Ok(ManifestPut { digest, subject: manifest.subject.map(|subject| subject.digest), tags })
+    }
+
+    async fn manifest_record(&self, repository: &Repository, put: &Put) -> Result<(), Error> {
+        let Put { digest, manifest, named, bytes, store_key, tags } = put;
+        let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
-        tx.blob_insert(&digest, size_bytes, &key).await?;
-        tx.link(repository, &digest, self.lease_ms()).await?;
+        tx.blob_insert(digest, size_bytes, store_key).await?;
+        tx.link(repository, digest, self.lease_ms()).await?;
+        // What it names is marked first, which keeps the collection from it, and then looked at.
         let missing_blobs = tx.links_reference(repository, &named.blobs).await?;
         let missing_children = tx.manifests_reference(repository, &named.children).await?;
         tx.links_reference(repository, &named.elsewhere).await?;
         let present = named.split(&missing_blobs, &missing_children);
         self.refuse_missing(missing_blobs, missing_children)?;
         let artifact_type = manifest.referrer_type();
-        tx.manifest_insert(repository, &digest, &manifest.media_type, artifact_type, &bytes).await?;
-        tx.named_replace(repository, &digest, &present).await?;
-        let subject = manifest.subject.as_ref().map(|subject| subject.digest.clone());
-        let referrer = subject.as_ref().map(|subject| {
-            let annotations = Some(&manifest.annotations).filter(|a| !a.is_empty());
-            let annotations = annotations.and_then(|a| serde_json::to_string(a).ok());
-            let size_bytes = bytes.len() as u64;
-            (subject, ReferrerRow::new(&digest, &manifest.media_type, size_bytes, artifact_type, annotations))
+        tx.manifest_insert(repository, digest, &manifest.media_type, artifact_type, bytes).await?;
+        tx.named_replace(repository, digest, &present).await?;
+        let row = manifest.subject.as_ref().map(|subject| {
+            let annotations = Some(&manifest.annotations).filter(|annotations| !annotations.is_empty());
+            let annotations = annotations.and_then(|annotations| serde_json::to_string(annotations).ok());
+            let row = ReferrerRow::new(digest, &manifest.media_type, size_bytes, artifact_type, annotations);
+            (&subject.digest, row)
         });
-        tx.referrer_replace(repository, &digest, referrer.as_ref().map(|(subject, row)| (*subject, row))).await?;
-        for tag in &tags {
-            tx.tag_put(repository, tag, &digest).await?;
+        tx.referrer_replace(repository, digest, row.as_ref().map(|(subject, row)| (*subject, row))).await?;
+        for tag in tags {
+            tx.tag_put(repository, tag, digest).await?;
         }
-        tx.commit().await?;
-        self.model_index_later(repository, &digest);
-        tracing::info!(%repository, %digest, size_bytes, "manifest stored");
-        Ok(ManifestPut { digest, subject, tags })
+        tx.commit().await
     }
 
     /// A tag goes alone; a digest takes its tags along. What they named is collected after its grace.
@@ -116,6 +129,14 @@ impl Registry {
         reference: &Reference,
     ) -> Result<(), Error> {
         allow(caller, Action::Delete, Target::Repository(repository))?;
+        if !again!(self.manifest_remove(repository, reference).await)? {
+            return Err(self.manifest_unknown(repository, reference).await?);
+        }
+        tracing::info!(%repository, %reference, "manifest deleted");
+        Ok(())
+    }
+
+    async fn manifest_remove(&self, repository: &Repository, reference: &Reference) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
         let now = now_ms();
         let found = match reference {
@@ -128,12 +149,8 @@ impl Registry {
                 None => false,
             },
         };
-        if !found {
-            return Err(self.manifest_unknown(repository, reference).await?);
-        }
         tx.commit().await?;
-        tracing::info!(%repository, %reference, "manifest deleted");
-        Ok(())
+        Ok(found)
     }
 
     /// The error for a manifest that is not there: is it the manifest or the whole repository?
@@ -153,6 +170,16 @@ impl Registry {
     }
 }
 
+/// A manifest that may be stored, with its bytes already in place.
+struct Put {
+    digest: Digest,
+    manifest: Manifest,
+    named: Names,
+    bytes: Bytes,
+    store_key: String,
+    tags: Vec<Tag>,
+}
+
 /// What a manifest names, each digest once.
 struct Names {
     blobs: Vec<Digest>,
@@ -165,7 +192,8 @@ impl Names {
     fn of(manifest: &Manifest) -> Names {
         let unique = |digests: BTreeSet<Digest>| digests.into_iter().collect::<Vec<_>>();
         let blobs: BTreeSet<Digest> = manifest.blobs().map(|d| d.digest.clone()).collect();
-        let elsewhere = manifest.layers.iter().map(|d| d.digest.clone()).filter(|d| !blobs.contains(d)).collect();
+        let elsewhere =
+            manifest.layers.iter().map(|d| d.digest.clone()).filter(|d| !blobs.contains(d)).collect();
         Names {
             children: unique(manifest.children().map(|d| d.digest.clone()).collect()),
             elsewhere: unique(elsewhere),

@@ -93,6 +93,23 @@ pub struct Page<T> {
     pub more: bool,
 }
 
+/// How often a transaction is tried when others hold what it needs in another order.
+const TRIES: u32 = 5;
+
+/// Runs a transaction again if the database ended it to undo a deadlock.
+macro_rules! again {
+    ($attempt:expr) => {{
+        let mut tries = 1;
+        loop {
+            match $attempt {
+                Err(error) if $crate::Error::is_deadlock(&error) && tries < $crate::app::TRIES => tries += 1,
+                outcome => break outcome,
+            }
+        }
+    }};
+}
+use again;
+
 /// The registry: a handle that clones cheaply, whatever it holds.
 #[derive(Clone)]
 pub struct Registry(Arc<Inner>);
@@ -111,6 +128,8 @@ pub struct Inner {
     pub(crate) indexing: tokio::sync::Semaphore,
     /// The way to the workers.
     gateway: Gateway,
+    /// The key of signed links, once it was asked for.
+    link_key: tokio::sync::OnceCell<Vec<u8>>,
     stopping: CancellationToken,
     tasks: TaskTracker,
 }
@@ -143,6 +162,7 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         collecting: tokio::sync::Mutex::default(),
         indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
         gateway: Gateway::new()?,
+        link_key: tokio::sync::OnceCell::new(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     }));
@@ -165,11 +185,6 @@ impl Registry {
 
     pub(crate) fn gateway(&self) -> &Gateway {
         &self.gateway
-    }
-
-    /// Resolves when the registry was asked to stop.
-    pub(crate) fn stopping(&self) -> &CancellationToken {
-        &self.stopping
     }
 
     /// Runs a job until it ends or the registry stops.

@@ -10,6 +10,9 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{ReferrerRow, parsed};
 
+/// Annotations in one page. Clients refuse an index beyond 4 MiB, and a manifest may carry nearly as much.
+const PAGE_ANNOTATION_BYTES: usize = 2 * 1024 * 1024;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Referrer {
     pub media_type: String,
@@ -31,11 +34,24 @@ impl Registry {
         limit: u32,
     ) -> Result<Page<Referrer>, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
-        let rows =
-            self.store.referrer_list(repository, subject, artifact_type, after, limit.saturating_add(1)).await?;
+        let rows = self
+            .store
+            .referrer_list(repository, subject, artifact_type, after, limit.saturating_add(1))
+            .await?;
+        let fits = fitting(rows.iter().map(|row| row.annotations.as_ref().map_or(0, String::len)));
         let items = rows.into_iter().map(Referrer::try_from).collect::<Result<_, _>>()?;
-        Ok(Page::cut(items, limit))
+        Ok(Page::cut(items, limit.min(fits)))
     }
+}
+
+/// How many rows go into one page by the size of their annotations: at least one.
+fn fitting(annotation_bytes: impl Iterator<Item = usize>) -> u32 {
+    let mut total = 0;
+    let fits = annotation_bytes.take_while(|bytes| {
+        total += bytes;
+        total <= PAGE_ANNOTATION_BYTES
+    });
+    u32::try_from(fits.count()).unwrap_or(u32::MAX).max(1)
 }
 
 impl TryFrom<ReferrerRow> for Referrer {

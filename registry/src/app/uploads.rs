@@ -8,11 +8,11 @@ use lode_model::reference::Repository;
 use tokio::task::{JoinHandle, spawn_blocking};
 use uuid::Uuid;
 
-use super::{BlobInfo, Body, BodyError, ChunkRange, Registry, UploadStatus, detached};
+use super::{BlobInfo, Body, BodyError, ChunkRange, Registry, UploadStatus, again, detached};
+use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::{AppendFile, Held, key};
-use crate::store::UploadRow;
-use crate::Error;
+use crate::store::{Tx, UploadRow};
 
 /// How much is hashed and written in one go; two of these are in memory for each upload.
 const BATCH_BYTES: usize = 1024 * 1024;
@@ -37,14 +37,24 @@ impl Registry {
     }
 
     /// Where an upload stands.
-    pub async fn upload_status(&self, caller: &Caller, repository: &Repository, id: Uuid) -> Result<UploadStatus, Error> {
+    pub async fn upload_status(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        id: Uuid,
+    ) -> Result<UploadStatus, Error> {
         allow(caller, Action::Push, Target::Repository(repository))?;
         let row = self.upload_row(repository, id).await?;
         Ok(UploadStatus { id, offset: row.offset })
     }
 
     /// Ends an upload without a blob. Whoever is writing to it is stopped.
-    pub async fn upload_cancel(&self, caller: &Caller, repository: &Repository, id: Uuid) -> Result<(), Error> {
+    pub async fn upload_cancel(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        id: Uuid,
+    ) -> Result<(), Error> {
         allow(caller, Action::Push, Target::Repository(repository))?;
         let row = self.upload_row(repository, id).await?;
         let this = self.clone();
@@ -138,7 +148,8 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<BlobInfo, Error> {
-        let UploadStatus { id, .. } = self.upload_create(caller, repository, Some(digest.algorithm())).await?;
+        let UploadStatus { id, .. } =
+            self.upload_create(caller, repository, Some(digest.algorithm())).await?;
         let stored = self.upload_finish(caller, repository, id, chunk, body, digest).await;
         if stored.is_err() {
             // The first error counts; a session that stays behind expires.
@@ -152,11 +163,17 @@ impl Registry {
     }
 
     /// Becomes the upload's one writer, if the chunk starts where the upload stands.
-    async fn upload_open(&self, repository: &Repository, id: Uuid, chunk: ChunkRange) -> Result<Writing, Error> {
+    async fn upload_open(
+        &self,
+        repository: &Repository,
+        id: Uuid,
+        chunk: ChunkRange,
+    ) -> Result<Writing, Error> {
         // 1. A chunk that does not fit must not disturb the writer at work.
         let row = self.upload_row(repository, id).await?;
         let start = chunk.range.map_or(row.offset, |(first, _)| first);
-        let at = |offset: u64| if offset == start { Ok(()) } else { Err(Error::UploadConflict { id, offset }) };
+        let at =
+            |offset: u64| if offset == start { Ok(()) } else { Err(Error::UploadConflict { id, offset }) };
         at(row.offset)?;
         if let (Some(declared), Some(got)) = (chunk.declared(), chunk.length)
             && declared != got
@@ -185,7 +202,12 @@ impl Registry {
     }
 
     /// Writes the body behind what is there, with a checkpoint now and then and at a cut.
-    async fn upload_receive(&self, writing: &mut Writing, chunk: ChunkRange, body: Body) -> Result<(), Error> {
+    async fn upload_receive(
+        &self,
+        writing: &mut Writing,
+        chunk: ChunkRange,
+        body: Body,
+    ) -> Result<(), Error> {
         let outcome = self.upload_stream(writing, chunk, body).await;
         // Nobody else may have the file before the checkpoint under way is through.
         let settled = writing.settle().await;
@@ -206,7 +228,12 @@ impl Registry {
     }
 
     /// Reads the next batch while the last one is hashed and written.
-    async fn upload_stream(&self, writing: &mut Writing, chunk: ChunkRange, mut body: Body) -> Result<(), Error> {
+    async fn upload_stream(
+        &self,
+        writing: &mut Writing,
+        chunk: ChunkRange,
+        mut body: Body,
+    ) -> Result<(), Error> {
         let (id, start) = (writing.id, writing.offset);
         let mut next = gather(&mut body, &mut writing.turn).await;
         loop {
@@ -273,7 +300,11 @@ impl Registry {
     }
 
     /// Tells an upload that another writer moved from one that is gone.
-    async fn upload_outcome<T>(&self, repository: &Repository, outcome: Result<T, Error>) -> Result<T, Error> {
+    async fn upload_outcome<T>(
+        &self,
+        repository: &Repository,
+        outcome: Result<T, Error>,
+    ) -> Result<T, Error> {
         match outcome {
             Err(Error::UploadUnknown { id }) => {
                 let row = self.upload_row(repository, id).await?;
@@ -283,27 +314,64 @@ impl Registry {
         }
     }
 
-    /// Makes durable bytes a live blob, linked, and ends the upload, all in one transaction.
-    async fn upload_commit(&self, repository: &Repository, writing: &Writing, digest: &Digest) -> Result<(), Error> {
+    /// Makes durable bytes a live blob, linked, and ends the upload.
+    async fn upload_commit(
+        &self,
+        repository: &Repository,
+        writing: &Writing,
+        digest: &Digest,
+    ) -> Result<(), Error> {
         let _turn = self.digests.lock(digest.clone()).await;
-        let ours = |won: bool| if won { Ok(()) } else { Err(Error::UploadUnknown { id: writing.id }) };
         // 1. Content that is live already only gets a link, and the fresh bytes are dropped.
-        let mut tx = self.store.begin().await?;
-        if let Some((size_bytes, store_key)) = tx.blob_lock(digest).await?
-            && self.blobs.size(&store_key).await? == Some(size_bytes)
-        {
-            tx.link(repository, digest, self.lease_ms()).await?;
-            ours(tx.upload_finish(writing.id, writing.saved.generation).await?)?;
-            return tx.commit().await;
+        if again!(self.upload_commit_live(repository, writing, digest).await)? {
+            return Ok(());
         }
-        tx.rollback().await?;
         // 2. Otherwise the bytes take their place, and the row follows. A crash in between leaves both the upload and a
         //    file that nothing lists; the next commit of this digest replaces it.
         let store_key = self.blobs.place(&writing.store_key, digest).await?;
+        again!(self.upload_commit_fresh(repository, writing, digest, &store_key).await)
+    }
+
+    async fn upload_commit_live(
+        &self,
+        repository: &Repository,
+        writing: &Writing,
+        digest: &Digest,
+    ) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
-        tx.blob_insert(digest, writing.offset, &store_key).await?;
+        let Some((size_bytes, store_key)) = tx.blob_lock(digest).await? else { return Ok(false) };
+        // A live row whose bytes are gone or torn is damage, which these bytes repair.
+        if self.blobs.size(&store_key).await? != Some(size_bytes) {
+            return Ok(false);
+        }
+        self.upload_link(tx, repository, writing, digest).await?;
+        Ok(true)
+    }
+
+    async fn upload_commit_fresh(
+        &self,
+        repository: &Repository,
+        writing: &Writing,
+        digest: &Digest,
+        store_key: &str,
+    ) -> Result<(), Error> {
+        let mut tx = self.store.begin().await?;
+        tx.blob_insert(digest, writing.offset, store_key).await?;
+        self.upload_link(tx, repository, writing, digest).await
+    }
+
+    /// Links a blob and ends its upload, in the transaction that holds the blob's row.
+    async fn upload_link(
+        &self,
+        mut tx: Tx,
+        repository: &Repository,
+        writing: &Writing,
+        digest: &Digest,
+    ) -> Result<(), Error> {
         tx.link(repository, digest, self.lease_ms()).await?;
-        ours(tx.upload_finish(writing.id, writing.saved.generation).await?)?;
+        if !tx.upload_finish(writing.id, writing.saved.generation).await? {
+            return Err(Error::UploadUnknown { id: writing.id });
+        }
         tx.commit().await
     }
 }

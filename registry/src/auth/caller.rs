@@ -45,7 +45,9 @@ pub enum Target<'a> {
 pub fn allow(caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
     match (caller, action, target) {
         (Caller::Internal | Caller::Anonymous, _, _) => Ok(()),
-        (Caller::Link { repository }, Action::Pull, Target::Repository(asked)) if asked == repository => Ok(()),
+        (Caller::Link { repository }, Action::Pull, Target::Repository(asked)) if asked == repository => {
+            Ok(())
+        }
         (Caller::Link { .. }, _, _) => Err(Error::Denied),
     }
 }

@@ -41,9 +41,9 @@ impl<K: Hash + Eq + Clone> Locks<K> {
     pub(crate) async fn lock(&self, key: K) -> Held<K> {
         let entry = {
             let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let slot = slots.entry(key.clone()).or_insert_with(|| {
-                Arc::new(Slot { turn: Arc::default(), arrivals: watch::Sender::new(0) })
-            });
+            let slot = slots
+                .entry(key.clone())
+                .or_insert_with(|| Arc::new(Slot { turn: Arc::default(), arrivals: watch::Sender::new(0) }));
             Entry { locks: self.0.clone(), key, slot: slot.clone() }
         };
         let mut ticket = 0;

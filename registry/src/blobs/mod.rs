@@ -62,7 +62,8 @@ impl Blobs {
         if data.canonicalize().ok().as_ref() != Some(&root) {
             locks.push(lock_folder(&root)?);
         }
-        let store = LocalFileSystem::new_with_prefix(&root).map_err(|e| Error::io("opening the storage", e.into()))?;
+        let store = LocalFileSystem::new_with_prefix(&root)
+            .map_err(|e| Error::io("opening the storage", e.into()))?;
         Ok(Blobs(Arc::new(Inner { root, store, write_limit, _locks: locks })))
     }
 
@@ -84,7 +85,8 @@ impl Blobs {
             .await
             .map_err(|e| Error::io(format!("reading {key}"), e.into()))?;
         if result.range != range {
-            let short = io::Error::new(io::ErrorKind::UnexpectedEof, format!("only {:?} is there", result.range));
+            let short =
+                io::Error::new(io::ErrorKind::UnexpectedEof, format!("only {:?} is there", result.range));
             return Err(Error::io(format!("reading {key}"), short));
         }
         Ok(match result.payload {
@@ -230,7 +232,8 @@ fn read_ahead(file: File, range: Range<u64>) -> BlobStream {
     fn next(mut file: File, at: Range<u64>) -> JoinHandle<Piece> {
         spawn_blocking(move || {
             let wanted = (at.end - at.start).min(READ_BYTES as u64);
-            let mut buffer = Vec::with_capacity(READ_BYTES.min(usize::try_from(wanted).unwrap_or(READ_BYTES)));
+            let mut buffer =
+                Vec::with_capacity(READ_BYTES.min(usize::try_from(wanted).unwrap_or(READ_BYTES)));
             file.seek(SeekFrom::Start(at.start))?;
             file.by_ref().take(wanted).read_to_end(&mut buffer)?;
             match buffer.len() as u64 == wanted {

@@ -26,7 +26,11 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
     while let Some(file) = files.try_next().await? {
         let settled = file.modified_ms < now_ms().saturating_sub(SETTLED_MS);
         if settled && !registry.store().upload_has_key(&file.key).await? {
-            tracing::info!(key = file.key, size_bytes = file.size_bytes, "bytes of a forgotten upload dropped");
+            tracing::info!(
+                key = file.key,
+                size_bytes = file.size_bytes,
+                "bytes of a forgotten upload dropped"
+            );
             registry.blobs().discard(&file.key).await;
         }
     }

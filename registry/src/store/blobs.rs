@@ -17,7 +17,11 @@ pub(crate) struct StoredBlob {
 
 impl Store {
     /// The blob, if the repository links it.
-    pub(crate) async fn blob_find(&self, repository: &Repository, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
+    pub(crate) async fn blob_find(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<StoredBlob>, Error> {
         let row: Option<(i64, String, i64)> = on!(self.read(), c => sqlx::query_as(
             "select b.size_bytes, b.store_key, l.leased_until from links l join blobs b on b.digest = l.digest
              where l.repository = $1 and l.digest = $2 and b.state = 'live'")
@@ -28,8 +32,21 @@ impl Store {
         .transpose()
     }
 
+    /// The size and key of a live blob, whoever links it.
+    pub(crate) async fn blob_live(&self, digest: &Digest) -> Result<Option<(u64, String)>, Error> {
+        let row: Option<(i64, String)> = on!(self.read(), c => sqlx::query_as(
+            "select size_bytes, store_key from blobs where digest = $1 and state = 'live'")
+            .bind(digest.as_str()).fetch_optional(c).await)?;
+        row.map(|(size_bytes, key)| Ok((size(size_bytes)?, key))).transpose()
+    }
+
     /// Keeps a link for a while. False if it is gone.
-    pub(crate) async fn link_lease(&self, repository: &Repository, digest: &Digest, until: i64) -> Result<bool, Error> {
+    pub(crate) async fn link_lease(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        until: i64,
+    ) -> Result<bool, Error> {
         let rows = on!(self.write(), c => sqlx::query(
             "update links set leased_until = case when leased_until < $3 then $3 else leased_until end
              where repository = $1 and digest = $2")
@@ -39,7 +56,11 @@ impl Store {
     }
 
     /// Repositories that link a blob, at most `limit`.
-    pub(crate) async fn link_repositories(&self, digest: &Digest, limit: u32) -> Result<Vec<Repository>, Error> {
+    pub(crate) async fn link_repositories(
+        &self,
+        digest: &Digest,
+        limit: u32,
+    ) -> Result<Vec<Repository>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select repository from links where digest = $1 order by repository limit $2")
             .bind(digest.as_str()).bind(i64::from(limit)).fetch_all(c).await)?;
@@ -58,7 +79,12 @@ impl Tx {
     }
 
     /// Records bytes that are durable under `store_key`, taking back a deletion that had not finished.
-    pub(crate) async fn blob_insert(&mut self, digest: &Digest, size_bytes: u64, store_key: &str) -> Result<(), Error> {
+    pub(crate) async fn blob_insert(
+        &mut self,
+        digest: &Digest,
+        size_bytes: u64,
+        store_key: &str,
+    ) -> Result<(), Error> {
         let now = now_ms();
         on!(self.conn(), c => sqlx::query(
             "insert into blobs (digest, size_bytes, store_key, state, created_at, unlinked_at)
@@ -73,7 +99,12 @@ impl Tx {
     }
 
     /// Links a blob whose row this transaction locked or inserted.
-    pub(crate) async fn link(&mut self, repository: &Repository, digest: &Digest, lease: i64) -> Result<(), Error> {
+    pub(crate) async fn link(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+        lease: i64,
+    ) -> Result<(), Error> {
         let now = now_ms();
         // Writing the row, even unchanged, keeps the collection from removing an empty repository under us.
         on!(self.conn(), c => sqlx::query(
@@ -96,11 +127,16 @@ impl Tx {
         Ok(())
     }
 
-    /// Does a manifest of the repository name this content, or is it one?
-    pub(crate) async fn link_is_referenced(&mut self, repository: &Repository, digest: &Digest) -> Result<bool, Error> {
+    /// Is this content linked, and either named by a manifest of the repository or a manifest itself?
+    pub(crate) async fn link_is_referenced(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<bool, Error> {
         let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
-            "select (select count(*) from manifest_blobs where repository = $1 and digest = $2)
-                  + (select count(*) from manifests where repository = $1 and digest = $2)")
+            "select count(*) from links where repository = $1 and digest = $2 and (
+                 exists (select 1 from manifest_blobs where repository = $1 and digest = $2)
+                 or exists (select 1 from manifests where repository = $1 and digest = $2))")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
         Ok(count > 0)
     }

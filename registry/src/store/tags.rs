@@ -8,7 +8,12 @@ use crate::Error;
 
 impl Store {
     /// Tags after `after` (exclusive), at most `limit`.
-    pub(crate) async fn tag_list(&self, repository: &Repository, after: &str, limit: i64) -> Result<Vec<Tag>, Error> {
+    pub(crate) async fn tag_list(
+        &self,
+        repository: &Repository,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<Tag>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select name from tags where repository = $1 and name > $2 order by name limit $3")
             .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;
@@ -26,7 +31,12 @@ impl Store {
 
 impl Tx {
     /// Points a tag at a manifest of this repository, wherever it pointed before.
-    pub(crate) async fn tag_put(&mut self, repository: &Repository, tag: &Tag, digest: &Digest) -> Result<(), Error> {
+    pub(crate) async fn tag_put(
+        &mut self,
+        repository: &Repository,
+        tag: &Tag,
+        digest: &Digest,
+    ) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
             "insert into tags (repository, name, digest, updated_at) values ($1, $2, $3, $4)
              on conflict (repository, name) do update set digest = excluded.digest, updated_at = excluded.updated_at")
@@ -36,7 +46,11 @@ impl Tx {
     }
 
     /// Removes a tag and says what it pointed at.
-    pub(crate) async fn tag_delete(&mut self, repository: &Repository, tag: &Tag) -> Result<Option<Digest>, Error> {
+    pub(crate) async fn tag_delete(
+        &mut self,
+        repository: &Repository,
+        tag: &Tag,
+    ) -> Result<Option<Digest>, Error> {
         let row: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
             "delete from tags where repository = $1 and name = $2 returning digest")
             .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;

@@ -34,7 +34,11 @@ impl Store {
         Ok(())
     }
 
-    pub(crate) async fn upload_find(&self, repository: &Repository, id: Uuid) -> Result<Option<UploadRow>, Error> {
+    pub(crate) async fn upload_find(
+        &self,
+        repository: &Repository,
+        id: Uuid,
+    ) -> Result<Option<UploadRow>, Error> {
         let row: Option<(String, i64, i64, Vec<u8>)> = on!(self.read(), c => sqlx::query_as(
             "select store_key, next_byte, generation, hash_state from uploads where id = $1 and repository = $2")
             .bind(id.to_string()).bind(repository.as_str()).fetch_optional(c).await)?;
@@ -78,7 +82,7 @@ impl Store {
 
     /// Is there an upload whose bytes lie there?
     pub(crate) async fn upload_has_key(&self, store_key: &str) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.write(), c => sqlx::query_as(
+        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
             "select count(*) from uploads where store_key = $1").bind(store_key).fetch_one(c).await)?;
         Ok(count > 0)
     }

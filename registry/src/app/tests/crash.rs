@@ -102,9 +102,21 @@ async fn damage_is_found_and_a_push_repairs_it() {
         let full = f.registry.fsck(&CALLER, true).await.unwrap();
         assert_eq!(full.damage.len(), 3, "{full:?}");
         assert_eq!(full.orphans, ["blobs/sha256/stray"]);
-        assert!(full.damage.iter().any(|d| matches!(d, Damage::Missing { digest, .. } if digest == config.as_str())));
-        assert!(full.damage.iter().any(|d| matches!(d, Damage::WrongSize { digest, got: 5, .. } if digest == layer.as_str())));
-        assert!(full.damage.iter().any(|d| matches!(d, Damage::WrongDigest { digest, .. } if digest == other.as_str())));
+        assert!(
+            full.damage
+                .iter()
+                .any(|d| matches!(d, Damage::Missing { digest, .. } if digest == config.as_str()))
+        );
+        assert!(
+            full.damage
+                .iter()
+                .any(|d| matches!(d, Damage::WrongSize { digest, got: 5, .. } if digest == layer.as_str()))
+        );
+        assert!(
+            full.damage
+                .iter()
+                .any(|d| matches!(d, Damage::WrongDigest { digest, .. } if digest == other.as_str()))
+        );
         assert!(f.pull("r", &config).await.is_err());
 
         std::fs::remove_file(f.path("blobs/sha256/stray")).unwrap();

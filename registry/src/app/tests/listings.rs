@@ -49,7 +49,11 @@ async fn referrers_of_a_subject() {
             }
             let put = f.put("r", &format!("t{note}"), &manifest).await.unwrap();
             assert_eq!(put.subject.as_ref(), Some(&subject));
-            expected.push((put.digest, artifact_type.unwrap_or(media_type::OCI_CONFIG).to_owned(), note.to_owned()));
+            expected.push((
+                put.digest,
+                artifact_type.unwrap_or(media_type::OCI_CONFIG).to_owned(),
+                note.to_owned(),
+            ));
         }
         let mut listed = index(&[]);
         listed["subject"] = descriptor(&subject, media_type::OCI_MANIFEST);
@@ -57,14 +61,27 @@ async fn referrers_of_a_subject() {
         expected.push((put.digest.clone(), String::new(), String::new()));
         expected.sort();
 
-        let list = async |repository: &str, artifact_type: Option<&str>, after: Option<&Digest>, limit: u32| {
-            let repository = repo(repository);
-            let page = f.registry.referrers(&CALLER, &repository, &subject, artifact_type, after, limit).await.unwrap();
-            let items: Vec<_> = page.items.into_iter()
-                .map(|r| (r.digest, r.artifact_type.unwrap_or_default(), r.annotations.get("note").cloned().unwrap_or_default()))
-                .collect();
-            (items, page.more)
-        };
+        let list =
+            async |repository: &str, artifact_type: Option<&str>, after: Option<&Digest>, limit: u32| {
+                let repository = repo(repository);
+                let page = f
+                    .registry
+                    .referrers(&CALLER, &repository, &subject, artifact_type, after, limit)
+                    .await
+                    .unwrap();
+                let items: Vec<_> = page
+                    .items
+                    .into_iter()
+                    .map(|r| {
+                        (
+                            r.digest,
+                            r.artifact_type.unwrap_or_default(),
+                            r.annotations.get("note").cloned().unwrap_or_default(),
+                        )
+                    })
+                    .collect();
+                (items, page.more)
+            };
         assert_eq!(list("r", None, None, 10).await, (expected.clone(), false));
         assert_eq!(list("r", None, None, 3).await, (expected[..3].to_vec(), true));
         assert_eq!(list("r", None, Some(&expected[2].0), 3).await, (expected[3..].to_vec(), false));

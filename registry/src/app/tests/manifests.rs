@@ -65,7 +65,10 @@ async fn what_is_not_there_cannot_be_named() {
         ]);
         let put = f.put("r", "t", &manifest).await.unwrap();
         assert_eq!(put.subject, Some(nowhere));
-        assert!(matches!(f.put("r", "u", &json!({"schemaVersion": 1})).await, Err(Error::ManifestInvalid(_))));
+        assert!(matches!(
+            f.put("r", "u", &json!({"schemaVersion": 1})).await,
+            Err(Error::ManifestInvalid(_))
+        ));
         let huge = Bytes::from(vec![b' '; lode_model::manifest::MAX_MANIFEST_BYTES + 1]);
         let answer = f.registry.manifest_put(&CALLER, &repo("r"), &reference_of("t"), None, huge, &[]).await;
         assert!(matches!(answer, Err(Error::ManifestTooLarge { .. })));

@@ -78,9 +78,16 @@ impl Fixture {
         Ok(collect_bytes(bytes).await)
     }
 
-    async fn put(&self, repository: &str, reference: &str, manifest: &serde_json::Value) -> Result<ManifestPut, Error> {
+    async fn put(
+        &self,
+        repository: &str,
+        reference: &str,
+        manifest: &serde_json::Value,
+    ) -> Result<ManifestPut, Error> {
         let bytes = Bytes::from(serde_json::to_vec(manifest).unwrap());
-        self.registry.manifest_put(&CALLER, &repo(repository), &reference_of(reference), None, bytes, &[]).await
+        self.registry
+            .manifest_put(&CALLER, &repo(repository), &reference_of(reference), None, bytes, &[])
+            .await
     }
 
     async fn get(&self, repository: &str, reference: &str) -> Result<Digest, Error> {
@@ -104,7 +111,13 @@ impl Fixture {
         self.registry.upload_create(&CALLER, &repo(repository), None).await.unwrap().id
     }
 
-    async fn append(&self, repository: &str, id: Uuid, range: Option<(u64, u64)>, body: Body) -> Result<u64, Error> {
+    async fn append(
+        &self,
+        repository: &str,
+        id: Uuid,
+        range: Option<(u64, u64)>,
+        body: Body,
+    ) -> Result<u64, Error> {
         let chunk = ChunkRange { range, length: None };
         Ok(self.registry.upload_append(&CALLER, &repo(repository), id, chunk, body).await?.offset)
     }

@@ -32,7 +32,8 @@ async fn parts_of_a_blob() {
             assert_eq!(info.size_bytes, 700_000);
             assert_eq!(collect_bytes(part).await, &bytes[range]);
         }
-        let (_, rest) = f.registry.blob_open(&CALLER, &repo("r"), &digest, Some(600_000..u64::MAX)).await.unwrap();
+        let (_, rest) =
+            f.registry.blob_open(&CALLER, &repo("r"), &digest, Some(600_000..u64::MAX)).await.unwrap();
         assert_eq!(collect_bytes(rest).await, &bytes[600_000..]);
         for outside in [700_000..700_001, 9..9] {
             let answer = f.registry.blob_open(&CALLER, &repo("r"), &digest, Some(outside)).await;
@@ -57,7 +58,10 @@ async fn chunks_in_order_only() {
         for (range, bytes) in [((5, 9), &b"abc"[..]), ((5, 6), b"abc"), ((5, 4), b"a"), ((5, 4), b"")] {
             let answer = f.append("r", id, Some(range), body(bytes)).await;
             let fine = range == (5, 4) && bytes.is_empty();
-            assert!(fine || matches!(answer, Err(Error::RangeMismatch { offset: 5, .. })), "{range:?} {answer:?}");
+            assert!(
+                fine || matches!(answer, Err(Error::RangeMismatch { offset: 5, .. })),
+                "{range:?} {answer:?}"
+            );
             assert_eq!(f.offset("r", id).await.unwrap(), 5);
         }
         // A length that is not the body's.
@@ -181,7 +185,10 @@ async fn writers_at_once_never_mix() {
         let writers = (0..8).map(|_| f.append("r", id, Some((0, 499_999)), body(&bytes)));
         let answers = futures::future::join_all(writers).await;
         assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
-        assert!(answers.iter().all(|a| matches!(a, Ok(500_000) | Err(Error::UploadConflict { .. }))), "{answers:?}");
+        assert!(
+            answers.iter().all(|a| matches!(a, Ok(500_000) | Err(Error::UploadConflict { .. }))),
+            "{answers:?}"
+        );
         f.finish("r", id, body(b""), &digest).await.unwrap();
         assert_eq!(f.pull("r", &digest).await.unwrap(), bytes);
         // The same content by many at once, and by one that has it already, is one blob.
@@ -250,7 +257,8 @@ async fn a_full_disk_acknowledges_nothing_and_serves_reads() {
         assert_eq!(f.offset("r", id).await.unwrap(), 2_000_000);
         assert_eq!(std::fs::metadata(f.path(&format!("uploads/{id}"))).unwrap().len(), 2_000_000);
         let digest = Digest::sha256(&bytes);
-        let answer = f.registry.blob_put(&CALLER, &repo("r"), &digest, ChunkRange::default(), body(&bytes)).await;
+        let answer =
+            f.registry.blob_put(&CALLER, &repo("r"), &digest, ChunkRange::default(), body(&bytes)).await;
         assert!(matches!(answer, Err(Error::StorageFull)));
         assert!(matches!(f.pull("r", &digest).await, Err(Error::BlobUnknown { .. })));
         assert_eq!(f.pull("r", &small).await.unwrap(), b"fits");
