@@ -25,9 +25,11 @@ impl fmt::Debug for Login {
     }
 }
 
+type LookUp = dyn Fn(&str) -> Option<Login> + Send + Sync;
+
 /// Where the client looks a host up when that host asks for a login.
 #[derive(Clone, Default)]
-pub struct Credentials(Option<Arc<dyn Fn(&str) -> Option<Login> + Send + Sync>>);
+pub struct Credentials(Option<Arc<LookUp>>);
 
 impl Credentials {
     /// Nobody: only what is open to all can be reached.

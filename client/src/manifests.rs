@@ -67,9 +67,7 @@ impl Registry {
         }
         let announced = digest_header(response.headers());
         let media_type = media_type_header(response.headers()).unwrap_or_default();
-        let bytes = Bytes::from(
-            transport::read_limited(response, MAX_MANIFEST_BYTES as usize, &self.server()).await?,
-        );
+        let bytes = Bytes::from(transport::read_limited(response, MAX_MANIFEST_BYTES, &self.server()).await?);
         let expected = match reference {
             Reference::Digest(digest) => Some(digest.clone()),
             Reference::Tag(_) => announced,

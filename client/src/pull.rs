@@ -2,11 +2,11 @@
 //! A server that ignores ranges is read from one connection instead.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io,
     ops::Range,
     os::unix::fs::FileExt,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, mpsc},
 };
 
@@ -15,9 +15,11 @@ use lode_model::{
     digest::{Digest, Hasher},
     reference::Repository,
 };
-use serde::{Deserialize, Serialize};
 
-use crate::{Error, Progress, Registry};
+use crate::{
+    Error, Progress, Registry,
+    part::{Landed, Part},
+};
 
 /// Bytes are gathered up to this before they go to the file.
 const WRITE_BYTES: usize = 1 << 20;
@@ -38,12 +40,12 @@ impl Registry {
         let pull = Pull { registry: self, repository, digest, size, progress: &progress };
         let (part, landed) = Part::open(path, digest, size).await?;
         let resumed = landed.total() > 0;
-        match pull.into_part(&part, landed).await {
+        match pull.fill(&part, landed).await {
             // What an earlier run left may be wrong where this run's bytes are not.
             Err(Error::DigestMismatch { .. }) if resumed => {
                 progress.undone(size);
                 tracing::warn!(%digest, "what an earlier download left is damaged: starting again");
-                pull.into_part(&part, Landed::default()).await
+                pull.fill(&part, Landed::default()).await
             }
             other => other,
         }
@@ -79,7 +81,7 @@ impl From<Error> for RangeError {
 
 impl Pull<'_> {
     /// Fills the part file and verifies it.
-    async fn into_part(&self, part: &Part, landed: Landed) -> Result<(), Error> {
+    async fn fill(&self, part: &Part, landed: Landed) -> Result<(), Error> {
         let options = &self.registry.inner().options;
         let got = if self.size <= options.range_bytes {
             self.sequential(part).await?
@@ -298,218 +300,4 @@ fn hash_as_it_lands(
         }
     }
     Ok(hasher.finish())
-}
-
-/// `<path>.part`, locked, and the notes beside it.
-struct Part {
-    file: Arc<File>,
-    path: PathBuf,
-    part: PathBuf,
-    state: PathBuf,
-}
-
-/// What `<path>.part.state` holds. Only a hint: the digest of the whole is compared in the end.
-#[derive(Serialize, Deserialize)]
-struct State {
-    digest: Digest,
-    size_bytes: u64,
-    landed: Landed,
-}
-
-impl Part {
-    async fn open(path: &Path, digest: &Digest, size: u64) -> Result<(Part, Landed), Error> {
-        let (path, digest) = (path.to_owned(), digest.clone());
-        blocking(move || {
-            let part = with_suffix(&path, ".part");
-            let state = with_suffix(&path, ".part.state");
-            let failed =
-                |action: &'static str, source: io::Error| Error::File { action, path: part.clone(), source };
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&part)
-                .map_err(|source| failed("create", source))?;
-            match file.try_lock() {
-                Ok(()) => {}
-                Err(std::fs::TryLockError::WouldBlock) => return Err(Error::Busy { path: part.clone() }),
-                Err(std::fs::TryLockError::Error(source)) => return Err(failed("lock", source)),
-            }
-            let known = std::fs::read(&state)
-                .ok()
-                .and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok())
-                .filter(|known| {
-                    known.digest == digest && known.size_bytes == size && known.landed.is_within(size)
-                })
-                // A state without its bytes says nothing.
-                .filter(|_| file.metadata().is_ok_and(|metadata| metadata.len() == size));
-            let landed = match known {
-                Some(known) => known.landed,
-                None => {
-                    file.set_len(0).map_err(|source| failed("truncate", source))?;
-                    Landed::default()
-                }
-            };
-            file.set_len(size).map_err(|source| failed("reserve", source))?;
-            Ok((Part { file: Arc::new(file), path, part, state }, landed))
-        })
-        .await
-    }
-
-    /// Writes and hands the emptied buffer back.
-    async fn write_at(&self, mut buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, Error> {
-        if buffer.is_empty() {
-            return Ok(buffer);
-        }
-        let file = self.file.clone();
-        let (buffer, written) = blocking(move || {
-            let written = file.write_all_at(&buffer, offset);
-            buffer.clear();
-            (buffer, written)
-        })
-        .await;
-        written.map_err(|source| self.failed("write", source))?;
-        Ok(buffer)
-    }
-
-    async fn save(&self, digest: &Digest, size: u64, landed: &Landed) -> Result<(), Error> {
-        let state = State { digest: digest.clone(), size_bytes: size, landed: landed.clone() };
-        let path = self.state.clone();
-        let saved = blocking(move || {
-            let text = serde_json::to_vec(&state)?;
-            let fresh = with_suffix(&path, ".tmp");
-            std::fs::write(&fresh, text)?;
-            std::fs::rename(&fresh, &path)
-        })
-        .await;
-        saved.map_err(|source| Error::File { action: "write", path: self.state.clone(), source })
-    }
-
-    fn forget_state(&self) {
-        let _absent = std::fs::remove_file(&self.state);
-    }
-
-    fn discard(&self) {
-        self.forget_state();
-        let _absent = std::fs::remove_file(&self.part);
-    }
-
-    /// Makes the bytes durable and gives them their name.
-    async fn commit(self) -> Result<(), Error> {
-        blocking(move || {
-            self.file.sync_all().map_err(|source| self.failed("sync", source))?;
-            std::fs::rename(&self.part, &self.path).map_err(|source| self.failed("rename", source))?;
-            self.forget_state();
-            let folder =
-                self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let synced = File::open(folder).and_then(|folder| folder.sync_all());
-            synced.map_err(|source| Error::File { action: "sync", path: folder.to_owned(), source })
-        })
-        .await
-    }
-
-    fn failed(&self, action: &'static str, source: io::Error) -> Error {
-        Error::File { action, path: self.part.clone(), source }
-    }
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-/// Runs file work off the async threads. Such a task is never cancelled, and a panic in it is ours.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down and drops this future too.
-            Err(_) => std::future::pending().await,
-        },
-    }
-}
-
-/// Which bytes are in the file: disjoint ranges in order, touching ones joined.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Landed(Vec<(u64, u64)>);
-
-impl Landed {
-    fn insert(&mut self, range: Range<u64>) {
-        let mut joined = (range.start, range.end);
-        self.0.retain(|&(start, end)| {
-            let apart = end < joined.0 || start > joined.1;
-            if !apart {
-                joined = (joined.0.min(start), joined.1.max(end));
-            }
-            apart
-        });
-        let at = self.0.partition_point(|&(start, _)| start < joined.0);
-        self.0.insert(at, joined);
-    }
-
-    /// How far the bytes go without a gap.
-    fn prefix(&self) -> u64 {
-        self.0.first().filter(|&&(start, _)| start == 0).map_or(0, |&(_, end)| end)
-    }
-
-    fn total(&self) -> u64 {
-        self.0.iter().map(|(start, end)| end - start).sum()
-    }
-
-    /// The gaps below `size`, cut into ranges of at most `most` bytes.
-    fn missing(&self, size: u64, most: u64) -> Vec<Range<u64>> {
-        let most = most.max(1);
-        let mut missing = Vec::new();
-        let mut at = 0;
-        for &(start, end) in self.0.iter().chain([&(size, size)]) {
-            while at < start {
-                let next = start.min(at + most);
-                missing.push(at..next);
-                at = next;
-            }
-            at = end;
-        }
-        missing
-    }
-
-    /// Read from a file that anything may have written.
-    fn is_within(&self, size: u64) -> bool {
-        let ordered = self.0.windows(2).all(|pair| pair[0].1 < pair[1].0);
-        ordered && self.0.iter().all(|&(start, end)| start < end && end <= size)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_join_and_gaps_are_found() {
-        let mut landed = Landed::default();
-        assert_eq!(landed.missing(10, 4), [0..4, 4..8, 8..10]);
-        landed.insert(4..8);
-        assert_eq!((landed.prefix(), landed.total()), (0, 4));
-        assert_eq!(landed.missing(10, 3), [0..3, 3..4, 8..10]);
-        landed.insert(0..4);
-        assert_eq!(landed, Landed(vec![(0, 8)]));
-        landed.insert(9..10);
-        assert_eq!(landed.missing(10, 100), [8..9]);
-        landed.insert(8..9);
-        assert_eq!(landed, Landed(vec![(0, 10)]));
-        assert!(landed.missing(10, 4).is_empty());
-        assert!(Landed::default().missing(0, 4).is_empty());
-    }
-
-    #[test]
-    fn nonsense_in_a_state_is_not_believed() {
-        for nonsense in
-            [vec![(0, 11)], vec![(5, 5)], vec![(6, 4)], vec![(0, 5), (4, 6)], vec![(5, 6), (0, 1)]]
-        {
-            assert!(!Landed(nonsense.clone()).is_within(10), "{nonsense:?}");
-        }
-        assert!(Landed(vec![(0, 4), (5, 10)]).is_within(10));
-    }
 }

@@ -3,15 +3,11 @@
 use std::{
     io::{self, Read},
     ops::Range,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures::StreamExt;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use lode_model::{
     digest::{Algorithm, Digest},
@@ -23,6 +19,7 @@ use crate::{
     Error, Progress, Registry,
     auth::Scope,
     error,
+    feed::Feed,
     manifests::digest_header,
     memory::{Memory, WORTH_REMEMBERING},
     transport::{self, Body, Request, Retry},
@@ -77,7 +74,6 @@ pub struct Upload {
 const WORTH_ASKING: u64 = 1 << 20;
 /// Up to this a blob is read into memory and sent as one piece.
 const SMALL: u64 = 256 << 10;
-const READ_BYTES: usize = 256 << 10;
 /// Once every byte is sent the registry may take its time to make them durable.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -174,14 +170,7 @@ impl Registry {
             digest: &digest,
             size: size_bytes,
             memory: &memory,
-            feed: Arc::new(Feed {
-                content,
-                digest: digest.clone(),
-                progress,
-                counted: AtomicU64::new(0),
-                fed: AtomicU64::new(0),
-                failure: Mutex::new(None),
-            }),
+            feed: Arc::new(Feed::new(content, digest.clone(), progress)),
         };
         sending.run(location, offset).await
     }
@@ -388,7 +377,7 @@ impl Sending<'_> {
                 .map_err(|_| self.registry.protocol("a range cannot be written"))?;
             request = request.header(header::CONTENT_RANGE, value);
         }
-        self.feed.fed.store(0, Ordering::Relaxed);
+        self.feed.begin();
         let make;
         if length == 0 {
             request.body = Body::Empty;
@@ -401,7 +390,7 @@ impl Sending<'_> {
             request.body = Body::Stream(&make);
         }
         let sent = self.watched(&request, length).await;
-        if let Some(source) = self.feed.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(source) = self.feed.take_failure() {
             return Err(Error::Content { digest: self.digest.clone(), source });
         }
         let response = match sent {
@@ -445,7 +434,7 @@ impl Sending<'_> {
             if let Ok(response) = tokio::time::timeout(idle, &mut sending).await {
                 return response;
             }
-            let fed = self.feed.fed.load(Ordering::Relaxed);
+            let fed = self.feed.fed();
             waited = if fed == seen { waited + idle } else { Duration::ZERO };
             seen = fed;
             let patience = if fed >= length { COMMIT_PATIENCE } else { idle };
@@ -454,114 +443,6 @@ impl Sending<'_> {
             }
         }
     }
-}
-
-/// Reads content on a blocking thread and counts what has gone out.
-struct Feed {
-    content: Arc<dyn Content>,
-    digest: Digest,
-    progress: Arc<dyn Progress>,
-    /// Bytes of the blob that `progress` has been told of.
-    counted: AtomicU64,
-    /// Bytes of the current chunk that have gone out.
-    fed: AtomicU64,
-    failure: Mutex<Option<io::Error>>,
-}
-
-impl Feed {
-    /// Corrects what `progress` was told: the registry has `offset` bytes.
-    fn settle(&self, offset: u64) {
-        let counted = self.counted.swap(offset, Ordering::Relaxed);
-        if offset > counted {
-            self.progress.moved(offset - counted);
-        } else if counted > offset {
-            self.progress.undone(counted - offset);
-        }
-    }
-
-    fn count(&self, bytes: u64) {
-        self.fed.fetch_add(bytes, Ordering::Relaxed);
-        self.counted.fetch_add(bytes, Ordering::Relaxed);
-        self.progress.moved(bytes);
-    }
-
-    async fn read(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes, Error> {
-        let feed = self.clone();
-        let read = tokio::task::spawn_blocking(move || {
-            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-            feed.content.reader(range.start)?.take(range.end - range.start).read_to_end(&mut bytes)?;
-            if bytes.len() as u64 != range.end - range.start {
-                return Err(ended_early());
-            }
-            Ok(Bytes::from(bytes))
-        });
-        match read.await {
-            Ok(Ok(bytes)) => {
-                self.count(bytes.len() as u64);
-                Ok(bytes)
-            }
-            Ok(Err(source)) => Err(Error::Content { digest: self.digest.clone(), source }),
-            Err(error) => {
-                Err(Error::Content { digest: self.digest.clone(), source: io::Error::other(error) })
-            }
-        }
-    }
-
-    /// A body that streams `range`; made again, it starts again and takes back what the first one counted.
-    fn body(self: &Arc<Self>, range: Range<u64>) -> reqwest::Body {
-        self.fed.store(0, Ordering::Relaxed);
-        self.settle(range.start);
-        let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(4);
-        let feed = self.clone();
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = feed.pump(range, &sender) {
-                let again = io::Error::new(error.kind(), error.to_string());
-                *feed.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                let _closed = sender.blocking_send(Err(again));
-            }
-        });
-        let feed = self.clone();
-        let stream = futures::stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|item| (item, receiver))
-        })
-        .inspect(move |item| {
-            if let Ok(bytes) = item {
-                feed.count(bytes.len() as u64);
-            }
-        });
-        reqwest::Body::wrap_stream(stream)
-    }
-
-    /// Ends early without an error when nobody reads any more.
-    fn pump(
-        &self,
-        range: Range<u64>,
-        sender: &tokio::sync::mpsc::Sender<io::Result<Bytes>>,
-    ) -> io::Result<()> {
-        let mut reader = self.content.reader(range.start)?;
-        let mut left = range.end - range.start;
-        while left > 0 {
-            let mut buffer = vec![0; READ_BYTES.min(left as usize)];
-            let mut filled = 0;
-            while filled < buffer.len() {
-                match reader.read(&mut buffer[filled..]) {
-                    Ok(0) => return Err(ended_early()),
-                    Ok(read) => filled += read,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            left -= filled as u64;
-            if sender.blocking_send(Ok(buffer.into())).is_err() {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-}
-
-fn ended_early() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "it is shorter than it was when it was hashed")
 }
 
 #[cfg(test)]

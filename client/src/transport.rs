@@ -14,6 +14,7 @@ use crate::{
     Credentials, Error, PlainHttp, Registry, RetryPolicy, address,
     auth::{self, Challenge, Scope, Ticket},
     error, retry,
+    tls::http_client,
 };
 
 /// How a client behaves; the defaults suit a person's machine.
@@ -89,8 +90,8 @@ impl Client {
         };
         Ok(Client {
             inner: Arc::new(Inner {
-                proxied: builder().build().map_err(Error::Setup)?,
-                direct: builder().no_proxy().build().map_err(Error::Setup)?,
+                proxied: http_client(builder).map_err(Error::Setup)?,
+                direct: http_client(|| builder().no_proxy()).map_err(Error::Setup)?,
                 options,
                 tickets: Mutex::default(),
                 answered: Mutex::default(),

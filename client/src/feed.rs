@@ -1,0 +1,153 @@
+//! Content on its way out: read on a blocking thread, through a bounded channel, and counted as it goes.
+//! Only push.rs uses it.
+
+use std::{
+    io::{self, Read},
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use lode_model::digest::Digest;
+
+use crate::{Content, Error, Progress};
+
+const READ_BYTES: usize = 256 << 10;
+
+/// Reads content on a blocking thread and counts what has gone out.
+pub(crate) struct Feed {
+    content: Arc<dyn Content>,
+    digest: Digest,
+    progress: Arc<dyn Progress>,
+    /// Bytes of the blob that `progress` has been told of.
+    counted: AtomicU64,
+    /// Bytes of the current chunk that have gone out.
+    fed: AtomicU64,
+    failure: Mutex<Option<io::Error>>,
+}
+
+impl Feed {
+    pub(crate) fn new(content: Arc<dyn Content>, digest: Digest, progress: Arc<dyn Progress>) -> Feed {
+        Feed {
+            content,
+            digest,
+            progress,
+            counted: AtomicU64::new(0),
+            fed: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// A new chunk begins.
+    pub(crate) fn begin(&self) {
+        self.fed.store(0, Ordering::Relaxed);
+    }
+
+    /// How much of the current chunk has gone out.
+    pub(crate) fn fed(&self) -> u64 {
+        self.fed.load(Ordering::Relaxed)
+    }
+
+    /// Why the content could not be read, if that was it.
+    pub(crate) fn take_failure(&self) -> Option<io::Error> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Corrects what `progress` was told: the registry has `offset` bytes.
+    pub(crate) fn settle(&self, offset: u64) {
+        let counted = self.counted.swap(offset, Ordering::Relaxed);
+        if offset > counted {
+            self.progress.moved(offset - counted);
+        } else if counted > offset {
+            self.progress.undone(counted - offset);
+        }
+    }
+
+    fn count(&self, bytes: u64) {
+        self.fed.fetch_add(bytes, Ordering::Relaxed);
+        self.counted.fetch_add(bytes, Ordering::Relaxed);
+        self.progress.moved(bytes);
+    }
+
+    pub(crate) async fn read(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes, Error> {
+        let feed = self.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+            feed.content.reader(range.start)?.take(range.end - range.start).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 != range.end - range.start {
+                return Err(ended_early());
+            }
+            Ok(Bytes::from(bytes))
+        });
+        match read.await {
+            Ok(Ok(bytes)) => {
+                self.count(bytes.len() as u64);
+                Ok(bytes)
+            }
+            Ok(Err(source)) => Err(Error::Content { digest: self.digest.clone(), source }),
+            Err(error) => {
+                Err(Error::Content { digest: self.digest.clone(), source: io::Error::other(error) })
+            }
+        }
+    }
+
+    /// A body that streams `range`; made again, it starts again and takes back what the first one counted.
+    pub(crate) fn body(self: &Arc<Self>, range: Range<u64>) -> reqwest::Body {
+        self.fed.store(0, Ordering::Relaxed);
+        self.settle(range.start);
+        let (sender, receiver) = tokio::sync::mpsc::channel::<io::Result<Bytes>>(4);
+        let feed = self.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = feed.pump(range, &sender) {
+                let again = io::Error::new(error.kind(), error.to_string());
+                *feed.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                let _closed = sender.blocking_send(Err(again));
+            }
+        });
+        let feed = self.clone();
+        let stream = futures::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|item| (item, receiver))
+        })
+        .inspect(move |item| {
+            if let Ok(bytes) = item {
+                feed.count(bytes.len() as u64);
+            }
+        });
+        reqwest::Body::wrap_stream(stream)
+    }
+
+    /// Ends early without an error when nobody reads any more.
+    fn pump(
+        &self,
+        range: Range<u64>,
+        sender: &tokio::sync::mpsc::Sender<io::Result<Bytes>>,
+    ) -> io::Result<()> {
+        let mut reader = self.content.reader(range.start)?;
+        let mut left = range.end - range.start;
+        while left > 0 {
+            let mut buffer = vec![0; READ_BYTES.min(left as usize)];
+            let mut filled = 0;
+            while filled < buffer.len() {
+                match reader.read(&mut buffer[filled..]) {
+                    Ok(0) => return Err(ended_early()),
+                    Ok(read) => filled += read,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            left -= filled as u64;
+            if sender.blocking_send(Ok(buffer.into())).is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn ended_early() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "it is shorter than it was when it was hashed")
+}
