@@ -31,6 +31,9 @@ pub(crate) async fn register(
     shown: Shown,
     Json(announcement): Json<WorkerAnnouncement>,
 ) -> Result<(StatusCode, Json<Registration>), Failure> {
+    if !matches!(announcement.advertise.scheme(), "http" | "https") {
+        return Err(Failure::Unsupported("advertise is an http or https address"));
+    }
     let registration = registry.worker_register(&caller, shown.proof(), announcement).await?;
     Ok((StatusCode::CREATED, Json(registration)))
 }

@@ -49,7 +49,7 @@ async fn log(request: Request, next: Next) -> Response {
         Some(failed) if status >= 500 => {
             tracing::error!(status, duration_ms, error = chain(&*failed.0), "failed")
         }
-        Some(failed) => tracing::info!(status, duration_ms, reason = chain(&*failed.0), "refused"),
+        Some(failed) => tracing::debug!(status, duration_ms, reason = chain(&*failed.0), "refused"),
         None => tracing::debug!(status, duration_ms, "answered"),
     }
     response.headers_mut().insert(REQUEST_ID, header_value(&id.to_string()));

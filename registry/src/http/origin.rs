@@ -22,7 +22,7 @@ pub(crate) async fn check(State(registry): State<Registry>, request: Request, ne
 }
 
 fn verdict(config: &Config, host: Option<&str>, origin: Option<&str>) -> Result<(), Failure> {
-    if !config.listen.ip().is_loopback() {
+    if !config.listen.ip().to_canonical().is_loopback() || !config.is_open() {
         return Ok(());
     }
     // Every browser sends Host, so a request without one is no page's.

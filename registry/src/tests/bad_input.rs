@@ -100,6 +100,7 @@ async fn our_own_apis() {
         ("/lode/v1/generate", r#"{"model":"a/b/c/d"}"#, 404, "model 'a/b/c/d' not found"),
         ("/lode/v1/generate", r#"{"model":"host:1/a"}"#, 400, ""),
         ("/lode/v1/workers", r#"{"advertise":"nonsense"}"#, 400, ""),
+        ("/lode/v1/workers", r#"{"advertise":"file:///etc"}"#, 400, "advertise is an http or https address"),
         ("/lode/v1/gc", r#"{"dry":true}"#, 400, ""),
     ];
     for (path, body, status, text) in cases {
