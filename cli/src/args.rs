@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, builder::BoolishValueParser};
 use clap_complete::Shell;
 
+use crate::connect::DEFAULT_HOST;
+
 /// A model registry that serves: push models with any OCI client, list them, take them apart, run them.
 #[derive(Debug, Parser)]
 #[command(
@@ -37,7 +39,7 @@ pub(crate) struct Global {
         global = true,
         env = "LODE_HOST",
         value_name = "URL",
-        default_value = "http://127.0.0.1:5000",
+        default_value = DEFAULT_HOST,
         hide_env_values = true
     )]
     pub(crate) host: String,
@@ -398,7 +400,8 @@ pub(crate) struct Tokenize {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The text becomes ids without special tokens, cut into consecutive windows; every position is scored once.
+The text becomes ids without special tokens, cut into consecutive windows; every position of a window is scored, and
+an incomplete window at the end is left out.
 
 Example:
   lode perplexity lode-demo heldout.txt --window 256")]

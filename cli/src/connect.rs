@@ -10,6 +10,9 @@ use crate::{
     error::{Failure, Outcome},
 };
 
+/// Where `lode serve` listens if nothing else is said.
+pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
+
 /// The client of one command, and the server that names without a host belong to.
 pub(crate) struct Connection {
     client: Client,
@@ -32,7 +35,9 @@ impl Connection {
             upload_memory: cache_folder().map(|folder| folder.join("uploads")),
             ..ClientOptions::default()
         };
-        Ok(Connection { client: Client::new(options)?, host: global.host.clone() })
+        // A variable that is set to nothing is not set.
+        let host = if global.host.trim().is_empty() { DEFAULT_HOST } else { &global.host };
+        Ok(Connection { client: Client::new(options)?, host: host.to_owned() })
     }
 
     /// The server named by `--host` or LODE_HOST.

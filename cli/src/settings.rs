@@ -99,12 +99,12 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
         let variable = format!("LODE_{}", key.to_uppercase());
         if let Some(text) = env(&variable).filter(|_| wanted) {
             let value = kind.read(&text, |value| fits::<C>(&key, value)).ok_or_else(|| {
-                Failure::new(format!(
-                    "{variable} is `{}`, which is not {}",
-                    shown(&key, &text),
-                    kind.expected()
-                ))
-                .code(COULD_NOT)
+                let why = match (kind.expected(), try_one::<C>(&key, &Value::from(text.as_str()))) {
+                    (Some(expected), _) => format!("expected {expected}"),
+                    (None, Err(error)) => error.message().to_owned(),
+                    (None, Ok(_)) => "it cannot be used".to_owned(),
+                };
+                Failure::new(format!("{variable} is `{}`: {why}", shown(&key, &text))).code(COULD_NOT)
             })?;
             table.insert(key, value);
         }
@@ -146,12 +146,11 @@ enum Kind {
 }
 
 impl Kind {
-    fn expected(self) -> &'static str {
+    fn expected(self) -> Option<&'static str> {
         match self {
-            Kind::Bool => "true or false",
-            Kind::Number => "a number",
-            Kind::List => "a list with commas",
-            Kind::Text | Kind::Unknown => "a value it can have",
+            Kind::Bool => Some("true or false"),
+            Kind::Number => Some("a number"),
+            Kind::List | Kind::Text | Kind::Unknown => None,
         }
     }
 
