@@ -128,6 +128,8 @@ pub struct Inner {
     pub(crate) indexing: tokio::sync::Semaphore,
     /// The way to the workers.
     gateway: Gateway,
+    /// When this process opened it, in Unix milliseconds.
+    opened_at: i64,
     /// The key of signed links, once it was asked for.
     link_key: tokio::sync::OnceCell<Vec<u8>>,
     stopping: CancellationToken,
@@ -162,6 +164,7 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         collecting: tokio::sync::Mutex::default(),
         indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
         gateway: Gateway::new()?,
+        opened_at: crate::store::now_ms(),
         link_key: tokio::sync::OnceCell::new(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),

@@ -163,8 +163,10 @@ impl Registry {
     /// Of the worker and the model that this process was started with, what is not there yet.
     pub(super) async fn awaited_missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
+        // A worker of an earlier run may still be listed; it is not the one that is waited for.
+        let is_new = |worker: &Worker| worker.registered_at >= self.opened_at;
         if self.config().wait_for_worker
-            && !matches!(self.worker_list(&Caller::Internal).await, Ok(list) if !list.is_empty())
+            && !matches!(self.worker_list(&Caller::Internal).await, Ok(list) if list.iter().any(is_new))
         {
             missing.push("no worker is attached yet".to_owned());
         }
