@@ -41,17 +41,23 @@ pub(crate) struct Sent {
     pub(crate) sent_bytes: u64,
     pub(crate) shared_blobs: u64,
     pub(crate) shared_bytes: u64,
+    /// Of the blobs that were sent, what had arrived before this run.
+    pub(crate) resumed_bytes: u64,
 }
 
 impl Sent {
     pub(crate) fn summary(&self) -> String {
         let total = self.sent_bytes + self.shared_bytes;
+        let resumed = match self.resumed_bytes {
+            0 => String::new(),
+            bytes => format!(" ({} more had arrived before)", ui::size(bytes)),
+        };
         if self.shared_blobs == 0 {
-            return format!("sent {} in {}", ui::size(self.sent_bytes), blobs(self.sent_blobs));
+            return format!("sent {} in {}{resumed}", ui::size(self.sent_bytes), blobs(self.sent_blobs));
         }
         let saved = if total == 0 { 100.0 } else { self.shared_bytes as f64 * 100.0 / total as f64 };
         format!(
-            "sent {} in {}; {} in {} were there already, which saved {saved:.1}%",
+            "sent {} in {}{resumed}; {} in {} were there already, which saved {saved:.1}%",
             ui::size(self.sent_bytes),
             blobs(self.sent_blobs),
             ui::size(self.shared_bytes),
@@ -95,12 +101,13 @@ pub(crate) async fn send_blobs(
             }
             Offer::Wanted(upload) => {
                 sent.sent_blobs += 1;
-                sent.sent_bytes += blob.size;
+                sent.sent_bytes += blob.size - upload.offset;
+                sent.resumed_bytes += upload.offset;
                 wanted.push((blob, upload));
             }
         }
     }
-    let meter = ui::Meter::bytes("sending", sent.sent_bytes);
+    let meter = ui::Meter::bytes("sending", sent.sent_bytes + sent.resumed_bytes);
     futures::stream::iter(wanted)
         .map(|(blob, upload)| registry.upload_send(upload, blob.content, meter.clone()))
         .buffer_unordered(SENT_AT_ONCE)
@@ -246,12 +253,20 @@ mod tests {
 
     #[test]
     fn what_was_saved_is_told() {
-        let sent = Sent { sent_blobs: 1, sent_bytes: 2_000_000, shared_blobs: 3, shared_bytes: 6_000_000 };
+        let sent = Sent {
+            sent_blobs: 1,
+            sent_bytes: 2_000_000,
+            shared_blobs: 3,
+            shared_bytes: 6_000_000,
+            resumed_bytes: 0,
+        };
         assert_eq!(
             sent.summary(),
             "sent 2.0 MB in 1 blob; 6.0 MB in 3 blobs were there already, which saved 75.0%"
         );
         let all = Sent { sent_blobs: 2, sent_bytes: 10, ..Sent::default() };
         assert_eq!(all.summary(), "sent 10 B in 2 blobs");
+        let resumed = Sent { resumed_bytes: 5000, ..all };
+        assert_eq!(resumed.summary(), "sent 10 B in 2 blobs (5.0 kB more had arrived before)");
     }
 }

@@ -66,13 +66,14 @@ impl Membership {
         models: Arc<Models>,
         secret: Arc<RwLock<Option<String>>>,
     ) -> Result<Membership, Error> {
-        let mut http = Client::builder().timeout(TIMEOUT).connect_timeout(TIMEOUT);
-        if registry.host_str().is_some_and(lode_client::is_loopback_host) {
+        let configure = || {
+            let http = Client::builder().timeout(TIMEOUT).connect_timeout(TIMEOUT);
             // No proxy can reach this machine's own loopback.
-            http = http.no_proxy();
-        }
+            let is_local = registry.host_str().is_some_and(lode_client::is_loopback_host);
+            if is_local { http.no_proxy() } else { http }
+        };
         Ok(Membership {
-            http: http.build()?,
+            http: lode_client::http_client(configure)?,
             registry,
             token,
             advertise,

@@ -27,11 +27,13 @@ pub(crate) struct Gateway {
 impl Gateway {
     pub(crate) fn new() -> Result<Gateway, Error> {
         // There is no time limit on an answer: a long one takes long, and a caller who leaves ends it.
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .build()
+        let configure = || {
+            reqwest::Client::builder()
+                .no_proxy()
+                .redirect(reqwest::redirect::Policy::none())
+                .connect_timeout(CONNECT_TIMEOUT)
+        };
+        let client = lode_client::http_client(configure)
             .map_err(|error| Error::Config { setting: "gateway", reason: error.to_string() })?;
         Ok(Gateway { client })
     }
