@@ -111,7 +111,6 @@ impl Registry {
     }
 
     /// Begins a request.
-    #[must_use]
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         self.http.request(method.parse::<Method>().expect("a method"), self.at(path))
     }
