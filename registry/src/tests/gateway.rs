@@ -12,8 +12,10 @@ use bytes::Bytes;
 use futures::{StreamExt, stream};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
+use super::wire::{Server, request, within};
 use super::{Answer, App};
 use crate::{Config, Secret};
 
@@ -44,7 +46,7 @@ async fn worker(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -
 }
 
 /// Registers a worker, as from this machine; its id and its secret.
-async fn join(app: &App, address: SocketAddr) -> (String, String) {
+pub(super) async fn join(app: &App, address: SocketAddr) -> (String, String) {
     let body =
         json!({"advertise": format!("http://{address}"), "devices": [{"kind": "cpu", "free_bytes": 1}]});
     let answer = local(app, "POST", "/lode/v1/workers", None, body).await;
@@ -53,7 +55,7 @@ async fn join(app: &App, address: SocketAddr) -> (String, String) {
     (id.as_str().unwrap().to_owned(), secret.as_str().unwrap().to_owned())
 }
 
-async fn local(app: &App, method: &str, path: &str, token: Option<&str>, body: Value) -> Answer {
+pub(super) async fn local(app: &App, method: &str, path: &str, token: Option<&str>, body: Value) -> Answer {
     let mut request = Request::builder().method(method).uri(path);
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
@@ -159,6 +161,35 @@ async fn records_come_through_one_by_one() {
     // Whoever stops listening ends the work.
     drop(body);
     tokio::time::timeout(Duration::from_secs(10), sender.closed()).await.expect("the worker sees the end");
+}
+
+#[tokio::test]
+async fn a_caller_who_leaves_before_the_first_byte_ends_the_work() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    // Each request holds a sender: it is closed when the worker's handler is dropped.
+    let (begun, mut working) = mpsc::channel::<mpsc::Receiver<()>>(1);
+    let routes = Router::new().fallback(move || {
+        let begun = begun.clone();
+        async move {
+            let (held, ended) = mpsc::channel(1);
+            begun.send(ended).await.unwrap();
+            std::future::pending::<()>().await;
+            drop(held);
+        }
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    join(&app, listener.local_addr().unwrap()).await;
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+
+    let server = Server::start(&app).await;
+    let mut stream = server.connect().await;
+    let body = r#"{"model":"mini"}"#;
+    let head = request("POST /api/generate", &format!("content-length: {}\r\n", body.len()));
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    let mut ended = within(working.recv()).await.expect("the worker was asked");
+    drop(stream);
+    assert_eq!(within(ended.recv()).await, None);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ mod bad_input;
 mod gateway;
 mod models;
 mod ollama;
+mod postgres;
 mod pull;
 mod push;
 mod routes;

@@ -14,7 +14,7 @@ fn tensor_blob(key: &str, rows: usize, columns: usize) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![7; size]].concat()
 }
 
-async fn push_model(app: &App, repository: &str, tag: &str) {
+pub(super) async fn push_model(app: &App, repository: &str, tag: &str) {
     let mut layers = Vec::new();
     let files = [
         (media_type::OLLAMA_TENSOR, "embed.weight", tensor_blob("embed.weight", 8, 4)),

@@ -12,14 +12,14 @@ use tokio::task::JoinHandle;
 use super::App;
 use crate::{Error, serve};
 
-struct Server {
+pub(super) struct Server {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     end: JoinHandle<Result<(), Error>>,
 }
 
 impl Server {
-    async fn start(app: &App) -> Server {
+    pub(super) async fn start(app: &App) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -28,7 +28,7 @@ impl Server {
         Server { address, stop: Some(stop), end }
     }
 
-    async fn connect(&self) -> TcpStream {
+    pub(super) async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).await.unwrap()
     }
 
@@ -42,7 +42,7 @@ impl Server {
     }
 }
 
-async fn within<T>(work: impl Future<Output = T>) -> T {
+pub(super) async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(20), work).await.expect("in time")
 }
 
@@ -54,7 +54,7 @@ async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     read
 }
 
-fn request(line: &str, headers: &str) -> String {
+pub(super) fn request(line: &str, headers: &str) -> String {
     format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n")
 }
 

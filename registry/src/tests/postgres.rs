@@ -1,0 +1,40 @@
+//! The rows of this crate's edge on Postgres: models, tensors, workers, keys. Run where LODE_TEST_POSTGRES names a server;
+//! SQLite runs under all the other tests.
+
+use http::Request;
+use serde_json::json;
+
+use super::App;
+use super::gateway::{join, local};
+use super::models::push_model;
+use crate::Config;
+
+#[tokio::test]
+async fn the_same_rows() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let app = App::with(Config { database: Some(database), ..Config::default() }).await;
+
+    push_model(&app, "mini", "latest").await;
+    let list = app.get("/lode/v1/models").await.json();
+    assert_eq!(
+        (&list["models"][0]["parameters"], &list["models"][0]["tensor_count"]),
+        (&json!(44), &json!(2))
+    );
+    let tensors = app.get("/lode/v1/tensors/mini/latest").await.json();
+    assert_eq!(tensors["tensors"][1]["name"], "head.weight");
+    let copy = json!({"source": "mini", "destination": "team/copy"});
+    assert_eq!(app.post_json("/api/copy", copy).await.status, 200);
+    assert_eq!(app.get("/api/tags").await.json()["models"].as_array().unwrap().len(), 2);
+
+    let digest = app.push_blob("mini", "content").await;
+    let probe = Request::get(format!("/v2/library/mini/blobs/{digest}")).header("user-agent", "ollama/0");
+    let link = app.send(probe.header("host", "localhost"), "").await.header("location").to_owned();
+    assert_eq!(app.get(&link).await.text(), "content");
+
+    let (id, _) = join(&app, ([127, 0, 0, 1], 9).into()).await;
+    let path = format!("/lode/v1/workers/{id}");
+    let beat = json!({"loaded": [{"repository": "mini", "digest": digest}], "cached": [digest]});
+    assert_eq!(local(&app, "PUT", &path, None, beat).await.status, 204);
+    assert_eq!(app.get("/lode/v1/workers").await.json()["workers"][0]["cached"], json!([digest]));
+    assert_eq!(local(&app, "DELETE", &path, None, json!(null)).await.status, 204);
+}
