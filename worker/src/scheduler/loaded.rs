@@ -157,7 +157,8 @@ impl LoadedModel {
         let expires_at = SystemTime::now() + left;
         let details = &self.model.details;
         let family = self.model.config.get("model_type").and_then(serde_json::Value::as_str);
-        let cache = (self.loaded.kv_bytes_per_token * self.loaded.context_length * self.num_parallel) as u64;
+        let tokens = self.loaded.context_length.saturating_mul(self.num_parallel);
+        let cache = self.loaded.kv_bytes_per_token.saturating_mul(tokens) as u64;
         Snapshot {
             name: self.name.clone(),
             repository: self.model.repository.clone(),
@@ -166,7 +167,7 @@ impl LoadedModel {
             family: family.unwrap_or(&self.loaded.architecture).to_owned(),
             parameter_size: details.model_type.clone(),
             quantization: details.file_type.clone(),
-            size_bytes: self.loaded.weights_bytes + cache,
+            size_bytes: self.loaded.weights_bytes.saturating_add(cache),
             context_length: self.loaded.context_length,
             device: self.loaded.device.clone(),
             users: self.usage().users,
