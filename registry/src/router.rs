@@ -4,9 +4,10 @@
 use axum::Router;
 use axum::routing::{delete, get, post, put};
 
-use crate::api::{copy, health, maintenance, model_name, models, ollama, openai, workers};
+use crate::api::copy::copy;
+use crate::api::{health, maintenance, model_name, models, ollama, openai, workers};
 use crate::gateway::{self, passed_on};
-use crate::http::layers;
+use crate::http::{Failure, layers};
 use crate::{Registry, hub, oci};
 
 /// The server as one service.
@@ -18,8 +19,8 @@ pub fn router(registry: Registry) -> Router {
         .merge(lode_api())
         .merge(operators())
         .route("/", get(hub::home::get))
-        .fallback(oci::support::unknown)
-        .method_not_allowed_fallback(oci::support::method_not_allowed)
+        .fallback(async || Failure::RouteUnknown)
+        .method_not_allowed_fallback(async || Failure::MethodNotAllowed)
         .with_state(registry.clone());
     layers::wrap(registry, routes)
 }
@@ -50,7 +51,7 @@ fn ollama_api() -> Router<Registry> {
         .route("/api/tags", get(ollama::tags::list))
         .route("/api/show", post(ollama::show::post))
         .route("/api/delete", delete(ollama::delete))
-        .route("/api/copy", post(ollama::copy))
+        .route("/api/copy", copy(model_name::parse))
         .route("/api/ps", get(gateway::ps))
         .route("/api/generate", passed_on("/api/generate", model_name::parse))
         .route("/api/chat", passed_on("/api/chat", model_name::parse))
@@ -74,7 +75,7 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/models", get(models::list))
         .route("/lode/v1/models/{name}/{reference}", get(models::show))
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
-        .route("/lode/v1/copy", post(copy::post))
+        .route("/lode/v1/copy", copy(model_name::parse_any))
         .route("/lode/v1/generate", passed_on("/api/generate", model_name::parse_any))
         .route("/lode/v1/chat", passed_on("/api/chat", model_name::parse_any))
         .route("/lode/v1/embed", passed_on("/api/embed", model_name::parse_any))

@@ -7,16 +7,14 @@ use crate::auth::Caller;
 use crate::http::{Failure, Json};
 use crate::{FsckReport, GcReport, Registry};
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[derive(Default)]
 pub(crate) struct Gc {
     dry_run: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[derive(Default)]
 pub(crate) struct Fsck {
     verify: bool,
 }

@@ -5,6 +5,9 @@ use lode_model::reference::{Name, Reference, Repository, Tag};
 
 use crate::http::Failure;
 
+/// How the names of a surface are read.
+pub(crate) type ReadName = fn(&str) -> Result<(Repository, Reference), Failure>;
+
 /// The host that ollama's clients put before a name that has none.
 const OLLAMA_HOST: &str = "registry.ollama.ai";
 const IMPLIED_NAMESPACE: &str = "library/";

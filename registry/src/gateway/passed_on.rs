@@ -7,19 +7,16 @@ use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use lode_model::digest::Digest;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::Repository;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Answer, Ask, GatewayError, forward};
 use crate::Registry;
-use crate::api::model_name;
+use crate::api::model_name::{self, ReadName};
 use crate::auth::Caller;
 use crate::http::extract::RawJson;
 use crate::http::{Failure, Json};
-
-/// How the names of a surface are read.
-pub(crate) type ReadName = fn(&str) -> Result<(Repository, Reference), Failure>;
 
 #[derive(Deserialize)]
 struct Named {

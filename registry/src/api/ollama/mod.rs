@@ -10,7 +10,6 @@ use lode_model::config::{ModelConfig, parameter_size};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::copy::Copy;
 use super::model_name;
 use crate::Registry;
 use crate::app::ModelSummary;
@@ -75,16 +74,4 @@ pub(crate) async fn delete(
     let (repository, reference) = model_name::parse(named.name())?;
     let deleted = registry.model_delete(&caller, &repository, &reference).await?;
     if deleted { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: named.name().to_owned() }) }
-}
-
-pub(crate) async fn copy(
-    State(registry): State<Registry>,
-    caller: Caller,
-    Json(copy): Json<Copy>,
-) -> Result<StatusCode, Failure> {
-    let source = model_name::parse(&copy.source)?;
-    let destination = model_name::parse(&copy.destination)?;
-    let found =
-        registry.model_copy(&caller, (&source.0, &source.1), (&destination.0, &destination.1)).await?;
-    if found { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: copy.source }) }
 }
