@@ -7,8 +7,11 @@ use std::path::Path;
 use lode_tests::checkpoint::{
     copy_folder, demo, demo_relative, f32_values, file_of, read_folder, safetensors, tensors_of,
 };
+use lode_tests::command::until;
 use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
+
+use crate::start_stop::stored_bytes;
 
 fn stored_blob_bytes(server: &Server) -> u64 {
     read_folder(&server.folder().data().join("blobs")).values().map(|bytes| bytes.len() as u64).sum()
@@ -239,4 +242,34 @@ async fn files_are_pushed_as_they_are_and_pulled_again() {
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/files", "--to", back.to_str().unwrap()]).await.ok();
     assert!(read_folder(&back) == read_folder(source), "{:?}", read_folder(&back).keys());
+}
+
+#[tokio::test]
+async fn a_killed_push_and_a_killed_pull_go_through_when_repeated() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let file = server.folder().path().join("large.bin");
+    fs::write(&file, lode_tests::artifact::random_bytes(77, 120_000_000)).unwrap();
+    let push = ["push", file.to_str().unwrap(), "team/large"];
+    let mut child = lode.command(&push).spawn().unwrap();
+    until("some of it has arrived", || async { stored_bytes(server.folder()) > 4_000_000 }).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    server.registry().manifest_get("team/large", "latest").await.expect(404);
+    lode.run(&push).await.ok();
+
+    let back = server.folder().path().join("back");
+    let pull = ["pull", "team/large", "--to", back.to_str().unwrap()];
+    let mut child = lode.command(&pull).spawn().unwrap();
+    until("some of it has been written", || async {
+        let files = fs::read_dir(&back).into_iter().flatten().flatten();
+        files.filter_map(|file| file.metadata().ok()).any(|meta| meta.len() > 0)
+    })
+    .await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    lode.run(&pull).await.ok();
+    assert!(fs::read(back.join("large.bin")).unwrap() == fs::read(&file).unwrap());
+    assert_eq!(read_folder(&back).len(), 1, "nothing is left beside it: {:?}", read_folder(&back).keys());
+    server.lode().run(&["fsck", "--verify"]).await.ok();
 }
