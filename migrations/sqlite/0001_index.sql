@@ -8,6 +8,7 @@ create table blobs (
     store_key   text not null,                  -- where the bytes lie
     state       text not null default 'live',
     created_at  bigint not null,
+    released_at bigint not null,                -- when a repository last let go of it
     unlinked_at bigint,                         -- since when no repository links it
     constraint blobs_size check (size_bytes >= 0),
     constraint blobs_state check (state in ('live', 'deleting'))

@@ -1,9 +1,6 @@
 //! The collection: what nothing references any more goes after its grace, while pushes and reads go on.
 //! It follows what lost a reference and never scans what did not; a push that races with it wins.
 
-use std::collections::BTreeSet;
-
-use lode_model::reference::Repository;
 use serde::Serialize;
 
 use super::{Registry, again, detached};
@@ -61,8 +58,8 @@ impl Registry {
                 None => (before, place) = (report.manifests, Place::default()),
             }
         }
-        let (mut place, mut emptied) = (Place::default(), BTreeSet::new());
-        while let Some(next) = collect_links(&mut tx, cutoff, &place, &mut emptied, &mut report).await? {
+        let mut place = Place::default();
+        while let Some(next) = collect_links(&mut tx, cutoff, &place, &mut report).await? {
             place = next;
         }
         (report.blobs, report.size_bytes) = tx.blobs_unlinked_total(cutoff).await?;
@@ -82,12 +79,12 @@ impl Registry {
                 None => (before, place) = (report.manifests, Place::default()),
             }
         }
-        // 2. Links that no manifest of their repository names, and repositories that this leaves empty.
-        let (mut place, mut emptied) = (Some(Place::default()), BTreeSet::new());
+        // 2. Links that no manifest of their repository names, and repositories that hold nothing.
+        let mut place = Some(Place::default());
         while let Some(after) = place {
-            place = again!(self.gc_links(cutoff, &after, &mut emptied, &mut report).await)?;
+            place = again!(self.gc_links(cutoff, &after, &mut report).await)?;
         }
-        for repository in &emptied {
+        for repository in &self.store.repositories_empty().await? {
             let mut tx = self.store.begin().await?;
             tx.repository_collect(repository).await?;
             tx.commit().await?;
@@ -120,12 +117,11 @@ impl Registry {
         &self,
         cutoff: i64,
         after: &Place,
-        emptied: &mut BTreeSet<Repository>,
         report: &mut GcReport,
     ) -> Result<Option<Place>, Error> {
         let mut batch = report.clone();
         let mut tx = self.store.begin().await?;
-        let next = collect_links(&mut tx, cutoff, after, emptied, &mut batch).await?;
+        let next = collect_links(&mut tx, cutoff, after, &mut batch).await?;
         tx.commit().await?;
         *report = batch;
         Ok(next)
@@ -188,7 +184,6 @@ async fn collect_manifests(
             && tx.manifest_delete(&repository, &digest, at).await?
         {
             report.manifests += 1;
-            tracing::info!(%repository, %digest, "manifest collected");
         }
     }
     Ok(place)
@@ -199,7 +194,6 @@ async fn collect_links(
     tx: &mut Tx,
     cutoff: i64,
     after: &Place,
-    emptied: &mut BTreeSet<Repository>,
     report: &mut GcReport,
 ) -> Result<Option<Place>, Error> {
     let candidates = tx.links_unreferenced(cutoff, after, BATCH).await?;
@@ -208,9 +202,8 @@ async fn collect_links(
         // The blob's row first, then its link: the order in which a push takes them.
         tx.blob_lock(&digest).await?;
         if tx.link_collect(&repository, &digest, cutoff).await? {
-            // The blob's grace began with the link's, so that it is not waited for twice.
+            // The repository let go of it when its last manifest did, so that the grace is not waited for twice.
             tx.blob_unlinked(&digest, at).await?;
-            emptied.insert(repository);
             report.links += 1;
         }
     }

@@ -8,6 +8,7 @@ mod index;
 mod links;
 mod manifests;
 mod models;
+mod receive;
 mod referrers;
 mod tags;
 #[cfg(test)]

@@ -1,25 +1,16 @@
 //! Uploads: bytes are hashed and written as they stream, and an offset is told only once everything before it is durable.
 //! An upload that was cut off goes on from its last checkpoint, in this process or after a restart.
 
-use bytes::Bytes;
-use futures::StreamExt;
-use lode_model::digest::{Algorithm, Digest, Hasher};
+use lode_model::digest::{Algorithm, Digest};
 use lode_model::reference::Repository;
-use tokio::task::{JoinHandle, spawn_blocking};
 use uuid::Uuid;
 
-use super::{BlobInfo, Body, BodyError, ChunkRange, Registry, UploadStatus, again, detached};
+use super::receive::Writing;
+use super::{BlobInfo, Body, ChunkRange, Registry, UploadStatus, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::blobs::{AppendFile, Held, key};
+use crate::blobs::key;
 use crate::store::{Tx, UploadRow};
-
-/// How much is hashed and written in one go; two of these are in memory for each upload.
-const BATCH_BYTES: usize = 1024 * 1024;
-/// A body of tiny pieces is not gathered beyond this many.
-const BATCH_PIECES: usize = 512;
-/// How much may be written before it is made durable and the upload's row moves on.
-const CHECKPOINT_BYTES: u64 = 64 * 1024 * 1024;
 
 impl Registry {
     /// Opens an upload. `algorithm` is what the client says it will name the blob by.
@@ -131,8 +122,10 @@ impl Registry {
             self.blobs.discard(&writing.store_key).await;
             return Err(Error::DigestMismatch { expected: digest, got });
         }
-        // 3. Durable, then visible.
-        sync(writing.file.clone()).await?;
+        // 3. Durable, unless the registry has it already, then visible.
+        if self.store.blob_live(&digest).await?.is_none() {
+            writing.file.sync().await?;
+        }
         self.upload_commit(repository, writing, &digest).await?;
         self.blobs.discard(&writing.store_key).await;
         tracing::info!(%repository, %digest, size_bytes = writing.offset, "blob stored");
@@ -186,117 +179,7 @@ impl Registry {
         at(row.offset)?;
         // 3. The bytes and the hash, as they were at that offset.
         let file = self.blobs.append(&row.store_key, row.offset).await?;
-        let hasher = Hasher::restore(&row.hash_state)
-            .map_err(|_| Error::Corrupt { what: "hash state", value: id.to_string() })?;
-        Ok(Writing {
-            id,
-            store_key: row.store_key,
-            saved: Saved { offset: row.offset, generation: row.generation },
-            offset: row.offset,
-            synced: row.offset,
-            file,
-            hasher: Some(hasher),
-            checkpoint: None,
-            turn,
-        })
-    }
-
-    /// Writes the body behind what is there, with a checkpoint now and then and at a cut.
-    async fn upload_receive(
-        &self,
-        writing: &mut Writing,
-        chunk: ChunkRange,
-        body: Body,
-    ) -> Result<(), Error> {
-        let outcome = self.upload_stream(writing, chunk, body).await;
-        // Nobody else may have the file before the checkpoint under way is through.
-        let settled = writing.settle().await;
-        match outcome {
-            Ok(()) => settled,
-            Err(Error::BodyCut(reason)) => {
-                settled?;
-                self.upload_save(writing).await?;
-                Err(Error::BodyCut(reason))
-            }
-            Err(error) => {
-                // What the disk could not take, or does not fit: give it back at once.
-                let (file, offset) = (writing.file.clone(), writing.saved.offset);
-                let _ = spawn_blocking(move || file.truncate(offset)).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Reads the next batch while the last one is hashed and written.
-    async fn upload_stream(
-        &self,
-        writing: &mut Writing,
-        chunk: ChunkRange,
-        mut body: Body,
-    ) -> Result<(), Error> {
-        let (id, start) = (writing.id, writing.offset);
-        let mut next = gather(&mut body, &mut writing.turn).await;
-        loop {
-            let Batch { pieces, len, end } = next;
-            let got = writing.offset - start + len;
-            // 1. A body that is longer than announced is refused before it is written, a shorter one when it ends.
-            let whole = matches!(end, Some(End::Whole));
-            let fits = |announced: u64| if whole { got == announced } else { got <= announced };
-            if let Some(declared) = chunk.declared().filter(|declared| !fits(*declared)) {
-                return Err(Error::RangeMismatch { id, offset: writing.saved.offset, declared, got });
-            }
-            if let Some(expected) = chunk.length.filter(|length| !fits(*length)) {
-                return Err(Error::SizeMismatch { expected, got });
-            }
-            // 2. Write this batch to its end, whatever comes: the next writer must find the file at rest.
-            let written = write(&writing.file, &mut writing.hasher, writing.offset, pieces);
-            let ahead = async {
-                match end {
-                    None => Ok(gather(&mut body, &mut writing.turn).await),
-                    Some(end) => Err(end),
-                }
-            };
-            let (written, ahead) = tokio::join!(written, ahead);
-            written?;
-            writing.offset += len;
-            // 3. Go on, unless that was all.
-            next = match ahead {
-                Ok(batch) => batch,
-                Err(End::Whole) => return Ok(()),
-                Err(End::Cut(reason)) => return Err(Error::BodyCut(reason)),
-                Err(End::Superseded) => {
-                    return Err(Error::UploadConflict { id, offset: writing.saved.offset });
-                }
-            };
-            if writing.offset - writing.synced >= CHECKPOINT_BYTES {
-                writing.settle().await?;
-                self.upload_checkpoint(writing);
-            }
-        }
-    }
-
-    /// Makes what was written so far durable and saves it, while the stream goes on.
-    fn upload_checkpoint(&self, writing: &mut Writing) {
-        let (this, id, file, offset) = (self.clone(), writing.id, writing.file.clone(), writing.offset);
-        let generation = writing.saved.generation;
-        let state = writing.hasher.as_ref().map(Hasher::save).unwrap_or_default();
-        writing.synced = offset;
-        writing.checkpoint = Some(tokio::spawn(async move {
-            sync(file).await?;
-            match this.store.upload_save(id, generation, offset, &state).await? {
-                true => Ok(Saved { offset, generation: generation + 1 }),
-                false => Err(Error::UploadUnknown { id }),
-            }
-        }));
-    }
-
-    /// Makes everything that was written durable, and says so in the upload's row.
-    async fn upload_save(&self, writing: &mut Writing) -> Result<(), Error> {
-        if writing.offset > writing.saved.offset {
-            self.upload_checkpoint(writing);
-            writing.settle().await?;
-        }
-        Ok(())
+        Writing::start(id, row, file, turn)
     }
 
     /// Tells an upload that another writer moved from one that is gone.
@@ -328,6 +211,7 @@ impl Registry {
         }
         // 2. Otherwise the bytes take their place, and the row follows. A crash in between leaves both the upload and a
         //    file that nothing lists; the next commit of this digest replaces it.
+        writing.file.sync().await?;
         let store_key = self.blobs.place(&writing.store_key, digest).await?;
         again!(self.upload_commit_fresh(repository, writing, digest, &store_key).await)
     }
@@ -374,144 +258,4 @@ impl Registry {
         }
         tx.commit().await
     }
-}
-
-impl ChunkRange {
-    /// How many bytes the range names. A range whose last byte lies before its first names none.
-    fn declared(&self) -> Option<u64> {
-        self.range.map(|(first, last)| if last < first { 0 } else { (last - first).saturating_add(1) })
-    }
-}
-
-/// An upload in the hands of its one writer.
-struct Writing {
-    id: Uuid,
-    store_key: String,
-    /// What the row says.
-    saved: Saved,
-    /// How far the file is written, and the hash with it.
-    offset: u64,
-    /// How far it is durable, or about to be.
-    synced: u64,
-    file: AppendFile,
-    /// Away only while a batch is hashed.
-    hasher: Option<Hasher>,
-    checkpoint: Option<JoinHandle<Result<Saved, Error>>>,
-    turn: Held<Uuid>,
-}
-
-#[derive(Clone, Copy)]
-struct Saved {
-    offset: u64,
-    generation: i64,
-}
-
-impl Writing {
-    /// Waits for the checkpoint under way.
-    async fn settle(&mut self) -> Result<(), Error> {
-        if let Some(checkpoint) = self.checkpoint.take() {
-            self.saved = checkpoint.await.map_err(|_| Error::Interrupted)??;
-        }
-        Ok(())
-    }
-
-    /// The digest of everything written. Another algorithm than the session's costs one more reading of the file.
-    async fn digest(&mut self, algorithm: Algorithm) -> Result<Digest, Error> {
-        match self.hasher.take() {
-            Some(hasher) if hasher.algorithm() == algorithm => Ok(hasher.finish()),
-            _ => {
-                let (file, len) = (self.file.clone(), self.offset);
-                spawn_blocking(move || rehash(&file, len, algorithm)).await.map_err(|_| Error::Interrupted)?
-            }
-        }
-    }
-}
-
-fn rehash(file: &AppendFile, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
-    let mut hasher = Hasher::new(algorithm);
-    let mut buffer = vec![0; BATCH_BYTES];
-    let mut at = 0;
-    while at < len {
-        let read = file.read_at(&mut buffer, at).map_err(|e| Error::io("reading an upload", e))?;
-        if read == 0 {
-            return Err(Error::io("reading an upload", std::io::ErrorKind::UnexpectedEof.into()));
-        }
-        hasher.update(&buffer[..read]);
-        at += read as u64;
-    }
-    Ok(hasher.finish())
-}
-
-async fn sync(file: AppendFile) -> Result<(), Error> {
-    spawn_blocking(move || file.sync())
-        .await
-        .map_err(|_| Error::Interrupted)?
-        .map_err(|e| Error::io("making an upload durable", e))
-}
-
-/// Hashes and writes a batch, each on its own thread.
-async fn write(
-    file: &AppendFile,
-    hasher: &mut Option<Hasher>,
-    offset: u64,
-    pieces: Vec<Bytes>,
-) -> Result<(), Error> {
-    if pieces.is_empty() {
-        return Ok(());
-    }
-    let pieces = std::sync::Arc::new(pieces);
-    let (file, to_write) = (file.clone(), pieces.clone());
-    let mut hashing = hasher.take().ok_or(Error::Interrupted)?;
-    let (hashed, written) = tokio::join!(
-        spawn_blocking(move || {
-            pieces.iter().for_each(|piece| hashing.update(piece));
-            hashing
-        }),
-        spawn_blocking(move || file.write(offset, &to_write)),
-    );
-    *hasher = Some(hashed.map_err(|_| Error::Interrupted)?);
-    written.map_err(|_| Error::Interrupted)?.map_err(|e| Error::io("writing an upload", e))
-}
-
-/// Pieces of a body, and what came after them if that was its end.
-#[derive(Default)]
-struct Batch {
-    pieces: Vec<Bytes>,
-    len: u64,
-    end: Option<End>,
-}
-
-enum End {
-    Whole,
-    Cut(BodyError),
-    /// Another writer waits for the upload.
-    Superseded,
-}
-
-async fn gather(body: &mut Body, turn: &mut Held<Uuid>) -> Batch {
-    let mut batch = Batch::default();
-    while batch.len < BATCH_BYTES as u64 && batch.pieces.len() < BATCH_PIECES {
-        let piece = tokio::select! {
-            piece = body.next() => piece,
-            () = turn.superseded() => {
-                batch.end = Some(End::Superseded);
-                break;
-            }
-        };
-        match piece {
-            Some(Ok(piece)) => {
-                batch.len += piece.len() as u64;
-                batch.pieces.push(piece);
-            }
-            Some(Err(reason)) => {
-                batch.end = Some(End::Cut(reason));
-                break;
-            }
-            None => {
-                batch.end = Some(End::Whole);
-                break;
-            }
-        }
-    }
-    batch
 }

@@ -1,5 +1,5 @@
 //! The append writer of the folder store: one upload's file, written at its end and made durable on demand.
-//! All of it blocks; async callers reach it through `spawn_blocking`.
+//! File work blocks, and runs on the threads that are there for it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -8,13 +8,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use lode_model::digest::{Algorithm, Digest, Hasher};
 
-use super::sync_folder;
+use super::{blocking, sync_folder};
+use crate::Error;
+
+const READ_BYTES: usize = 1024 * 1024;
 
 /// An upload's bytes. Cheap to clone; all clones are one file.
 #[derive(Clone, Debug)]
-pub(crate) struct AppendFile {
-    file: Arc<File>,
+pub(crate) struct AppendFile(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    file: File,
+    /// Where the file's name may not be durable yet: nothing of it was saved before.
+    folder: Option<Box<Path>>,
     limit: WriteLimit,
 }
 
@@ -24,8 +33,7 @@ pub(crate) struct WriteLimit(pub(crate) Option<u64>);
 
 impl AppendFile {
     /// Opens the file at `offset`, dropping what a crash or a cut left behind it. At offset 0 it may be absent.
-    pub(crate) fn open(path: &Path, offset: u64, limit: WriteLimit) -> io::Result<AppendFile> {
-        let fresh = offset == 0 && !path.exists();
+    pub(super) fn open(path: &Path, offset: u64, limit: WriteLimit) -> io::Result<AppendFile> {
         let options = OpenOptions::new().read(true).write(true).create(offset == 0).truncate(false).clone();
         let mut file = options.open(path)?;
         let metadata = file.metadata()?;
@@ -36,22 +44,54 @@ impl AppendFile {
         }
         let len = metadata.len();
         if len < offset {
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                format!("{len} bytes lie there and {offset} were saved"),
-            ));
+            let reason = format!("{len} bytes lie there and {offset} were saved");
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
         }
         if len > offset {
             file.set_len(offset)?;
         }
-        if fresh && let Some(folder) = path.parent() {
-            sync_folder(folder)?;
-        }
-        Ok(AppendFile { file: Arc::new(file), limit })
+        let folder = path.parent().filter(|_| offset == 0).map(Box::from);
+        Ok(AppendFile(Arc::new(Inner { file, folder, limit })))
     }
 
     /// Writes the pieces one after the other from `offset` on.
-    pub(crate) fn write(&self, mut offset: u64, pieces: &[Bytes]) -> io::Result<()> {
+    pub(crate) async fn write(&self, offset: u64, pieces: Arc<Vec<Bytes>>) -> Result<(), Error> {
+        self.run("writing an upload", move |inner| inner.write(offset, &pieces)).await
+    }
+
+    /// Returns once every byte written before is durable.
+    pub(crate) async fn sync(&self) -> Result<(), Error> {
+        self.run("making an upload durable", |inner| inner.file.sync_data()).await
+    }
+
+    /// As `sync`, and the file's name with its bytes.
+    pub(crate) async fn save(&self) -> Result<(), Error> {
+        self.sync().await?;
+        self.run("saving an upload", |inner| inner.folder.as_deref().map_or(Ok(()), sync_folder)).await
+    }
+
+    /// Gives back what lies behind `offset`.
+    pub(crate) async fn truncate(&self, offset: u64) -> Result<(), Error> {
+        self.run("cutting an upload", move |inner| inner.file.set_len(offset)).await
+    }
+
+    /// Reads the first `len` bytes again, for a digest that nobody announced.
+    pub(crate) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
+        self.run("reading an upload", move |inner| inner.digest(len, algorithm)).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&Inner) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        let inner = self.0.clone();
+        blocking(what, move || work(&inner)).await
+    }
+}
+
+impl Inner {
+    fn write(&self, mut offset: u64, pieces: &[Bytes]) -> io::Result<()> {
         for piece in pieces {
             if self.limit.0.is_some_and(|limit| offset + piece.len() as u64 > limit) {
                 return Err(io::ErrorKind::StorageFull.into());
@@ -62,18 +102,20 @@ impl AppendFile {
         Ok(())
     }
 
-    /// Returns once every byte written before is durable.
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
-    }
-
-    /// Gives back what lies behind `offset`.
-    pub(crate) fn truncate(&self, offset: u64) -> io::Result<()> {
-        self.file.set_len(offset)
-    }
-
-    pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.file.read_at(buffer, offset)
+    fn digest(&self, len: u64, algorithm: Algorithm) -> io::Result<Digest> {
+        let mut hasher = Hasher::new(algorithm);
+        let mut buffer = vec![0; READ_BYTES];
+        let mut at = 0;
+        while at < len {
+            let wanted = usize::try_from(len - at).unwrap_or(READ_BYTES).min(READ_BYTES);
+            let read = self.file.read_at(&mut buffer[..wanted], at)?;
+            if read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            hasher.update(&buffer[..read]);
+            at += read as u64;
+        }
+        Ok(hasher.finish())
     }
 }
 
@@ -127,26 +169,33 @@ fn copy_over(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_upload_goes_on_where_it_was_saved() {
+    fn pieces(text: &'static [u8]) -> Arc<Vec<Bytes>> {
+        Arc::new(text.chunks(4).map(Bytes::from_static).collect())
+    }
+
+    #[tokio::test]
+    async fn an_upload_goes_on_where_it_was_saved() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("upload");
         let file = AppendFile::open(&path, 0, WriteLimit::default()).expect("open");
-        file.write(0, &[Bytes::from_static(b"hello "), Bytes::from_static(b"world")]).expect("write");
-        file.sync().expect("sync");
+        file.write(0, pieces(b"hello world")).await.expect("write");
+        file.save().await.expect("save");
 
         // What lies behind the saved offset is dropped, what lies before it stays.
         let file = AppendFile::open(&path, 6, WriteLimit::default()).expect("open");
-        file.write(6, &[Bytes::from_static(b"there")]).expect("write");
+        file.write(6, pieces(b"there")).await.expect("write");
         assert_eq!(std::fs::read(&path).expect("read"), b"hello there");
+        let digest = file.digest(5, Algorithm::Sha512).await.expect("digest");
+        assert_eq!(digest, Digest::of(Algorithm::Sha512, b"hello"));
+        assert!(file.digest(99, Algorithm::Sha512).await.is_err());
 
         let short = AppendFile::open(&path, 12, WriteLimit::default()).expect_err("shorter than saved");
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
         AppendFile::open(&folder.path().join("gone"), 1, WriteLimit::default()).expect_err("gone");
     }
 
-    #[test]
-    fn a_link_replaces_and_leaves_the_source() {
+    #[tokio::test]
+    async fn a_link_replaces_and_leaves_the_source() {
         let folder = tempfile::tempdir().expect("folder");
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));
         std::fs::write(&from, b"new").expect("write");
@@ -160,7 +209,7 @@ mod tests {
 
         // An upload that goes on after that leaves the other name's bytes alone.
         let file = AppendFile::open(&from, 1, WriteLimit::default()).expect("open");
-        file.write(1, &[Bytes::from_static(b"ext")]).expect("write");
+        file.write(1, pieces(b"ext")).await.expect("write");
         assert_eq!(std::fs::read(&to).expect("read"), b"new");
         assert_eq!(std::fs::read(&from).expect("read"), b"next");
     }

@@ -87,8 +87,8 @@ impl Tx {
     ) -> Result<(), Error> {
         let now = now_ms();
         on!(self.conn(), c => sqlx::query(
-            "insert into blobs (digest, size_bytes, store_key, state, created_at, unlinked_at)
-             values ($1, $2, $3, 'live', $4, $4)
+            "insert into blobs (digest, size_bytes, store_key, state, created_at, released_at, unlinked_at)
+             values ($1, $2, $3, 'live', $4, $4, $4)
              on conflict (digest) do update
              set size_bytes = excluded.size_bytes, store_key = excluded.store_key, state = 'live'")
             .bind(digest.as_str()).bind(bigint(size_bytes)).bind(store_key).bind(now)
@@ -152,12 +152,14 @@ impl Tx {
         Ok(rows > 0)
     }
 
-    /// Starts the grace of a blob that lost a link, if that was the last.
+    /// Notes when a repository let go of a blob. If that was the last, the grace counts from the latest such time.
     pub(crate) async fn blob_unlinked(&mut self, digest: &Digest, at: i64) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
-            "update blobs set unlinked_at = $2
-             where digest = $1 and not exists (select 1 from links where digest = $1)")
+        on!(self.conn(), c => sqlx::query("update blobs set released_at = $2 where digest = $1 and released_at < $2")
             .bind(digest.as_str()).bind(at).execute(c).await.map(drop))?;
+        on!(self.conn(), c => sqlx::query(
+            "update blobs set unlinked_at = released_at
+             where digest = $1 and not exists (select 1 from links where digest = $1)")
+            .bind(digest.as_str()).execute(c).await.map(drop))?;
         Ok(())
     }
 }

@@ -33,6 +33,15 @@ impl Store {
             .bind(cutoff).bind(after).bind(limit).fetch_all(c).await)?;
         rows.into_iter().map(doomed).collect()
     }
+
+    /// Repositories that hold nothing: few, for each goes with the collection that finds it.
+    pub(crate) async fn repositories_empty(&self) -> Result<Vec<Repository>, Error> {
+        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select name from repositories
+             where not exists (select 1 from links where repository = repositories.name)")
+            .fetch_all(c).await)?;
+        rows.iter().map(|(name,)| parsed("repository", name)).collect()
+    }
 }
 
 fn doomed((digest, size_bytes, store_key): (String, i64, String)) -> Result<Doomed, Error> {

@@ -30,9 +30,14 @@ async fn what_nothing_references_goes() {
         for digest in kept_blobs.iter().chain([&kept, &gone_blobs[1]]) {
             assert!(f.pull("r", digest).await.is_ok());
         }
-        // A repository that this left empty is no longer known.
-        let answer = f.registry.tag_list(&CALLER, &repo("loose"), None, None).await;
-        assert!(matches!(answer, Err(Error::NameUnknown { .. })));
+        // A repository that holds nothing is no longer known, however it lost what it had.
+        let emptied = f.push("emptied", b"deleted outright").await;
+        f.registry.blob_delete(&CALLER, &repo("emptied"), &emptied).await.unwrap();
+        gc(&f).await;
+        for repository in ["loose", "emptied"] {
+            let answer = f.registry.tag_list(&CALLER, &repo(repository), None, None).await;
+            assert!(matches!(answer, Err(Error::NameUnknown { .. })));
+        }
         assert_eq!(gc(&f).await, GcReport::default());
         f.assert_sound().await;
         // What went can come again.
@@ -106,6 +111,30 @@ async fn leases_and_grace_hold() {
         assert!(f.blob_path(&blobs[0]).exists());
         f.image("r", "t", "1").await;
         assert_eq!(f.get("r", "t").await.unwrap(), manifest);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_grace_counts_from_the_last_reference_anywhere() {
+    let brief = |config: &mut Config| {
+        config.upload_lease = Duration::ZERO;
+        config.gc_grace = Duration::from_millis(1000);
+    };
+    each_engine_with(&brief, WriteLimit::default(), async |f: Fixture| {
+        let digest = f.push("early", b"shared").await;
+        f.push("late", b"shared").await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        // The one let go long ago, the other only now.
+        f.registry.blob_delete(&CALLER, &repo("late"), &digest).await.unwrap();
+        let let_go = std::time::Instant::now();
+        assert_eq!(gc(&f).await.links, 1);
+        assert!(f.blob_path(&digest).exists() || let_go.elapsed() > Duration::from_millis(900));
+        while gc(&f).await.blobs == 0 {
+            assert!(let_go.elapsed() < Duration::from_secs(20));
+        }
+        assert!(let_go.elapsed() > Duration::from_millis(900));
+        assert!(!f.blob_path(&digest).exists());
     })
     .await;
 }
