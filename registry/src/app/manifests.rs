@@ -10,6 +10,7 @@ use lode_model::reference::{Reference, Repository, Tag};
 use super::{ManifestPut, Registry, StoredManifest, again};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::blobs::Placed;
 use crate::store::{Named, ReferrerRow, now_ms};
 
 impl Registry {
@@ -76,15 +77,21 @@ impl Registry {
         {
             held = None;
         }
-        let store_key = match &held {
-            Some((_, key)) => key.clone(),
-            None => self.blobs.put(&digest, bytes.clone()).await?,
+        let (store_key, temporary) = match held {
+            Some((_, key)) => (key, None),
+            None => {
+                let Placed { key, temporary } = self.blobs.put(&digest, bytes.clone()).await?;
+                (key, Some(temporary))
+            }
         };
         // 5. Everything that says so, in one transaction.
         let put = Put { digest, manifest, named, bytes, store_key, tags };
         let recorded = again!(self.manifest_record(repository, &put).await);
-        if matches!(recorded, Err(Error::ManifestBlobsUnknown(_))) && held.is_none() {
-            self.blobs.discard(&put.store_key).await;
+        // The bytes' first name goes with the question what became of them; unanswered, it stays for the purge.
+        if let Some(temporary) = &temporary
+            && (recorded.is_ok() || self.blob_unplace(&put.digest).await.is_ok())
+        {
+            self.blobs.discard(temporary).await;
         }
         recorded?;
         let Put { digest, manifest, tags, bytes, .. } = put;

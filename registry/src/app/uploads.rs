@@ -55,8 +55,7 @@ impl Registry {
             if !this.store.upload_delete(&repository, id).await? {
                 return Err(Error::UploadUnknown { id });
             }
-            this.blobs.discard(&row.store_key).await;
-            Ok(())
+            this.upload_drop(&row.store_key).await
         })
         .await
     }
@@ -128,7 +127,7 @@ impl Registry {
         }
         self.upload_commit(repository, writing, &digest).await?;
         self.blobs.discard(&writing.store_key).await;
-        tracing::info!(%repository, %digest, size_bytes = writing.offset, "blob stored");
+        tracing::debug!(%repository, %digest, size_bytes = writing.offset, "blob stored");
         Ok(BlobInfo { digest, size_bytes: writing.offset })
     }
 
@@ -149,6 +148,30 @@ impl Registry {
             let _ = self.upload_cancel(caller, repository, id).await;
         }
         stored
+    }
+
+    /// Drops the bytes of an upload that is no more.
+    pub(crate) async fn upload_drop(&self, store_key: &str) -> Result<(), Error> {
+        self.upload_unplace(store_key).await?;
+        self.blobs.discard(store_key).await;
+        Ok(())
+    }
+
+    /// Takes back the blob's name that a commit gave an upload's bytes, if it died before the index knew of it.
+    async fn upload_unplace(&self, store_key: &str) -> Result<(), Error> {
+        if let Some(digest) = self.blobs.placed(store_key).await? {
+            let _turn = self.digests.lock(digest.clone()).await;
+            self.blob_unplace(&digest).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a blob's bytes unless the index lists them. The digest's turn is the caller's.
+    pub(super) async fn blob_unplace(&self, digest: &Digest) -> Result<(), Error> {
+        match self.store.blob_live(digest).await? {
+            Some(_) => Ok(()),
+            None => self.blobs.remove(vec![key::blob(digest)]).await,
+        }
     }
 
     async fn upload_row(&self, repository: &Repository, id: Uuid) -> Result<UploadRow, Error> {
@@ -178,6 +201,7 @@ impl Registry {
         let row = self.upload_row(repository, id).await?;
         at(row.offset)?;
         // 3. The bytes and the hash, as they were at that offset.
+        self.upload_unplace(&row.store_key).await?;
         let file = self.blobs.append(&row.store_key, row.offset).await?;
         Writing::start(id, row, file, turn)
     }
@@ -210,10 +234,15 @@ impl Registry {
             return Ok(());
         }
         // 2. Otherwise the bytes take their place, and the row follows. A crash in between leaves both the upload and a
-        //    file that nothing lists; the next commit of this digest replaces it.
+        //    file that nothing lists; it goes when the upload goes on or is purged.
         writing.file.sync().await?;
         let store_key = self.blobs.place(&writing.store_key, digest).await?;
-        again!(self.upload_commit_fresh(repository, writing, digest, &store_key).await)
+        let committed = again!(self.upload_commit_fresh(repository, writing, digest, &store_key).await);
+        if committed.is_err() {
+            // The first error counts; what cannot be undone now is when the upload goes on or is purged.
+            let _ = self.blob_unplace(digest).await;
+        }
+        committed
     }
 
     async fn upload_commit_live(

@@ -8,6 +8,7 @@ mod writer;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -120,17 +121,41 @@ impl Blobs {
         Ok(key)
     }
 
-    /// Writes a small blob whole.
-    pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<String, Error> {
-        let key = key::blob(digest);
-        let (temporary, path) = (self.path(&key::temporary(Uuid::now_v7())), self.path(&key));
+    /// Writes a small blob whole. Like an upload's bytes they keep the first of their two names, until
+    /// [`discard`](Self::discard) is told that the index knows the second.
+    pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<Placed, Error> {
+        let (key, temporary) = (key::blob(digest), key::temporary(Uuid::now_v7()));
+        let (from, to) = (self.path(&temporary), self.path(&key));
         let limit = self.0.write_limit;
         blocking(&key, move || match limit.0 {
             Some(limit) if bytes.len() as u64 > limit => Err(io::ErrorKind::StorageFull.into()),
-            _ => writer::write_whole(&temporary, &path, &bytes),
+            _ => writer::write_whole(&from, &to, &bytes),
         })
         .await?;
-        Ok(key)
+        Ok(Placed { key, temporary })
+    }
+
+    /// Which blob's name an upload's bytes have been given, if a crash kept its commit from dropping theirs.
+    pub(crate) async fn placed(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
+        let (path, this) = (self.path(upload_key), self.clone());
+        blocking(upload_key, move || {
+            let metadata = match std::fs::metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                metadata => metadata?,
+            };
+            if metadata.nlink() < 2 {
+                return Ok(None);
+            }
+            for algorithm in key::ALGORITHMS {
+                let digest = writer::digest_of(&path, algorithm)?;
+                let blob = std::fs::metadata(this.path(&key::blob(&digest)));
+                if blob.is_ok_and(|blob| (blob.dev(), blob.ino()) == (metadata.dev(), metadata.ino())) {
+                    return Ok(Some(digest));
+                }
+            }
+            Ok(None)
+        })
+        .await
     }
 
     /// Removes the bytes under these keys, where they are there, and returns once that is durable.
@@ -182,6 +207,12 @@ impl Blobs {
         let path = self.path(key::UPLOADS);
         blocking("the storage", move || std::fs::metadata(path).map(drop)).await
     }
+}
+
+/// A small blob with both of its names.
+pub(crate) struct Placed {
+    pub(crate) key: String,
+    pub(crate) temporary: String,
 }
 
 #[derive(Clone, Debug)]

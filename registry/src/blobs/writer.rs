@@ -103,33 +103,43 @@ impl Inner {
     }
 
     fn digest(&self, len: u64, algorithm: Algorithm) -> io::Result<Digest> {
-        let mut hasher = Hasher::new(algorithm);
-        let mut buffer = vec![0; READ_BYTES];
-        let mut at = 0;
-        while at < len {
-            let wanted = usize::try_from(len - at).unwrap_or(READ_BYTES).min(READ_BYTES);
-            let read = self.file.read_at(&mut buffer[..wanted], at)?;
-            if read == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            hasher.update(&buffer[..read]);
-            at += read as u64;
-        }
-        Ok(hasher.finish())
+        digest(&self.file, len, algorithm)
     }
 }
 
-/// Writes a small file whole and durable, then moves it to `path`.
+fn digest(file: &File, len: u64, algorithm: Algorithm) -> io::Result<Digest> {
+    let mut hasher = Hasher::new(algorithm);
+    let mut buffer = vec![0; READ_BYTES];
+    let mut at = 0;
+    while at < len {
+        let wanted = usize::try_from(len - at).unwrap_or(READ_BYTES).min(READ_BYTES);
+        let read = file.read_at(&mut buffer[..wanted], at)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        hasher.update(&buffer[..read]);
+        at += read as u64;
+    }
+    Ok(hasher.finish())
+}
+
+/// The digest of a whole file.
+pub(crate) fn digest_of(path: &Path, algorithm: Algorithm) -> io::Result<Digest> {
+    let file = File::open(path)?;
+    let len = file.metadata()?.len();
+    digest(&file, len, algorithm)
+}
+
+/// Writes a small file whole and durable under a name that is its own, then gives it `path` as well.
 pub(crate) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = File::create(temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(temporary, path));
+        .and_then(|()| link_over(temporary, path));
     if written.is_err() {
         // What is left of it is of no use to anyone; the first error counts.
         let _ = std::fs::remove_file(temporary);
     }
-    written?;
-    path.parent().map_or(Ok(()), sync_folder)
+    written
 }
 
 /// Makes a durable file appear at `to` as well, in place of what lay there.

@@ -19,7 +19,7 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
         }
         for (id, store_key) in expired {
             tracing::info!(%id, "abandoned upload dropped");
-            registry.blobs().discard(&store_key).await;
+            registry.upload_drop(&store_key).await?;
         }
     }
     let mut files = registry.blobs().list(key::UPLOADS);
@@ -31,7 +31,7 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
                 size_bytes = file.size_bytes,
                 "bytes of a forgotten upload dropped"
             );
-            registry.blobs().discard(&file.key).await;
+            registry.upload_drop(&file.key).await?;
         }
     }
     Ok(())

@@ -45,12 +45,46 @@ async fn a_commit_cut_between_file_and_row_costs_nothing() {
         assert!(report.is_sound());
         assert_eq!((report.orphans.len(), report.uploads.len()), (1, 1));
         assert!(matches!(f.pull("r", &digest).await, Err(Error::BlobUnknown { .. })));
-        // The upload goes on, and whatever it becomes, the orphan's bytes are not what is served.
+        // The upload goes on, and takes the name back that the index does not know.
         f.append("r", id, None, body(b" and more")).await.unwrap();
+        assert!(!f.blob_path(&digest).exists());
         f.finish("r", id, body(b""), &Digest::sha256(b"content and more")).await.unwrap();
         std::fs::write(f.blob_path(&digest), b"torn").unwrap();
         assert_eq!(f.push("r", b"content").await, digest);
         assert_eq!(f.pull("r", &digest).await.unwrap(), b"content");
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_cut_commit_left_is_purged() {
+    let brief = |config: &mut Config| config.upload_expiry = Duration::from_secs(1);
+    each_engine_with(&brief, WriteLimit::default(), async |f: Fixture| {
+        let kept = f.push("r", b"kept").await;
+        let linked = |from: &str, digest: &Digest| {
+            let long_ago = std::time::SystemTime::now() - Duration::from_secs(2 * 60 * 60);
+            let file = std::fs::File::open(f.path(from)).unwrap();
+            file.set_modified(long_ago).unwrap();
+            if !f.blob_path(digest).exists() {
+                std::fs::hard_link(f.path(from), f.blob_path(digest)).unwrap();
+            }
+        };
+        // An upload whose client never came back, a manifest whose row never came, and one whose row did.
+        let (upload, manifest) = (Digest::sha256(b"upload"), Digest::sha256(b"manifest"));
+        let id = f.upload("r").await;
+        f.append("r", id, None, body(b"upload")).await.unwrap();
+        linked(&format!("uploads/{id}"), &upload);
+        std::fs::write(f.path("uploads/a.tmp"), b"manifest").unwrap();
+        linked("uploads/a.tmp", &manifest);
+        std::fs::hard_link(f.blob_path(&kept), f.path("uploads/b.tmp")).unwrap();
+        linked("uploads/b.tmp", &kept);
+        while std::fs::read_dir(f.path("uploads")).unwrap().count() > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(!f.blob_path(&upload).exists() && !f.blob_path(&manifest).exists());
+        assert_eq!(f.pull("r", &kept).await.unwrap(), b"kept");
+        assert!(f.registry.fsck(&CALLER, true).await.unwrap().orphans.is_empty());
         f.assert_sound().await;
     })
     .await;
