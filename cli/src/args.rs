@@ -1,5 +1,8 @@
 //! The command line as types: what can be written and how it is explained. No behaviour lives here.
 
+// Doc comments here are help texts, written for a terminal.
+#![allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags)]
+
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, builder::BoolishValueParser};
