@@ -37,6 +37,12 @@ impl IntoResponse for Error {
     }
 }
 
+/// What the gateway passes on and this worker does not know.
+pub(super) async fn not_served(uri: http::Uri) -> Response {
+    let text = format!("{} is not served by this version of the worker", uri.path());
+    stream::json(StatusCode::NOT_FOUND, &json!({ "error": text }))
+}
+
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -37,6 +37,7 @@ pub fn router(api: Api) -> Router {
         .route("/api/chat", post(chat::chat))
         .route("/api/ps", get(ps::ps))
         .route("/lode/v1/score", post(score::score))
+        .fallback(error::not_served)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(api)
 }

@@ -203,7 +203,10 @@ async fn what_is_refused() {
     }
     assert_eq!(bench.http.get(url("/api/ps")).send().await.unwrap().status(), StatusCode::UNAUTHORIZED);
     for path in ["/api/embed", "/v1/chat/completions", "/"] {
-        assert_eq!(bench.http.post(url(path)).send().await.unwrap().status(), StatusCode::NOT_FOUND);
+        let response = bench.http.post(url(path)).send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(answer["error"], format!("{path} is not served by this version of the worker"));
     }
 
     let check = async |path: &str, body: Value, expect: &str| {
