@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed, and says where")]
 
+mod attached_worker;
 mod bad_input;
 mod bad_models;
 mod demo;

@@ -1,0 +1,78 @@
+//! A worker in a process of its own, as on another machine: it joins with the shared token, pulls what it runs into
+//! its cache, answers, and is missed when it goes.
+
+use std::path::Path;
+use std::process::Child;
+
+use lode_tests::artifact::sha256;
+use lode_tests::checkpoint::{demo, demo_expected, read_folder};
+use lode_tests::command::until;
+use lode_tests::server::{Folder, Options, Server, lode_command, output_file, signal};
+use serde_json::json;
+
+/// `lode worker`, ended with the test.
+struct Worker(Child);
+
+impl Worker {
+    fn start(server: &Server, token: &str, cache: &Path) -> Worker {
+        let (stdout, stderr) = output_file(&cache.with_extension("log"));
+        let mut command = lode_command(server.folder().path());
+        command.args(["worker", "--listen", "127.0.0.1:0", "--registry", &server.url(), "--token", token]);
+        Worker(command.arg("--cache").arg(cache).stdout(stdout).stderr(stderr).spawn().unwrap())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn workers(server: &Server) -> usize {
+    server.registry().get("/lode/v1/workers").await.expect(200).json()["workers"].as_array().unwrap().len()
+}
+
+#[tokio::test]
+async fn it_joins_pulls_answers_and_leaves() {
+    let folder = Folder::new();
+    let server = folder.start(Options::new().env("LODE_WORKER_TOKEN", "open sesame")).await;
+    server.lode().create("team/demo", &demo(), &[]).await.ok();
+
+    let stranger = folder.path().join("stranger");
+    let mut refused = Worker::start(&server, "guessed", &stranger);
+    let cache = folder.path().join("cache");
+    let mut worker = Worker::start(&server, "open sesame", &cache);
+    until("the worker has joined", || async { workers(&server).await == 1 }).await;
+
+    let case = &demo_expected()["cases"][0];
+    let body =
+        json!({"model": "team/demo", "prompt": case["user"], "stream": false, "options": {"temperature": 0}});
+    let got = server.registry().post_json("/api/generate", &body).await.expect(200).json();
+    assert_eq!(got["response"], case["answer"]);
+
+    // What it ran lies in its cache, under names that say what it is.
+    let blobs = read_folder(&cache.join("blobs/sha256"));
+    assert!(blobs.len() >= 38, "one for each tensor: {:?}", blobs.keys());
+    for (name, bytes) in &blobs {
+        assert_eq!(sha256(bytes), format!("sha256:{name}"));
+    }
+
+    // One that leaves says so, and is asked no more.
+    signal(worker.0.id(), libc::SIGTERM);
+    until("the worker has ended", || {
+        let ended = worker.0.try_wait().unwrap().is_some();
+        async move { ended }
+    })
+    .await;
+    assert!(worker.0.wait().unwrap().success());
+    assert_eq!(workers(&server).await, 0);
+    let answer = server.registry().post_json("/api/generate", &body).await;
+    assert_eq!(answer.status, 503, "{}", answer.text());
+
+    // The one with the wrong token never counted.
+    let ended = refused.0.try_wait().unwrap();
+    assert!(ended.is_none_or(|status| !status.success()), "{ended:?}");
+    assert!(!stranger.join("blobs").is_dir() || read_folder(&stranger.join("blobs")).is_empty());
+}
