@@ -87,11 +87,16 @@ impl Registry {
         // 5. Everything that says so, in one transaction.
         let put = Put { digest, manifest, named, bytes, store_key, tags };
         let recorded = again!(self.manifest_record(repository, &put).await);
-        // The bytes' first name goes with the question what became of them; unanswered, it stays for the purge.
-        if let Some(temporary) = &temporary
-            && (recorded.is_ok() || self.blob_unplace(&put.digest).await.is_ok())
-        {
-            self.blobs.discard(temporary).await;
+        // The bytes' first name goes once it is certain what became of them; otherwise it stays for the purge.
+        if let Some(temporary) = &temporary {
+            let certain = match &recorded {
+                Ok(()) => true,
+                Err(Error::ManifestBlobsUnknown(_)) => self.blob_unplace(&put.digest).await.is_ok(),
+                Err(_) => false,
+            };
+            if certain {
+                self.blobs.discard(temporary).await;
+            }
         }
         recorded?;
         let Put { digest, manifest, tags, bytes, .. } = put;

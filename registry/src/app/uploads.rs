@@ -238,7 +238,8 @@ impl Registry {
         writing.file.sync().await?;
         let store_key = self.blobs.place(&writing.store_key, digest).await?;
         let committed = again!(self.upload_commit_fresh(repository, writing, digest, &store_key).await);
-        if committed.is_err() {
+        // Only a commit that another writer forestalled is certain not to have happened.
+        if matches!(committed, Err(Error::UploadUnknown { .. })) {
             // The first error counts; what cannot be undone now is when the upload goes on or is purged.
             let _ = self.blob_unplace(digest).await;
         }
