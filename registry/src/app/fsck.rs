@@ -69,7 +69,7 @@ impl Registry {
         let this = self.clone();
         detached(async move {
             // A collection between two looks would read as damage.
-            let _turn = this.collecting.lock().await;
+            let _turn = this.gc_turn().await?;
             this.fsck_all(verify).await
         })
         .await
@@ -110,8 +110,8 @@ impl Registry {
             let known = match key::digest_of(&file.key) {
                 Some(digest) => {
                     // A commit puts the bytes there before the row; wait for it rather than call them an orphan.
-                    let _turn = self.digests.lock(digest.clone()).await;
-                    self.store.blob_has_key(&file.key, digest.as_str()).await?
+                    let _turn = self.digests.lock(digest).await;
+                    self.store.key_is_known(&file.key).await?
                 }
                 None => false,
             };

@@ -3,13 +3,18 @@
 
 use serde::Serialize;
 
+use tokio::sync::MutexGuard;
+
 use super::{Registry, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{self, Doomed, Place, Tx, now_ms};
+use crate::store::{self, Doomed, Place, Turn, Tx, now_ms};
 
 /// How many rows one transaction looks at: few enough that pushes do not wait for it.
 const BATCH: i64 = 100;
+
+/// The name of the turn that replicas take.
+const TURN: &str = "collection";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GcReport {
@@ -24,25 +29,48 @@ pub struct GcReport {
 }
 
 impl Registry {
-    /// Runs one collection, after the one that may be running.
+    /// Runs one collection, after the one that may be running, here or on another replica.
     pub async fn gc_run(&self, caller: &Caller, dry_run: bool) -> Result<GcReport, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         let this = self.clone();
         detached(async move {
-            let _turn = this.collecting.lock().await;
-            let cutoff = now_ms().saturating_sub(store::millis(this.config.gc_grace));
-            let report = if dry_run { this.gc_dry(cutoff).await? } else { this.gc_all(cutoff).await? };
-            tracing::info!(
-                dry_run,
-                manifests = report.manifests,
-                links = report.links,
-                blobs = report.blobs,
-                size_bytes = report.size_bytes,
-                "collection done"
-            );
-            Ok(report)
+            let _turn = this.gc_turn().await?;
+            this.gc_now(dry_run).await
         })
         .await
+    }
+
+    /// Runs one collection, unless one is running.
+    pub(crate) async fn gc_scheduled(&self) -> Result<(), Error> {
+        let this = self.clone();
+        detached(async move {
+            let Ok(_here) = this.collecting.try_lock() else { return Ok(()) };
+            match this.store.turn_try(TURN).await? {
+                Some(_turn) => this.gc_now(false).await.map(drop),
+                None => Ok(tracing::debug!("another replica is collecting")),
+            }
+        })
+        .await
+    }
+
+    /// The turn of the one collection among all replicas. Two at once would do no harm, but count and wait for each other.
+    pub(super) async fn gc_turn(&self) -> Result<(MutexGuard<'_, ()>, Turn), Error> {
+        let here = self.collecting.lock().await;
+        Ok((here, self.store.turn(TURN).await?))
+    }
+
+    async fn gc_now(&self, dry_run: bool) -> Result<GcReport, Error> {
+        let cutoff = now_ms().saturating_sub(store::millis(self.config.gc_grace));
+        let report = if dry_run { self.gc_dry(cutoff).await? } else { self.gc_all(cutoff).await? };
+        tracing::info!(
+            dry_run,
+            manifests = report.manifests,
+            links = report.links,
+            blobs = report.blobs,
+            size_bytes = report.size_bytes,
+            "collection done"
+        );
+        Ok(report)
     }
 
     /// The whole collection in one transaction that is taken back.
@@ -89,13 +117,21 @@ impl Registry {
             tx.repository_collect(repository).await?;
             tx.commit().await?;
         }
-        // 3. Blobs that no repository links.
+        // 3. Blobs that no repository links become tombstones.
         let mut after = String::new();
         loop {
             let blobs = self.store.blobs_unlinked(cutoff, &after, BATCH).await?;
-            let Some(last) = blobs.last() else { return Ok(report) };
+            let Some(last) = blobs.last() else { break };
             after = last.digest.as_str().to_owned();
-            self.collect_blobs(blobs, cutoff, &mut report).await?;
+            again!(self.gc_condemn(&blobs, cutoff).await)?;
+        }
+        // 4. The bytes of tombstones go, also of those that a crash left, and then the tombstones.
+        let mut after = String::new();
+        loop {
+            let doomed = self.store.tombstones(&after, BATCH).await?;
+            let Some(last) = doomed.last() else { return Ok(report) };
+            after.clone_from(&last.store_key);
+            self.gc_bury(&doomed, &mut report).await?;
         }
     }
 
@@ -127,41 +163,40 @@ impl Registry {
         Ok(next)
     }
 
-    /// Row to tombstone, bytes away, tombstone away: at each point a crash leaves something that the next run finishes.
-    async fn collect_blobs(
-        &self,
-        blobs: Vec<Doomed>,
-        cutoff: i64,
-        report: &mut GcReport,
-    ) -> Result<(), Error> {
-        // Commits of these digests wait. They hold one lock and wait for no other, so that this cannot deadlock.
-        let mut turns = Vec::with_capacity(blobs.len());
-        for blob in &blobs {
-            turns.push(self.digests.lock(blob.digest.clone()).await);
-        }
-        let condemned = again!(self.condemn(&blobs, cutoff).await)?;
-
-        self.blobs.remove(condemned.iter().map(|blob| blob.store_key.clone()).collect()).await?;
-
+    async fn gc_condemn(&self, blobs: &[Doomed], cutoff: i64) -> Result<(), Error> {
         let mut tx = self.store.begin().await?;
-        for blob in &condemned {
-            tx.blob_bury(&blob.digest).await?;
-            report.blobs += 1;
-            report.size_bytes += blob.size_bytes;
-        }
+        tx.blobs_condemn(blobs, cutoff).await?;
         tx.commit().await
     }
 
-    async fn condemn(&self, blobs: &[Doomed], cutoff: i64) -> Result<Vec<Doomed>, Error> {
-        let mut condemned = Vec::new();
-        let mut tx = self.store.begin().await?;
-        for blob in blobs {
-            if tx.blob_condemn(blob, cutoff, "unreferenced").await? {
-                condemned.push(blob.clone());
+    /// Bytes away, then tombstones away: wherever it is cut short, the next run finds what is left to do.
+    async fn gc_bury(&self, doomed: &[Doomed], report: &mut GcReport) -> Result<(), Error> {
+        // In the folder a blob's key is its digest's own, and a commit that takes a deletion back waits, or was here first. It
+        // holds one of these locks and waits for no other, so that this cannot deadlock. Elsewhere new bytes have a new key.
+        let mut turns = Vec::with_capacity(doomed.len());
+        for blob in doomed {
+            if turns.iter().all(|(digest, _)| *digest != blob.digest) {
+                turns.push((blob.digest.clone(), self.digests.lock(blob.digest.clone()).await));
             }
         }
-        tx.commit().await?;
-        Ok(condemned)
+        let doomed = self.store.tombstones_still(doomed).await?;
+
+        self.blobs.remove(doomed.iter().map(|blob| blob.store_key.clone()).collect()).await?;
+
+        again!(self.gc_buried(&doomed).await)?;
+        for blob in &doomed {
+            report.blobs += 1;
+            report.size_bytes += blob.size_bytes;
+        }
+        Ok(())
+    }
+
+    async fn gc_buried(&self, doomed: &[Doomed]) -> Result<(), Error> {
+        let mut tx = self.store.begin().await?;
+        for blob in doomed {
+            tx.tombstone_bury(blob).await?;
+        }
+        tx.commit().await
     }
 }
 
@@ -175,6 +210,7 @@ async fn collect_manifests(
     let candidates = tx.manifests_unreferenced(cutoff, after, BATCH).await?;
     let place = candidates.last().map(|(repository, digest, _)| place(repository.as_str(), digest.as_str()));
     for (repository, digest, at) in candidates {
+        tx.repository_lock(&repository).await?;
         if !tx.manifest_lock(&repository, &digest, cutoff).await? {
             continue;
         }
@@ -198,12 +234,14 @@ async fn collect_links(
 ) -> Result<Option<Place>, Error> {
     let candidates = tx.links_unreferenced(cutoff, after, BATCH).await?;
     let place = candidates.last().map(|(repository, digest, _)| place(repository.as_str(), digest.as_str()));
-    for (repository, digest, at) in candidates {
-        // The blob's row first, then its link: the order in which a push takes them.
-        tx.blob_lock(&digest).await?;
-        if tx.link_collect(&repository, &digest, cutoff).await? {
+    // The blobs' rows first, then the repository: the order in which a push takes them.
+    let free = tx.blobs_take(candidates.iter().map(|(_, digest, _)| digest)).await?;
+    for (repository, digest, at) in candidates.iter().filter(|(_, digest, _)| free.contains(digest.as_str()))
+    {
+        tx.repository_lock(repository).await?;
+        if tx.link_collect(repository, digest, cutoff).await? {
             // The repository let go of it when its last manifest did, so that the grace is not waited for twice.
-            tx.blob_unlinked(&digest, at).await?;
+            tx.blob_unlinked(digest, *at).await?;
             report.links += 1;
         }
     }

@@ -69,47 +69,72 @@ impl Registry {
         let missing_blobs = self.store.links_missing(repository, &named.blobs).await?;
         let missing_children = self.store.manifests_missing(repository, &named.children).await?;
         self.refuse_missing(missing_blobs, missing_children)?;
-        // 4. Its bytes, an ordinary blob.
-        let _turn = self.digests.lock(digest.clone()).await;
-        let mut held = self.store.blob_live(&digest).await?;
-        if let Some((size_bytes, key)) = &held
-            && self.blobs.size(key).await? != Some(*size_bytes)
-        {
-            held = None;
-        }
-        let (store_key, temporary) = match held {
-            Some((_, key)) => (key, None),
-            None => {
-                let Placed { key, temporary } = self.blobs.put(&digest, bytes.clone()).await?;
-                (key, Some(temporary))
-            }
-        };
-        // 5. Everything that says so, in one transaction.
-        let put = Put { digest, manifest, named, bytes, store_key, tags };
-        let recorded = again!(self.manifest_record(repository, &put).await);
-        // The bytes' first name goes once it is certain what became of them; otherwise it stays for the purge.
-        if let Some(temporary) = &temporary {
-            let certain = match &recorded {
-                Ok(()) => true,
-                Err(Error::ManifestBlobsUnknown(_)) => self.blob_unplace(&put.digest).await.is_ok(),
-                Err(_) => false,
-            };
-            if certain {
-                self.blobs.discard(temporary).await;
-            }
-        }
-        recorded?;
+        // 4. Its bytes, an ordinary blob, and everything that says so, in one transaction.
+        let put = Put { digest, manifest, named, bytes, tags };
+        self.manifest_write(repository, &put).await?;
         let Put { digest, manifest, tags, bytes, .. } = put;
         self.model_index_later(repository, &digest);
         tracing::info!(%repository, %digest, size_bytes = bytes.len(), "manifest stored");
         Ok(ManifestPut { digest, subject: manifest.subject.map(|subject| subject.digest), tags })
     }
 
-    async fn manifest_record(&self, repository: &Repository, put: &Put) -> Result<(), Error> {
-        let Put { digest, manifest, named, bytes, store_key, tags } = put;
+    async fn manifest_write(&self, repository: &Repository, put: &Put) -> Result<(), Error> {
+        let _turn = self.digests.lock(put.digest.clone()).await;
+        loop {
+            // 1. Bytes that are there already, or fresh ones.
+            let found = self.store.blob_live(&put.digest).await?;
+            let sound = match &found {
+                Some((size_bytes, key)) => self.blobs.size(key).await? == Some(*size_bytes),
+                None => false,
+            };
+            let lying = match found {
+                Some((_, key)) if sound => Lying::There { key },
+                other => {
+                    let placed = self.blobs.put(&put.digest, put.bytes.clone()).await?;
+                    Lying::Fresh { placed, damaged: other.map(|(_, key)| key) }
+                }
+            };
+            // 2. The rows.
+            let recorded = again!(self.manifest_record(repository, put, &lying).await);
+            // 3. The bytes' first name goes once it is certain what became of them; otherwise it stays for the purge.
+            if let Lying::Fresh { placed, .. } = &lying {
+                let certain = match &recorded {
+                    Ok(_) => true,
+                    Err(Error::ManifestBlobsUnknown(_)) => self.blob_unplace(&put.digest).await.is_ok(),
+                    Err(_) => false,
+                };
+                if certain {
+                    self.blobs.discard(&placed.temporary).await;
+                }
+            }
+            match recorded? {
+                Recorded::Done => return Ok(()),
+                // A collection on another replica took them between the two looks.
+                Recorded::Gone => {}
+            }
+        }
+    }
+
+    async fn manifest_record(
+        &self,
+        repository: &Repository,
+        put: &Put,
+        lying: &Lying,
+    ) -> Result<Recorded, Error> {
+        let Put { digest, manifest, named, bytes, tags } = put;
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
-        tx.blob_insert(digest, size_bytes, store_key).await?;
+        // Rows are locked in the order that `store/locks.rs` tells.
+        match lying {
+            Lying::There { key } => match tx.blob_lock(digest).await? {
+                Some((_, now)) if now == *key => {}
+                _ => return Ok(Recorded::Gone),
+            },
+            Lying::Fresh { placed, damaged } => {
+                tx.blob_insert(digest, size_bytes, &placed.key, damaged.as_deref()).await?;
+            }
+        }
+        tx.blobs_share(&named.all()).await?;
         tx.link(repository, digest, self.lease_ms()).await?;
         // What it names is marked first, which keeps the collection from it, and then looked at.
         let missing_blobs = tx.links_reference(repository, &named.blobs).await?;
@@ -130,7 +155,8 @@ impl Registry {
         for tag in tags {
             tx.tag_put(repository, tag, digest).await?;
         }
-        tx.commit().await
+        tx.commit().await?;
+        Ok(Recorded::Done)
     }
 
     /// A tag goes alone; a digest takes its tags along. What they named is collected after its grace.
@@ -150,6 +176,7 @@ impl Registry {
 
     async fn manifest_remove(&self, repository: &Repository, reference: &Reference) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
+        tx.repository_lock(repository).await?;
         let now = now_ms();
         let found = match reference {
             Reference::Digest(digest) => tx.manifest_delete(repository, digest, now).await?,
@@ -182,14 +209,27 @@ impl Registry {
     }
 }
 
-/// A manifest that may be stored, with its bytes already in place.
+/// A manifest that may be stored.
 struct Put {
     digest: Digest,
     manifest: Manifest,
     named: Names,
     bytes: Bytes,
-    store_key: String,
     tags: Vec<Tag>,
+}
+
+/// Where a manifest's bytes lie before its rows are written.
+enum Lying {
+    /// A live blob has them.
+    There { key: String },
+    /// They were written for it; `damaged` is the key of a live blob whose bytes are not what they should be.
+    Fresh { placed: Placed, damaged: Option<String> },
+}
+
+enum Recorded {
+    Done,
+    /// The bytes that were there are on their way out.
+    Gone,
 }
 
 /// What a manifest names, each digest once.
@@ -211,6 +251,10 @@ impl Names {
             elsewhere: unique(elsewhere),
             blobs: unique(blobs),
         }
+    }
+
+    fn all(&self) -> Vec<&Digest> {
+        [&self.blobs, &self.children, &self.elsewhere].into_iter().flatten().collect()
     }
 
     /// What must stay there, and what was not there to begin with.

@@ -270,7 +270,8 @@ impl Registry {
         store_key: &str,
     ) -> Result<(), Error> {
         let mut tx = self.store.begin().await?;
-        tx.blob_insert(digest, writing.offset, store_key).await?;
+        // The folder's key is the digest's own: whatever the row says, these are its bytes.
+        tx.blob_insert(digest, writing.offset, store_key, None).await?;
         self.upload_link(tx, repository, writing, digest).await
     }
 

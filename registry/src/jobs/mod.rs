@@ -6,7 +6,6 @@ mod purge_uploads;
 use std::time::Duration;
 
 use crate::Registry;
-use crate::auth::Caller;
 
 /// No job runs more often than this, whatever the settings say.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -19,7 +18,7 @@ pub(crate) fn start(registry: &Registry) {
         let interval = gc.config().gc_interval.max(SHORTEST_INTERVAL);
         loop {
             tokio::time::sleep(interval).await;
-            if let Err(error) = gc.gc_run(&Caller::Internal, false).await {
+            if let Err(error) = gc.gc_scheduled().await {
                 tracing::error!(error = &error as &dyn std::error::Error, "the collection failed");
             }
         }

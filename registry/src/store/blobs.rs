@@ -4,7 +4,8 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Store, Tx, bigint, now_ms, on, parsed, size};
+use super::collect::Doomed;
+use super::{Engine, Store, Tx, bigint, digest_list, now_ms, on, parsed, size};
 use crate::Error;
 
 /// A live blob as a repository sees it.
@@ -13,6 +14,12 @@ pub(crate) struct StoredBlob {
     pub(crate) size_bytes: u64,
     pub(crate) store_key: String,
     pub(crate) leased_until: i64,
+}
+
+struct LockedBlob {
+    size_bytes: u64,
+    store_key: String,
+    live: bool,
 }
 
 impl Store {
@@ -38,6 +45,15 @@ impl Store {
             "select size_bytes, store_key from blobs where digest = $1 and state = 'live'")
             .bind(digest.as_str()).fetch_optional(c).await)?;
         row.map(|(size_bytes, key)| Ok((size(size_bytes)?, key))).transpose()
+    }
+
+    /// Are there bytes to be found there: a blob's, or ones that still have to be deleted?
+    pub(crate) async fn key_is_known(&self, store_key: &str) -> Result<bool, Error> {
+        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
+            "select (select count(*) from blobs where store_key = $1)
+                  + (select count(*) from tombstones where store_key = $1)")
+            .bind(store_key).fetch_one(c).await)?;
+        Ok(count > 0)
     }
 
     /// Keeps a link for a while. False if it is gone.
@@ -71,31 +87,89 @@ impl Store {
 impl Tx {
     /// The size and key of a live blob, its row locked until the transaction ends.
     pub(crate) async fn blob_lock(&mut self, digest: &Digest) -> Result<Option<(u64, String)>, Error> {
-        let row: Option<(i64, String)> = on!(self.conn(), c => sqlx::query_as(
-            "update blobs set unlinked_at = unlinked_at where digest = $1 and state = 'live'
-             returning size_bytes, store_key")
-            .bind(digest.as_str()).fetch_optional(c).await)?;
-        row.map(|(size_bytes, key)| Ok((size(size_bytes)?, key))).transpose()
+        let row = self.blob_lock_any(digest).await?;
+        Ok(row.filter(|row| row.live).map(|row| (row.size_bytes, row.store_key)))
     }
 
-    /// Records bytes that are durable under `store_key`, taking back a deletion that had not finished.
+    async fn blob_lock_any(&mut self, digest: &Digest) -> Result<Option<LockedBlob>, Error> {
+        let row: Option<(i64, String, String)> = match self.conn() {
+            // The transaction is the one writer.
+            Engine::Sqlite(c) => {
+                sqlx::query_as("select size_bytes, store_key, state from blobs where digest = $1")
+                    .bind(digest.as_str())
+                    .fetch_optional(c)
+                    .await
+            }
+            Engine::Postgres(c) => {
+                sqlx::query_as(
+                    "select size_bytes, store_key, state from blobs where digest = $1 for no key update",
+                )
+                .bind(digest.as_str())
+                .fetch_optional(c)
+                .await
+            }
+        }?;
+        row.map(|(size_bytes, store_key, state)| {
+            Ok(LockedBlob { size_bytes: size(size_bytes)?, store_key, live: state == "live" })
+        })
+        .transpose()
+    }
+
+    /// Keeps the collection, and nobody else, from these blobs until the transaction ends.
+    pub(crate) async fn blobs_share(&mut self, digests: &[&Digest]) -> Result<(), Error> {
+        match self.conn() {
+            Engine::Sqlite(_) => Ok(()),
+            // In digest order, so that two who want the same cannot wait for each other.
+            Engine::Postgres(c) => Ok(sqlx::query(
+                "select digest from blobs where digest in (select value from json_each($1)) order by digest for share",
+            )
+            .bind(digest_list(digests.iter().copied()))
+            .execute(c)
+            .await
+            .map(drop)?),
+        }
+    }
+
+    /// Records bytes that are durable under `store_key`, in place of ones that are on their way out or `damaged` (their key).
+    /// False: the blob is live under another key and stays so; the bytes are spare, and the row is locked.
     pub(crate) async fn blob_insert(
         &mut self,
         digest: &Digest,
         size_bytes: u64,
         store_key: &str,
-    ) -> Result<(), Error> {
+        damaged: Option<&str>,
+    ) -> Result<bool, Error> {
         let now = now_ms();
-        on!(self.conn(), c => sqlx::query(
-            "insert into blobs (digest, size_bytes, store_key, state, created_at, released_at, unlinked_at)
-             values ($1, $2, $3, 'live', $4, $4, $4)
-             on conflict (digest) do update
-             set size_bytes = excluded.size_bytes, store_key = excluded.store_key, state = 'live'")
-            .bind(digest.as_str()).bind(bigint(size_bytes)).bind(store_key).bind(now)
-            .execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query("delete from tombstones where digest = $1")
-            .bind(digest.as_str()).execute(c).await.map(drop))?;
-        Ok(())
+        loop {
+            let fresh = on!(self.conn(), c => sqlx::query(
+                "insert into blobs (digest, size_bytes, store_key, state, created_at, released_at, unlinked_at)
+                 values ($1, $2, $3, 'live', $4, $4, $4)
+                 on conflict (digest) do nothing")
+                .bind(digest.as_str()).bind(bigint(size_bytes)).bind(store_key).bind(now)
+                .execute(c).await.map(|r| r.rows_affected()))?;
+            if fresh > 0 {
+                break;
+            }
+            // It may go between the two statements, when the collection buries it.
+            let Some(old) = self.blob_lock_any(digest).await? else { continue };
+            if old.live && old.store_key != store_key {
+                if damaged != Some(&old.store_key[..]) {
+                    return Ok(false);
+                }
+                let old =
+                    Doomed { digest: digest.clone(), size_bytes: old.size_bytes, store_key: old.store_key };
+                self.tombstone_put(&old, "damaged").await?;
+            }
+            on!(self.conn(), c => sqlx::query(
+                "update blobs set size_bytes = $2, store_key = $3, state = 'live' where digest = $1")
+                .bind(digest.as_str()).bind(bigint(size_bytes)).bind(store_key)
+                .execute(c).await.map(drop))?;
+            break;
+        }
+        // Where the key is the digest's own, the old bytes' deletion is taken back; any other goes on.
+        on!(self.conn(), c => sqlx::query("delete from tombstones where store_key = $1")
+            .bind(store_key).execute(c).await.map(drop))?;
+        Ok(true)
     }
 
     /// Links a blob whose row this transaction locked or inserted.
@@ -111,7 +185,8 @@ impl Tx {
             "insert into repositories (name, created_at) values ($1, $2)
              on conflict (name) do update set name = excluded.name")
             .bind(repository.as_str()).bind(now).execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query("update blobs set unlinked_at = null where digest = $1")
+        on!(self.conn(), c => sqlx::query(
+            "update blobs set unlinked_at = null where digest = $1 and unlinked_at is not null")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
         on!(self.conn(), c => sqlx::query(
             "insert into links (repository, digest, leased_until, unreferenced_at)

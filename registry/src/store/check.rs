@@ -41,14 +41,6 @@ impl Store {
             .collect()
     }
 
-    /// Does the index know these bytes, as a blob or as one on its way out?
-    pub(crate) async fn blob_has_key(&self, store_key: &str, digest: &str) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
-            "select count(*) from blobs where digest = $1 and store_key = $2")
-            .bind(digest).bind(store_key).fetch_one(c).await)?;
-        Ok(count > 0)
-    }
-
     pub(crate) async fn dangling(&self) -> Result<Vec<Dangling>, Error> {
         use DanglingKind::{Link, ManifestBlob, ManifestChild, ManifestLink, Tag};
         const QUERIES: [(DanglingKind, &str); 5] = [

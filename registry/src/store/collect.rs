@@ -4,7 +4,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
-use super::{Store, Tx, now_ms, on, parsed, size};
+use super::{Store, Tx, bigint, now_ms, on, parsed, size};
 use crate::Error;
 
 /// A blob on its way out.
@@ -19,7 +19,7 @@ pub(crate) struct Doomed {
 pub(crate) type Place = (String, String);
 
 impl Store {
-    /// Blobs that no repository links since before `cutoff`, and those whose deletion a crash cut short.
+    /// Blobs that no repository links since before `cutoff`.
     pub(crate) async fn blobs_unlinked(
         &self,
         cutoff: i64,
@@ -28,9 +28,26 @@ impl Store {
     ) -> Result<Vec<Doomed>, Error> {
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from blobs
-             where unlinked_at is not null and (unlinked_at <= $1 or state = 'deleting') and digest > $2
-             order by digest limit $3")
+             where state = 'live' and unlinked_at <= $1 and digest > $2 order by digest limit $3")
             .bind(cutoff).bind(after).bind(limit).fetch_all(c).await)?;
+        rows.into_iter().map(doomed).collect()
+    }
+
+    /// Bytes that are to be deleted, in the order of their keys.
+    pub(crate) async fn tombstones(&self, after: &str, limit: i64) -> Result<Vec<Doomed>, Error> {
+        let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
+            "select digest, size_bytes, store_key from tombstones where store_key > $1 order by store_key limit $2")
+            .bind(after).bind(limit).fetch_all(c).await)?;
+        rows.into_iter().map(doomed).collect()
+    }
+
+    /// Which of these are still to be deleted.
+    pub(crate) async fn tombstones_still(&self, some: &[Doomed]) -> Result<Vec<Doomed>, Error> {
+        let keys: Vec<&str> = some.iter().map(|doomed| &doomed.store_key[..]).collect();
+        let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
+            "select digest, size_bytes, store_key from tombstones
+             where store_key in (select value from json_each($1)) order by store_key")
+            .bind(serde_json::Value::from(keys).to_string()).fetch_all(c).await)?;
         rows.into_iter().map(doomed).collect()
     }
 
@@ -163,57 +180,63 @@ impl Tx {
     pub(crate) async fn blobs_unlinked_total(&mut self, cutoff: i64) -> Result<(u64, u64), Error> {
         let (count, bytes): (i64, i64) = on!(self.conn(), c => sqlx::query_as(
             "select count(*), cast(coalesce(sum(size_bytes), 0) as bigint) from blobs
-             where unlinked_at is not null and (unlinked_at <= $1 or state = 'deleting')")
-            .bind(cutoff).fetch_one(c).await)?;
+             where state = 'live' and unlinked_at <= $1
+               and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $2)")
+            .bind(cutoff).bind(now_ms()).fetch_one(c).await)?;
         Ok((size(count)?, size(bytes)?))
     }
 
-    /// Turns a blob into a tombstone, if nothing links it. False if a push came first.
-    pub(crate) async fn blob_condemn(
+    /// Turns those of these blobs into tombstones that nothing links. Not the ones that a push has in hand, or came first with.
+    pub(crate) async fn blobs_condemn(
         &mut self,
-        blob: &Doomed,
+        blobs: &[Doomed],
         cutoff: i64,
-        reason: &str,
-    ) -> Result<bool, Error> {
-        // 1. Lock the row; a link made meanwhile has cleared `unlinked_at`, one made later waits for us.
-        let rows = on!(self.conn(), c => sqlx::query(
-            "update blobs set state = 'deleting'
-             where digest = $1 and unlinked_at is not null and (unlinked_at <= $2 or state = 'deleting')")
-            .bind(blob.digest.as_str()).bind(cutoff).execute(c).await.map(|r| r.rows_affected()))?;
-        if rows == 0 {
-            return Ok(false);
-        }
-        // 2. With the row locked, look again: what marked it unlinked may have seen an older state of the links.
-        let (links,): (i64,) = on!(self.conn(), c => sqlx::query_as("select count(*) from links where digest = $1")
-            .bind(blob.digest.as_str()).fetch_one(c).await)?;
-        if links > 0 {
-            on!(self.conn(), c => sqlx::query("update blobs set state = 'live', unlinked_at = null where digest = $1")
-                .bind(blob.digest.as_str()).execute(c).await.map(drop))?;
-            return Ok(false);
-        }
-        // 3. From here on the bytes may go at any time.
+    ) -> Result<Vec<Doomed>, Error> {
+        // 1. Lock the rows. A link made before has cleared `unlinked_at`, one made later waits for us.
+        let locked = self.blobs_take(blobs.iter().map(|blob| &blob.digest)).await?;
+        // 2. With the rows locked, look again: what marked them unlinked may have seen an older state of the links.
         on!(self.conn(), c => sqlx::query(
-            "insert into tombstones (digest, size_bytes, store_key, reason, created_at)
-             select digest, size_bytes, store_key, $2, cast($3 as bigint) from blobs where digest = $1
-             on conflict (digest) do nothing")
-            .bind(blob.digest.as_str()).bind(reason).bind(now_ms()).execute(c).await.map(drop))?;
-        Ok(true)
+            "update blobs set unlinked_at = null where digest in (select value from json_each($1))
+               and exists (select 1 from links l where l.digest = blobs.digest)")
+            .bind(&locked[..]).execute(c).await.map(drop))?;
+        let condemned: Vec<(String, i64, String)> = on!(self.conn(), c => sqlx::query_as(
+            "update blobs set state = 'deleting' where digest in (select value from json_each($1))
+               and state = 'live' and unlinked_at <= $2
+               and not exists (select 1 from links l where l.digest = blobs.digest)
+               and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $3)
+             returning digest, size_bytes, store_key")
+            .bind(&locked[..]).bind(cutoff).bind(now_ms()).fetch_all(c).await)?;
+        // 3. From here on the bytes may go at any time.
+        let condemned: Vec<Doomed> = condemned.into_iter().map(doomed).collect::<Result<_, _>>()?;
+        for blob in &condemned {
+            self.tombstone_put(blob, "unreferenced").await?;
+        }
+        Ok(condemned)
     }
 
-    /// Forgets a blob whose bytes are gone.
-    pub(crate) async fn blob_bury(&mut self, digest: &Digest) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("delete from blobs where digest = $1 and state = 'deleting'")
-            .bind(digest.as_str()).execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query("delete from tombstones where digest = $1")
-            .bind(digest.as_str()).execute(c).await.map(drop))?;
+    pub(super) async fn tombstone_put(&mut self, blob: &Doomed, reason: &str) -> Result<(), Error> {
+        on!(self.conn(), c => sqlx::query(
+            "insert into tombstones (store_key, digest, size_bytes, reason, created_at) values ($1, $2, $3, $4, $5)
+             on conflict (store_key) do nothing")
+            .bind(&blob.store_key[..]).bind(blob.digest.as_str()).bind(bigint(blob.size_bytes))
+            .bind(reason).bind(now_ms()).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Forgets bytes that are gone, and their blob unless it has come again under another key.
+    pub(crate) async fn tombstone_bury(&mut self, blob: &Doomed) -> Result<(), Error> {
+        on!(self.conn(), c => sqlx::query(
+            "delete from blobs where digest = $1 and store_key = $2 and state = 'deleting'")
+            .bind(blob.digest.as_str()).bind(&blob.store_key[..]).execute(c).await.map(drop))?;
+        on!(self.conn(), c => sqlx::query("delete from tombstones where store_key = $1")
+            .bind(&blob.store_key[..]).execute(c).await.map(drop))?;
         Ok(())
     }
 
     /// Forgets a repository that holds nothing.
     pub(crate) async fn repository_collect(&mut self, repository: &Repository) -> Result<(), Error> {
         // Locked first, as whoever links does: the next statement then sees every link, or its maker waits for us.
-        on!(self.conn(), c => sqlx::query("update repositories set name = name where name = $1")
-            .bind(repository.as_str()).execute(c).await.map(drop))?;
+        self.repository_lock(repository).await?;
         on!(self.conn(), c => sqlx::query(
             "delete from repositories where name = $1 and not exists (select 1 from links where repository = $1)")
             .bind(repository.as_str()).execute(c).await.map(drop))?;

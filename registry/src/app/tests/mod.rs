@@ -5,6 +5,7 @@ mod collect;
 mod crash;
 mod listings;
 mod manifests;
+mod replicas;
 mod uploads;
 
 use std::time::Duration;

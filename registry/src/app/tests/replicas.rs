@@ -1,0 +1,225 @@
+//! What several replicas do to one another: each race in both orders, with the lock that decides it held by the test, which
+//! stands for the other replica.
+
+use std::time::Duration;
+
+use super::*;
+use crate::store::{Doomed, Store, Tx, millis, now_ms};
+
+/// Long enough for whoever does not wait for a lock.
+const WHILE: Duration = Duration::from_millis(300);
+
+/// Another replica's hands on the index.
+async fn other(f: &Fixture) -> Store {
+    Store::open(f.config.database.as_ref(), &f.config.data).await.unwrap()
+}
+
+/// Drives `work` for a while, in which it must not end.
+async fn waits<T>(work: &mut (impl Future<Output = T> + Unpin)) {
+    assert!(tokio::time::timeout(WHILE, work).await.is_err(), "it did not wait for the lock");
+}
+
+async fn insert(store: &Store, digest: &Digest, key: &str, damaged: Option<&str>) -> bool {
+    let mut tx = store.begin().await.unwrap();
+    let ours = tx.blob_insert(digest, 7, key, damaged).await.unwrap();
+    tx.commit().await.unwrap();
+    ours
+}
+
+async fn condemn(tx: &mut Tx, digest: &Digest, key: &str) -> usize {
+    let doomed = Doomed { digest: digest.clone(), size_bytes: 7, store_key: key.to_owned() };
+    tx.blobs_condemn(&[doomed], now_ms()).await.unwrap().len()
+}
+
+async fn tombstones(store: &Store) -> Vec<String> {
+    store.tombstones("", 10).await.unwrap().into_iter().map(|doomed| doomed.store_key).collect()
+}
+
+#[tokio::test]
+async fn every_key_of_a_digest_is_deleted_once_and_the_newest_stays() {
+    each_engine(async |f: Fixture| {
+        let (store, digest) = (f.registry.store(), Digest::sha256(b"x"));
+        assert!(insert(store, &digest, "k1", None).await);
+        // Another replica stored the same at the same time: the first one counts.
+        assert!(!insert(store, &digest, "k2", None).await);
+        assert_eq!(store.blob_live(&digest).await.unwrap().unwrap().1, "k1");
+
+        let mut tx = store.begin().await.unwrap();
+        assert_eq!(condemn(&mut tx, &digest, "k1").await, 1);
+        tx.commit().await.unwrap();
+        assert!(store.blob_live(&digest).await.unwrap().is_none());
+        // A push over the deletion has bytes of its own, and the old ones still go.
+        assert!(insert(store, &digest, "k3", None).await);
+        assert_eq!(tombstones(store).await, ["k1"]);
+        let old = store.tombstones("", 1).await.unwrap().remove(0);
+        let mut tx = store.begin().await.unwrap();
+        tx.tombstone_bury(&old).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(store.blob_live(&digest).await.unwrap().unwrap().1, "k3");
+        // Damage is replaced, and what is left of it goes.
+        assert!(insert(store, &digest, "k4", Some("k3")).await);
+        assert_eq!(tombstones(store).await, ["k3"]);
+        assert!(store.key_is_known("k3").await.unwrap() && store.key_is_known("k4").await.unwrap());
+        // Under the same key, as in the folder, the deletion is taken back.
+        let mut tx = store.begin().await.unwrap();
+        assert_eq!(condemn(&mut tx, &digest, "k4").await, 1);
+        tx.commit().await.unwrap();
+        assert!(insert(store, &digest, "k4", None).await);
+        assert_eq!(tombstones(store).await, ["k3"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_replica_collects_at_a_time() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        if f.config.database.is_none() {
+            return;
+        }
+        let store = other(&f).await;
+        let turn = store.turn("collection").await.unwrap();
+        // What is scheduled leaves it to the other; what is asked for waits.
+        f.registry.gc_scheduled().await.unwrap();
+        let mut asked = Box::pin(f.registry.gc_run(&CALLER, false));
+        waits(&mut asked).await;
+        drop(turn);
+        asked.await.unwrap();
+        assert!(store.turn_try("collection").await.unwrap().is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn several_start_on_an_empty_database_at_once() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let opening = (0..4).map(|_| Store::open(Some(&database), folder.path()));
+    for opened in futures::future::join_all(opening).await {
+        opened.unwrap().ping().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_blob_is_linked_before_the_collection_comes_to_it() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let store = other(&f).await;
+        let digest = f.push("r", b"wanted").await;
+        f.registry.blob_delete(&CALLER, &repo("r"), &digest).await.unwrap();
+        let mut tx = store.begin().await.unwrap();
+        tx.blob_lock(&digest).await.unwrap().unwrap();
+        tx.link(&repo("other"), &digest, millis(Duration::from_secs(60))).await.unwrap();
+        let mut collecting = Box::pin(f.registry.gc_run(&CALLER, false));
+        if f.config.database.is_some() {
+            // It leaves what a push has in hand, and does not wait for it.
+            assert_eq!(collecting.await.unwrap().blobs, 0);
+            tx.commit().await.unwrap();
+        } else {
+            waits(&mut collecting).await;
+            tx.commit().await.unwrap();
+            assert_eq!(collecting.await.unwrap().blobs, 0);
+        }
+        assert_eq!(f.pull("other", &digest).await.unwrap(), b"wanted");
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_blob_is_pushed_while_the_collection_has_it() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let store = other(&f).await;
+        let digest = f.push("r", b"wanted").await;
+        f.registry.blob_delete(&CALLER, &repo("r"), &digest).await.unwrap();
+        let (_, key) = store.blob_live(&digest).await.unwrap().unwrap();
+        let mut tx = store.begin().await.unwrap();
+        assert_eq!(condemn(&mut tx, &digest, &key).await, 1);
+        let mut pushing = Box::pin(f.push("r", b"wanted"));
+        waits(&mut pushing).await;
+        tx.commit().await.unwrap();
+        // It finds none, and brings its own bytes.
+        pushing.await;
+        f.put("r", "t", &image(&digest, &[])).await.unwrap();
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        assert_eq!(f.pull("r", &digest).await.unwrap(), b"wanted");
+        assert_eq!(tombstones(&store).await, Vec::<String>::new());
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_mount_meets_a_blob_that_the_collection_has() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let store = other(&f).await;
+        let digest = f.push("r", b"wanted").await;
+        let (_, key) = store.blob_live(&digest).await.unwrap().unwrap();
+        let mut tx = store.begin().await.unwrap();
+        tx.blob_lock(&digest).await.unwrap();
+        tx.unlink(&repo("r"), &digest).await.unwrap();
+        assert_eq!(condemn(&mut tx, &digest, &key).await, 1);
+        let (target, source) = (repo("other"), repo("r"));
+        let mut mounting = Box::pin(f.registry.blob_mount(&CALLER, &target, &digest, Some(&source)));
+        waits(&mut mounting).await;
+        tx.commit().await.unwrap();
+        // There is nothing to mount: the client pushes.
+        assert!(mounting.await.unwrap().is_none());
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_last_manifest_of_a_layer_goes_while_another_arrives() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let store = other(&f).await;
+        let (old, [_, layer]) = f.image("r", "old", "1").await;
+        let config = f.push("r", b"config of the new one").await;
+        let mut tx = store.begin().await.unwrap();
+        tx.repository_lock(&repo("r")).await.unwrap();
+        assert!(tx.manifest_delete(&repo("r"), &old, now_ms()).await.unwrap());
+        let manifest = image(&config, &[&layer]);
+        let mut putting = Box::pin(f.put("r", "new", &manifest));
+        waits(&mut putting).await;
+        tx.commit().await.unwrap();
+        putting.await.unwrap();
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        assert_eq!(f.pull("r", &layer).await.unwrap(), b"layer 1");
+        assert!(f.get("r", "new").await.is_ok() && f.get("r", "old").await.is_err());
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_manifest_arrives_while_the_last_one_of_its_layer_goes() {
+    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+        let store = other(&f).await;
+        let (old, [_, layer]) = f.image("r", "old", "1").await;
+        let config = f.push("r", b"config of the new one").await;
+        let manifest = image(&config, &[&layer]);
+        let bytes = serde_json::to_vec(&manifest).unwrap();
+        let digest = f.push("r", &bytes).await;
+        // The rows of a push, up to its commit.
+        let mut tx = store.begin().await.unwrap();
+        tx.blob_lock(&digest).await.unwrap().unwrap();
+        tx.blobs_share(&[&config, &layer]).await.unwrap();
+        tx.link(&repo("r"), &digest, 0).await.unwrap();
+        let named = crate::store::Named { blobs: vec![config, layer.clone()], ..Default::default() };
+        assert!(tx.links_reference(&repo("r"), &named.blobs).await.unwrap().is_empty());
+        tx.manifest_insert(&repo("r"), &digest, media_type::OCI_MANIFEST, None, &bytes).await.unwrap();
+        tx.named_replace(&repo("r"), &digest, &named).await.unwrap();
+        tx.tag_put(&repo("r"), &"new".parse().unwrap(), &digest).await.unwrap();
+
+        let mut deleting = Box::pin(f.delete("r", old.as_str()));
+        waits(&mut deleting).await;
+        tx.commit().await.unwrap();
+        deleting.await.unwrap();
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        assert_eq!(f.pull("r", &layer).await.unwrap(), b"layer 1");
+        assert!(f.get("r", "new").await.is_ok() && f.get("r", "old").await.is_err());
+        f.assert_sound().await;
+    })
+    .await;
+}
