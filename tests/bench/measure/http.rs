@@ -1,0 +1,214 @@
+//! HTTP/1.1 by hand over one blocking connection: cheap enough that what is measured is the server.
+//! It speaks what registries answer with, fixed lengths and chunks, and follows no redirect.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Bodies are received into a buffer of this size and thrown away; it stays in a core's cache.
+const RECEIVE_BYTES: usize = 256 * 1024;
+const PATIENCE: Duration = Duration::from_secs(300);
+
+pub(crate) struct Connection {
+    address: SocketAddr,
+    stream: Option<TcpStream>,
+    buffer: Vec<u8>,
+    /// What of the buffer is received and not yet used.
+    unread: std::ops::Range<usize>,
+}
+
+/// The head of an answer.
+pub(crate) struct Head {
+    pub(crate) status: u16,
+    pub(crate) location: Option<String>,
+    length: Option<u64>,
+    chunked: bool,
+    closing: bool,
+}
+
+/// What a request sends.
+pub(crate) enum Body<'a> {
+    None,
+    Bytes { content_type: &'a str, bytes: &'a [u8] },
+    Stream { length: u64, write: &'a mut dyn FnMut(&mut TcpStream) -> io::Result<()> },
+}
+
+impl Connection {
+    pub(crate) fn new(address: SocketAddr) -> Connection {
+        Connection { address, stream: None, buffer: vec![0; RECEIVE_BYTES], unread: 0..0 }
+    }
+
+    /// Sends a request and gives the answer's head; the answer's body has to be read next.
+    pub(crate) fn send(
+        &mut self,
+        method: &str,
+        target: &str,
+        accept: &str,
+        body: Body<'_>,
+    ) -> io::Result<Head> {
+        let path = path_of(target);
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: bench\r\n", self.address);
+        if !accept.is_empty() {
+            head.push_str(&format!("Accept: {accept}\r\n"));
+        }
+        match &body {
+            Body::None if matches!(method, "GET" | "HEAD") => {}
+            Body::None => head.push_str("Content-Length: 0\r\n"),
+            Body::Bytes { content_type, bytes } => {
+                head.push_str(&format!(
+                    "Content-Type: {content_type}\r\nContent-Length: {}\r\n",
+                    bytes.len()
+                ));
+            }
+            Body::Stream { length, .. } => head
+                .push_str(&format!("Content-Type: application/octet-stream\r\nContent-Length: {length}\r\n")),
+        }
+        head.push_str("\r\n");
+        let stream = match &mut self.stream {
+            Some(stream) => stream,
+            None => {
+                let stream = TcpStream::connect(self.address)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                self.unread = 0..0;
+                self.stream.insert(stream)
+            }
+        };
+        match body {
+            Body::None => stream.write_all(head.as_bytes())?,
+            Body::Bytes { bytes, .. } => {
+                stream.write_all(&[head.as_bytes(), bytes].concat())?;
+            }
+            Body::Stream { write, .. } => {
+                stream.write_all(head.as_bytes())?;
+                write(stream)?;
+            }
+        }
+        self.head()
+    }
+
+    /// As `send`, with the answer's body read and thrown away.
+    pub(crate) fn ask(
+        &mut self,
+        method: &str,
+        target: &str,
+        accept: &str,
+        body: Body<'_>,
+    ) -> io::Result<Head> {
+        let head = self.send(method, target, accept, body)?;
+        if method != "HEAD" {
+            self.receive(&head, &mut |_| {})?;
+        }
+        self.rest(&head);
+        Ok(head)
+    }
+
+    /// Reads the body of an answer, handing its pieces on.
+    pub(crate) fn receive(&mut self, head: &Head, take: &mut dyn FnMut(&[u8])) -> io::Result<u64> {
+        let bodyless = head.status == 204 || head.status == 304;
+        let mut total = 0;
+        if bodyless {
+        } else if head.chunked {
+            loop {
+                let line = self.line()?;
+                let size = line.split(';').next().unwrap_or_default().trim();
+                let size = u64::from_str_radix(size, 16).map_err(|_| wrong("a chunk without a size"))?;
+                self.take(size, take)?;
+                total += size;
+                self.line()?;
+                if size == 0 {
+                    break;
+                }
+            }
+        } else {
+            let length = head.length.ok_or_else(|| wrong("an answer without a length"))?;
+            self.take(length, take)?;
+            total = length;
+        }
+        self.rest(head);
+        Ok(total)
+    }
+
+    fn rest(&mut self, head: &Head) {
+        if head.closing {
+            self.stream = None;
+        }
+    }
+
+    fn take(&mut self, mut left: u64, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        while left > 0 {
+            if self.unread.is_empty() {
+                self.fill()?;
+            }
+            let n = self.unread.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            take(&self.buffer[self.unread.start..self.unread.start + n]);
+            self.unread.start += n;
+            left -= n as u64;
+        }
+        Ok(())
+    }
+
+    /// Receives more behind what is unread; that is moved to the front first.
+    fn fill(&mut self) -> io::Result<()> {
+        self.buffer.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        if self.unread.end == self.buffer.len() {
+            return Err(wrong("a head that does not end"));
+        }
+        let stream = self.stream.as_mut().ok_or_else(|| wrong("no connection"))?;
+        let n = stream.read(&mut self.buffer[self.unread.end..])?;
+        if n == 0 {
+            self.stream = None;
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.unread.end += n;
+        Ok(())
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        loop {
+            let bytes = &self.buffer[self.unread.clone()];
+            if let Some(at) = bytes.windows(2).position(|two| two == b"\r\n") {
+                let line = String::from_utf8_lossy(&bytes[..at]).into_owned();
+                self.unread.start += at + 2;
+                return Ok(line);
+            }
+            self.fill()?;
+        }
+    }
+
+    fn head(&mut self) -> io::Result<Head> {
+        let status = self.line()?;
+        let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());
+        let status = status.ok_or_else(|| wrong("no status line"))?;
+        let mut head = Head { status, location: None, length: None, chunked: false, closing: false };
+        loop {
+            let line = self.line()?;
+            if line.is_empty() {
+                return Ok(head);
+            }
+            let Some((name, value)) = line.split_once(':') else { continue };
+            let value = value.trim();
+            match name.to_ascii_lowercase().as_str() {
+                "content-length" => head.length = value.parse().ok(),
+                "transfer-encoding" => head.chunked = value.eq_ignore_ascii_case("chunked"),
+                "connection" => head.closing = value.eq_ignore_ascii_case("close"),
+                "location" => head.location = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The path of an address that may carry a host, as `Location` does.
+fn path_of(target: &str) -> &str {
+    match target.split_once("://") {
+        Some((_, rest)) => rest.find('/').map_or("/", |at| &rest[at..]),
+        None => target,
+    }
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

@@ -1,0 +1,197 @@
+//! The servers that are measured: each started on a fresh place, watched, and stopped with all it stored.
+//! What is configured, is configured alike: no authentication, no access log, durable where there is a switch for it.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::http::{Body, Connection};
+
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Lode,
+    Distribution,
+    Zot,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) kind: Kind,
+    pub(crate) name: String,
+    pub(crate) program: PathBuf,
+}
+
+/// Where a server keeps its bytes.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Folder { name: String, root: PathBuf },
+    S3 { endpoint: String, bucket: String, access_key: String, secret_key: String, scratch: PathBuf },
+}
+
+impl Place {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Place::Folder { name, .. } => name,
+            Place::S3 { .. } => "s3",
+        }
+    }
+}
+
+pub(crate) struct Running {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    folder: PathBuf,
+}
+
+impl Target {
+    /// Starts the server on an empty place; `run` tells one start from the next.
+    pub(crate) fn start(&self, place: &Place, run: u32) -> io::Result<Running> {
+        let root = match place {
+            Place::Folder { root, .. } => root,
+            Place::S3 { scratch, .. } => scratch,
+        };
+        let folder = root.join(format!("{}-{run}", self.name));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder)?;
+        let address = free_address()?;
+        let prefix = format!("{}-{}-{run}", self.name, std::process::id());
+        let mut command = match self.kind {
+            Kind::Lode => lode(&self.program, place, &folder, address, &prefix),
+            Kind::Distribution => distribution(&self.program, place, &folder, address, &prefix)?,
+            Kind::Zot => zot(&self.program, place, &folder, address, &prefix)?,
+        };
+        let log = File::create(folder.join("server.log"))?;
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let mut running = Running { child, address, folder };
+        let started = Instant::now();
+        loop {
+            let answer = Connection::new(address).ask("GET", "/v2/", "", Body::None);
+            if answer.is_ok_and(|head| head.status == 200) {
+                return Ok(running);
+            }
+            if running.child.try_wait()?.is_some() || started.elapsed() > START_PATIENCE {
+                let log = fs::read_to_string(running.folder.join("server.log")).unwrap_or_default();
+                return Err(io::Error::other(format!("{} did not start:\n{log}", self.name)));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Running {
+    /// Processor time used so far, in seconds.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // The name in parentheses may contain spaces; user and system time are the 14th and 15th fields.
+        let fields: Vec<&str> =
+            stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().collect();
+        let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or_default();
+        (ticks(11) + ticks(12)) / 100.0
+    }
+
+    /// The most memory that was resident since the last `forget_peak`.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        kib.unwrap_or_default() * 1024
+    }
+
+    pub(crate) fn forget_peak(&self) {
+        // Without the right to, the peak counts from the server's start.
+        let _ = fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn free_address() -> io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")?.local_addr()
+}
+
+/// A command that sees nothing of the caller's settings.
+fn bare(program: &Path, folder: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("HOME", folder).env("PATH", "/usr/bin:/bin").env("OTEL_TRACES_EXPORTER", "none");
+    command
+}
+
+fn lode(program: &Path, place: &Place, folder: &Path, address: SocketAddr, prefix: &str) -> Command {
+    let mut command = bare(program, folder);
+    command.args(["serve", "--no-worker", "--listen"]).arg(address.to_string());
+    command.arg("--data").arg(folder.join("data"));
+    if let Place::S3 { endpoint, bucket, access_key, secret_key, .. } = place {
+        command.arg("--storage").arg(format!("s3://{bucket}/{prefix}"));
+        command.env("AWS_ENDPOINT_URL", endpoint).env("AWS_REGION", "us-east-1");
+        command.env("AWS_ACCESS_KEY_ID", access_key).env("AWS_SECRET_ACCESS_KEY", secret_key);
+        command.env("LODE_REDIRECT", "false");
+    }
+    command
+}
+
+fn distribution(
+    program: &Path,
+    place: &Place,
+    folder: &Path,
+    address: SocketAddr,
+    prefix: &str,
+) -> io::Result<Command> {
+    let driver = match place {
+        Place::Folder { .. } => {
+            format!("  filesystem:\n    rootdirectory: {}\n", folder.join("data").display())
+        }
+        Place::S3 { endpoint, bucket, access_key, secret_key, .. } => format!(
+            "  s3:\n    regionendpoint: {endpoint}\n    region: us-east-1\n    bucket: {bucket}\n    rootdirectory: /{prefix}\n    \
+             accesskey: {access_key}\n    secretkey: {secret_key}\n    forcepathstyle: true\n    secure: false\n  redirect:\n    disable: true\n"
+        ),
+    };
+    let config = format!(
+        "version: 0.1\nlog:\n  level: error\n  accesslog:\n    disabled: true\nstorage:\n{driver}  cache:\n    blobdescriptor: inmemory\n  \
+         delete:\n    enabled: true\nhttp:\n  addr: {address}\n"
+    );
+    let path = folder.join("config.yml");
+    File::create(&path)?.write_all(config.as_bytes())?;
+    let mut command = bare(program, folder);
+    command.arg("serve").arg(path);
+    Ok(command)
+}
+
+fn zot(
+    program: &Path,
+    place: &Place,
+    folder: &Path,
+    address: SocketAddr,
+    prefix: &str,
+) -> io::Result<Command> {
+    let mut storage = serde_json::json!({
+        "rootDirectory": folder.join("data"), "commit": true, "gc": false, "dedupe": true,
+    });
+    if let Place::S3 { endpoint, bucket, access_key, secret_key, .. } = place {
+        // Without a database of its own elsewhere, deduplication is refused on remote storage.
+        storage["dedupe"] = false.into();
+        storage["storageDriver"] = serde_json::json!({
+            "name": "s3", "rootdirectory": format!("/{prefix}"), "region": "us-east-1", "regionendpoint": endpoint,
+            "bucket": bucket, "accesskey": access_key, "secretkey": secret_key, "secure": false, "forcepathstyle": true,
+        });
+    }
+    let config = serde_json::json!({
+        "distSpecVersion": "1.1.1", "storage": storage, "log": { "level": "error" },
+        "http": { "address": address.ip().to_string(), "port": address.port().to_string() },
+    });
+    let path = folder.join("config.json");
+    File::create(&path)?.write_all(config.to_string().as_bytes())?;
+    let mut command = bare(program, folder);
+    command.arg("serve").arg(path);
+    Ok(command)
+}
