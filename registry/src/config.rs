@@ -10,6 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
+use crate::upstream::MirrorConfig;
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -51,6 +53,8 @@ pub struct Config {
     pub wait_for_model: Option<String>,
     /// What workers show when they register. Without one, only loopback workers may join.
     pub worker_token: Option<Secret>,
+    /// Prefixes whose repositories are fetched from other registries.
+    pub mirror: Vec<MirrorConfig>,
 }
 
 impl Default for Config {
@@ -73,6 +77,7 @@ impl Default for Config {
             wait_for_worker: false,
             wait_for_model: None,
             worker_token: None,
+            mirror: Vec::new(),
         }
     }
 }
@@ -182,16 +187,16 @@ fn without_password<S: Serializer>(url: &Option<Url>, serializer: S) -> Result<S
     shown.serialize(serializer)
 }
 
-mod duration {
+pub(crate) mod duration {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&humantime::format_duration(*value))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         humantime::parse_duration(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
     }
 }

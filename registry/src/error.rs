@@ -1,6 +1,8 @@
 //! What can go wrong in the registry, in words that its callers can act on; nothing here knows HTTP.
 //! The edge maps each variant once (`oci/error.rs`, `api/error.rs`); `Storage` and `Database` are for the operator's log.
 
+use std::sync::Arc;
+
 use lode_model::digest::Digest;
 use lode_model::manifest::ManifestError;
 use lode_model::reference::{Reference, Repository};
@@ -45,6 +47,18 @@ pub enum Error {
     ManifestTooLarge { limit_bytes: u64 },
     #[error("blob {digest} is part of a manifest of this repository; delete the manifest first")]
     BlobReferenced { digest: Digest },
+
+    /// Content below a mirrored prefix comes from its upstream and from nobody else.
+    #[error(
+        "repository {repository} mirrors another registry: push there, or to a repository of another name"
+    )]
+    Mirrored { repository: Repository },
+    /// What the upstream of a mirrored repository has, if anything, cannot be told now.
+    #[error("the registry that this repository mirrors does not answer; try again later")]
+    UpstreamAway(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    /// The upstream refused us, or sent something else than it was asked for.
+    #[error("the registry that this repository mirrors gave no usable answer")]
+    UpstreamUnusable(#[source] Arc<dyn std::error::Error + Send + Sync>),
 
     #[error("not allowed")]
     Denied,
@@ -97,6 +111,19 @@ impl Error {
             _ => None,
         };
         code.is_some_and(|code| code == "40P01" || code == "40001")
+    }
+
+    /// The same for another who waited for the same work. What only the log may tell has been told there.
+    pub(crate) fn retold(&self) -> Error {
+        match self {
+            Error::BlobUnknown { digest } => Error::BlobUnknown { digest: digest.clone() },
+            Error::ManifestUnknown { reference } => Error::ManifestUnknown { reference: reference.clone() },
+            Error::NameUnknown { repository } => Error::NameUnknown { repository: repository.clone() },
+            Error::UpstreamAway(source) => Error::UpstreamAway(source.clone()),
+            Error::UpstreamUnusable(source) => Error::UpstreamUnusable(source.clone()),
+            Error::StorageFull => Error::StorageFull,
+            _ => Error::Interrupted,
+        }
     }
 
     /// An I/O error on `what`, with a full disk told apart from the rest.

@@ -17,6 +17,7 @@ mod serve;
 mod store;
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 pub use app::{
     BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport,
@@ -27,3 +28,4 @@ pub use config::{Cidr, Config, ConfigError, Secret};
 pub use error::Error;
 pub use router::router;
 pub use serve::serve;
+pub use upstream::MirrorConfig;

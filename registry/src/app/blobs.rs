@@ -24,6 +24,9 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<BlobInfo, Error> {
+        if let Some(info) = self.mirror_blob_stat(caller, repository, digest).await? {
+            return Ok(info);
+        }
         let blob = self.blob_visible(caller, repository, digest).await?;
         let (now, lease) = (now_ms(), self.lease_ms());
         if lease > 0 && blob.leased_until < now.saturating_add(lease) {
@@ -106,7 +109,7 @@ impl Registry {
         digest: &Digest,
         from: Option<&Repository>,
     ) -> Result<Option<BlobInfo>, Error> {
-        allow(caller, Action::Push, Target::Repository(target))?;
+        self.may_push(caller, target)?;
         // 1. A source that the caller may read. Why there is none stays our secret.
         let sources = match from {
             Some(from) if self.store.blob_find(from, digest).await?.is_some() => vec![from.clone()],
@@ -125,7 +128,11 @@ impl Registry {
         }))
     }
 
-    async fn blob_link_live(&self, target: &Repository, digest: &Digest) -> Result<Option<u64>, Error> {
+    pub(super) async fn blob_link_live(
+        &self,
+        target: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<u64>, Error> {
         let mut tx = self.store.begin().await?;
         let Some((size_bytes, _)) = tx.blob_lock(digest).await? else { return Ok(None) };
         tx.link(target, digest, self.lease_ms()).await?;
@@ -140,7 +147,10 @@ impl Registry {
         digest: &Digest,
     ) -> Result<StoredBlob, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
-        let found = self.store.blob_find(repository, digest).await?;
+        let mut found = self.store.blob_find(repository, digest).await?;
+        if found.is_none() && self.mirror_blob(caller, repository, digest).await? {
+            found = self.store.blob_find(repository, digest).await?;
+        }
         found.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })
     }
 }

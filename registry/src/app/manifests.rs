@@ -21,7 +21,11 @@ impl Registry {
         reference: &Reference,
     ) -> Result<StoredManifest, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
-        match self.store.manifest_find(repository, reference).await? {
+        let mut found = self.store.manifest_find(repository, reference).await?;
+        if self.mirror_manifest(caller, repository, reference, found.is_some()).await? {
+            found = self.store.manifest_find(repository, reference).await?;
+        }
+        match found {
             Some(row) => {
                 Ok(StoredManifest { digest: row.digest, media_type: row.media_type, bytes: row.bytes.into() })
             }
@@ -39,8 +43,21 @@ impl Registry {
         bytes: Bytes,
         tags: &[Tag],
     ) -> Result<ManifestPut, Error> {
-        // 1. May they, and is it one?
-        allow(caller, Action::Push, Target::Repository(repository))?;
+        self.may_push(caller, repository)?;
+        self.manifest_store(repository, reference, content_type, bytes, tags, self.config.allow_sparse).await
+    }
+
+    /// As `manifest_put`, for whoever may. `sparse`: what the manifest names may be absent.
+    pub(super) async fn manifest_store(
+        &self,
+        repository: &Repository,
+        reference: &Reference,
+        content_type: Option<&str>,
+        bytes: Bytes,
+        tags: &[Tag],
+        sparse: bool,
+    ) -> Result<ManifestPut, Error> {
+        // 1. Is it one?
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
             ManifestError::TooLarge { .. } => {
                 Error::ManifestTooLarge { limit_bytes: MAX_MANIFEST_BYTES as u64 }
@@ -68,9 +85,9 @@ impl Registry {
         let named = Names::of(&manifest);
         let missing_blobs = self.store.links_missing(repository, &named.blobs).await?;
         let missing_children = self.store.manifests_missing(repository, &named.children).await?;
-        self.refuse_missing(missing_blobs, missing_children)?;
+        refuse_missing(missing_blobs, missing_children, sparse)?;
         // 4. Its bytes, an ordinary blob, and everything that says so, in one transaction.
-        let put = Put { digest, manifest, named, bytes, tags };
+        let put = Put { digest, manifest, named, bytes, tags, sparse };
         self.manifest_write(repository, &put).await?;
         let Put { digest, manifest, tags, bytes, .. } = put;
         self.model_index_later(repository, &digest);
@@ -121,7 +138,7 @@ impl Registry {
         put: &Put,
         lying: &Lying,
     ) -> Result<Recorded, Error> {
-        let Put { digest, manifest, named, bytes, tags } = put;
+        let Put { digest, manifest, named, bytes, tags, sparse } = put;
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
         // Rows are locked in the order that `store/locks.rs` tells.
@@ -141,7 +158,7 @@ impl Registry {
         let missing_children = tx.manifests_reference(repository, &named.children).await?;
         tx.links_reference(repository, &named.elsewhere).await?;
         let present = named.split(&missing_blobs, &missing_children);
-        self.refuse_missing(missing_blobs, missing_children)?;
+        refuse_missing(missing_blobs, missing_children, *sparse)?;
         let artifact_type = manifest.referrer_type();
         tx.manifest_insert(repository, digest, &manifest.media_type, artifact_type, bytes).await?;
         tx.named_replace(repository, digest, &present).await?;
@@ -199,13 +216,13 @@ impl Registry {
             false => Error::NameUnknown { repository: repository.clone() },
         })
     }
+}
 
-    fn refuse_missing(&self, mut missing: Vec<Digest>, children: Vec<Digest>) -> Result<(), Error> {
-        missing.extend(children);
-        match missing.is_empty() || self.config.allow_sparse {
-            true => Ok(()),
-            false => Err(Error::ManifestBlobsUnknown(missing)),
-        }
+fn refuse_missing(mut missing: Vec<Digest>, children: Vec<Digest>, sparse: bool) -> Result<(), Error> {
+    missing.extend(children);
+    match missing.is_empty() || sparse {
+        true => Ok(()),
+        false => Err(Error::ManifestBlobsUnknown(missing)),
     }
 }
 
@@ -216,6 +233,8 @@ struct Put {
     named: Names,
     bytes: Bytes,
     tags: Vec<Tag>,
+    /// What it names may be absent.
+    sparse: bool,
 }
 
 /// Where a manifest's bytes lie before its rows are written.

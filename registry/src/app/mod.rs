@@ -2,11 +2,13 @@
 //! Called by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it reaches SQL through `store` and bytes through `blobs`.
 
 mod blobs;
+mod flights;
 mod fsck;
 mod gc;
 mod index;
 mod links;
 mod manifests;
+mod mirror;
 mod models;
 mod receive;
 mod referrers;
@@ -32,8 +34,10 @@ use tracing::Instrument;
 use crate::blobs::{Blobs, Locks, WriteLimit};
 use crate::gateway::Gateway;
 use crate::store::{self, Store};
+use crate::upstream::Upstream;
 use crate::{Config, Error, jobs};
 
+use flights::Flights;
 pub use fsck::{Damage, FsckReport};
 pub use gc::GcReport;
 pub use links::BlobLink;
@@ -129,6 +133,10 @@ pub struct Inner {
     pub(crate) indexing: tokio::sync::Semaphore,
     /// The way to the workers.
     gateway: Gateway,
+    /// Where mirrored repositories come from.
+    upstreams: Vec<Arc<Upstream>>,
+    /// What is being fetched from them.
+    fetches: Flights,
     /// When this process opened it, in Unix milliseconds.
     opened_at: i64,
     /// The key of signed links, once it was asked for.
@@ -151,6 +159,8 @@ pub async fn open(config: Config) -> Result<Registry, Error> {
 }
 
 async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
+    let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror).map(Arc::new));
+    let upstreams = upstreams.collect::<Result<_, Error>>()?;
     let (url, data) = (config.storage.clone(), config.data.clone());
     let blobs = tokio::task::spawn_blocking(move || Blobs::open(url.as_ref(), &data, limit))
         .await
@@ -165,6 +175,8 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         collecting: tokio::sync::Mutex::default(),
         indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
         gateway: Gateway::new()?,
+        upstreams,
+        fetches: Flights::default(),
         opened_at: crate::store::now_ms(),
         link_key: tokio::sync::OnceCell::new(),
         stopping: CancellationToken::new(),

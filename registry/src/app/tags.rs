@@ -19,6 +19,9 @@ impl Registry {
         last: Option<&str>,
     ) -> Result<Page<Tag>, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
+        if let Some(page) = self.mirror_tags(caller, repository, limit(n), last).await? {
+            return Ok(page);
+        }
         if !self.store.repository_exists(repository).await? {
             return Err(Error::NameUnknown { repository: repository.clone() });
         }

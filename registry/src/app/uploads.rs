@@ -20,7 +20,7 @@ impl Registry {
         repository: &Repository,
         algorithm: Option<Algorithm>,
     ) -> Result<UploadStatus, Error> {
-        allow(caller, Action::Push, Target::Repository(repository))?;
+        self.may_push(caller, repository)?;
         let id = Uuid::new_v4();
         let algorithm = algorithm.unwrap_or(Algorithm::Sha256);
         self.store.upload_insert(repository, id, &key::upload(id), algorithm).await?;

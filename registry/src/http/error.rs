@@ -111,7 +111,8 @@ impl Failure {
     pub(crate) fn message(&self) -> String {
         let full = matches!(
             self,
-            Failure::Registry(Error::StorageFull) | Failure::Upload { source: Error::StorageFull, .. }
+            Failure::Registry(Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_))
+                | Failure::Upload { source: Error::StorageFull, .. }
         );
         if self.status().is_server_error()
             && !full
@@ -138,7 +139,9 @@ fn status_of(error: &Error) -> StatusCode {
         | Error::ManifestInvalid(_)
         | Error::ManifestBlobsUnknown(_) => StatusCode::BAD_REQUEST,
         Error::ManifestTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-        Error::BlobReferenced { .. } => StatusCode::METHOD_NOT_ALLOWED,
+        Error::BlobReferenced { .. } | Error::Mirrored { .. } => StatusCode::METHOD_NOT_ALLOWED,
+        Error::UpstreamAway(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Error::UpstreamUnusable(_) => StatusCode::BAD_GATEWAY,
         Error::Denied => StatusCode::FORBIDDEN,
         Error::Unauthorized => StatusCode::UNAUTHORIZED,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,

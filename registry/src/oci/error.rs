@@ -44,6 +44,9 @@ pub(crate) fn respond(failure: &Failure) -> Response {
         Failure::Registry(Error::RangeUnsatisfiable { size_bytes }) => {
             headers.insert(header::CONTENT_RANGE, header_value(&format!("bytes */{size_bytes}")));
         }
+        Failure::Registry(Error::UpstreamAway(_)) => {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+        }
         Failure::Registry(Error::Unauthorized) => {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"lode\""));
         }
@@ -96,9 +99,11 @@ fn code_of(error: &Error) -> Code {
         | Error::ManifestTooLarge { .. } => ErrorCode::SizeInvalid,
         Error::ManifestInvalid(_) => ErrorCode::ManifestInvalid,
         Error::ManifestBlobsUnknown(_) => ErrorCode::ManifestBlobUnknown,
-        Error::BlobReferenced { .. } | Error::Denied => ErrorCode::Denied,
+        Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::Denied => ErrorCode::Denied,
         Error::Unauthorized => ErrorCode::Unauthorized,
-        Error::StorageFull => return Code::Other("UNAVAILABLE"),
+        Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_) => {
+            return Code::Other("UNAVAILABLE");
+        }
         _ => return Code::Other("UNKNOWN"),
     })
 }
@@ -120,7 +125,7 @@ fn detail(failure: &Failure) -> Value {
         }
         Error::BlobUnknown { digest } | Error::BlobReferenced { digest } => json!({ "digest": digest }),
         Error::ManifestUnknown { reference } => json!({ "reference": reference }),
-        Error::NameUnknown { repository } => json!({ "name": repository }),
+        Error::NameUnknown { repository } | Error::Mirrored { repository } => json!({ "name": repository }),
         _ => Value::Null,
     }
 }

@@ -7,6 +7,7 @@ mod collect;
 mod keys;
 mod locks;
 mod manifests;
+mod mirror;
 mod models;
 mod tags;
 mod uploads;

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod gateway;
+mod mirror;
 mod models;
 mod ollama;
 mod postgres;

@@ -1,0 +1,98 @@
+//! Work that many ask for at once and that is done once: who comes while it is under way shares its outcome.
+//! It goes on when those who asked are gone.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use tracing::Instrument;
+
+use crate::Error;
+
+type Outcome = Result<(), Arc<Error>>;
+type Flight = Shared<BoxFuture<'static, Outcome>>;
+
+#[derive(Clone, Default)]
+pub(crate) struct Flights(Arc<Mutex<HashMap<String, Flight>>>);
+
+/// Takes the flight off the list however it ends.
+struct Landing {
+    flights: Flights,
+    key: String,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
+}
+
+impl Flights {
+    /// Joins the work of that name, or starts `work`.
+    pub(crate) async fn join(
+        &self,
+        key: String,
+        work: impl Future<Output = Result<(), Error>> + Send + 'static,
+    ) -> Result<(), Error> {
+        let flight = {
+            let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match flights.get(&key) {
+                Some(flight) => flight.clone(),
+                None => {
+                    // The lock is held until the flight is on the list, so it cannot land before.
+                    let landing = Landing { flights: self.clone(), key: key.clone() };
+                    let work = async move {
+                        let _landing = landing;
+                        work.await.map_err(Arc::new)
+                    };
+                    let task = tokio::spawn(work.in_current_span());
+                    let flight =
+                        async move { task.await.unwrap_or_else(|_| Err(Arc::new(Error::Interrupted))) };
+                    flights.entry(key).or_insert(flight.boxed().shared()).clone()
+                }
+            }
+        };
+        flight.await.map_err(|error| error.retold())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_for_all_who_ask_meanwhile() {
+        let (flights, runs, go) =
+            (Flights::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+        let ask = || {
+            let (flights, runs, go) = (flights.clone(), runs.clone(), go.clone());
+            tokio::spawn(async move {
+                let work = async move {
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    let _permit = go.acquire().await;
+                    Err(Error::StorageFull)
+                };
+                flights.join("x".into(), work).await
+            })
+        };
+        let mut asked: Vec<_> = (0..10).map(|_| ask()).collect();
+        while runs.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        // Whoever started it leaves, which is nothing to the others.
+        asked.remove(0).abort();
+        go.add_permits(1);
+        for one in asked {
+            assert!(matches!(one.await.unwrap(), Err(Error::StorageFull)));
+        }
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+        // The next one starts afresh.
+        assert!(ask().await.unwrap().is_err());
+        assert_eq!(runs.load(Ordering::SeqCst), 2);
+    }
+}

@@ -1,0 +1,334 @@
+//! Pull-through: what is asked for below a mirrored prefix and not held is fetched from its upstream, verified, stored as
+//! any pushed content, and served. Once for however many ask, here and on other replicas; after that also while the upstream is down.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use lode_model::digest::Digest;
+use lode_model::reference::{Reference, Repository, Tag};
+use uuid::Uuid;
+
+use super::{BlobInfo, Body, BodyError, ChunkRange, Page, Registry, again};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::error::chain;
+use crate::store::{millis, now_ms};
+use crate::upstream::{Upstream, upstream_of};
+
+/// For how long a replica has a fetch before others take it to be dead. It renews its claim all the while.
+const LEASE: Duration = Duration::from_secs(30);
+const RENEW: Duration = Duration::from_secs(8);
+/// How often one replica looks whether another one is done.
+const POLL: Duration = Duration::from_millis(200);
+/// How long an upstream may take to tell where a tag points, with the old answer at hand.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Something that an upstream may have.
+struct Wanted {
+    upstream: Arc<Upstream>,
+    ours: Repository,
+    /// What the upstream calls the repository.
+    theirs: Repository,
+    what: What,
+}
+
+enum What {
+    Manifest(Reference),
+    Blob(Digest),
+}
+
+impl Wanted {
+    /// The name of the fetch, within the repository.
+    fn key(&self) -> String {
+        match &self.what {
+            What::Manifest(reference) => reference.to_string(),
+            What::Blob(digest) => format!("blob {digest}"),
+        }
+    }
+}
+
+impl Registry {
+    /// May they push there? Below a mirrored prefix only this server itself may.
+    pub(super) fn may_push(&self, caller: &Caller, repository: &Repository) -> Result<(), Error> {
+        allow(caller, Action::Push, Target::Repository(repository))?;
+        match upstream_of(&self.upstreams, repository) {
+            Some(_) if *caller != Caller::Internal => Err(Error::Mirrored { repository: repository.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where a repository comes from, for callers that things are fetched for. The server's own jobs work on what is held.
+    fn mirrored(&self, caller: &Caller, repository: &Repository) -> Option<(Arc<Upstream>, Repository)> {
+        if self.upstreams.is_empty() || *caller == Caller::Internal {
+            return None;
+        }
+        let upstream = upstream_of(&self.upstreams, repository)?;
+        Some((upstream.clone(), upstream.repository(repository)?))
+    }
+
+    /// Brings a manifest up to date. True if what is held may have changed.
+    pub(super) async fn mirror_manifest(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+        held: bool,
+    ) -> Result<bool, Error> {
+        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(false) };
+        if held && (upstream.is_resting() || self.manifest_is_fresh(&upstream, repository, reference).await?)
+        {
+            return Ok(false);
+        }
+        let what = What::Manifest(reference.clone());
+        match self.fetch(Wanted { upstream, ours: repository.clone(), theirs, what }).await {
+            Ok(()) => Ok(true),
+            Err(error @ (Error::UpstreamAway(_) | Error::UpstreamUnusable(_))) if held => {
+                tracing::warn!(%repository, %reference, error = chain(&error), "served as it was last seen upstream");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Fetches a blob that is not held. True if it may be now.
+    pub(super) async fn mirror_blob(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<bool, Error> {
+        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(false) };
+        let what = What::Blob(digest.clone());
+        self.fetch(Wanted { upstream, ours: repository.clone(), theirs, what }).await?;
+        Ok(true)
+    }
+
+    /// What a HEAD tells about a blob that is not held: nothing is fetched for it.
+    pub(super) async fn mirror_blob_stat(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<BlobInfo>, Error> {
+        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(None) };
+        allow(caller, Action::Pull, Target::Repository(repository))?;
+        if self.store.blob_find(repository, digest).await?.is_some() {
+            return Ok(None);
+        }
+        let head =
+            upstream.registry.blob_head(&theirs, digest).await.map_err(|error| upstream.failed(error))?;
+        let found = head.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })?;
+        Ok(Some(BlobInfo { digest: found.digest, size_bytes: found.size_bytes }))
+    }
+
+    /// The upstream's tags. None where there is no upstream, or it does not answer and something is held.
+    pub(super) async fn mirror_tags(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        limit: u32,
+        last: Option<&str>,
+    ) -> Result<Option<Page<Tag>>, Error> {
+        let Some((upstream, theirs)) = self.mirrored(caller, repository) else { return Ok(None) };
+        let held = self.store.repository_exists(repository).await?;
+        if held && upstream.is_resting() {
+            return Ok(None);
+        }
+        let mut tags = match upstream.registry.tags(&theirs).await {
+            Ok(tags) => tags,
+            Err(error) if error.is_not_found() => {
+                return Err(Error::NameUnknown { repository: repository.clone() });
+            }
+            Err(error) => {
+                let error = upstream.failed(error);
+                if !held {
+                    return Err(error);
+                }
+                tracing::warn!(%repository, error = chain(&error), "tags listed as far as they are held");
+                return Ok(None);
+            }
+        };
+        // Registries differ in the order of their lists; ours has one.
+        tags.sort();
+        tags.dedup();
+        tags.retain(|tag| last.is_none_or(|last| tag.as_str() > last));
+        Ok(Some(Page::cut(tags, limit)))
+    }
+
+    /// Fetches, once for all who ask meanwhile. It goes on when they are gone.
+    async fn fetch(&self, wanted: Wanted) -> Result<(), Error> {
+        let this = self.clone();
+        let name = format!("{} {}", wanted.ours, wanted.key());
+        self.fetches.join(name, async move { this.fetch_once(&wanted).await }).await
+    }
+
+    /// Fetches, unless another replica does.
+    async fn fetch_once(&self, wanted: &Wanted) -> Result<(), Error> {
+        let (repository, key) = (&wanted.ours, wanted.key());
+        let holder = Uuid::new_v4().to_string();
+        // 1. The right to, on behalf of all replicas; or what another one brought meanwhile.
+        loop {
+            if self.fetch_is_done(wanted).await? {
+                return Ok(());
+            }
+            if self.store.mirror_lease(repository, &key, &holder, lease_end()).await? {
+                break;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        // 2. The fetch. Another may have ended between the two looks.
+        let asked_at = now_ms();
+        let fetched = match self.fetch_is_done(wanted).await? {
+            true => None,
+            false => Some(self.fetch_held(wanted, &key, &holder).await),
+        };
+        // 3. When the upstream told where a tag points.
+        let told = matches!((&wanted.what, &fetched), (What::Manifest(Reference::Tag(_)), Some(Ok(()))));
+        self.store.mirror_release(repository, &key, &holder, told.then_some(asked_at)).await?;
+        fetched.unwrap_or(Ok(()))
+    }
+
+    async fn fetch_is_done(&self, wanted: &Wanted) -> Result<bool, Error> {
+        let Wanted { upstream, ours, what, .. } = wanted;
+        match what {
+            What::Manifest(reference) => Ok(self.store.manifest_find(ours, reference).await?.is_some()
+                && self.manifest_is_fresh(upstream, ours, reference).await?),
+            What::Blob(digest) => Ok(self.store.blob_find(ours, digest).await?.is_some()),
+        }
+    }
+
+    /// Fetches, and says all the while that it does.
+    async fn fetch_held(&self, wanted: &Wanted, key: &str, holder: &str) -> Result<(), Error> {
+        let repository = &wanted.ours;
+        let fetch = async {
+            match &wanted.what {
+                What::Manifest(reference) => self.manifest_bring(wanted, reference).await,
+                What::Blob(digest) => self.blob_bring(wanted, digest).await,
+            }
+        };
+        let renew = async {
+            loop {
+                tokio::time::sleep(RENEW).await;
+                if let Err(error) = self.store.mirror_lease(repository, key, holder, lease_end()).await {
+                    tracing::warn!(%repository, reference = key, error = chain(&error), "cannot renew a fetch");
+                }
+            }
+        };
+        tokio::select! {
+            fetched = fetch => fetched,
+            () = renew => Err(Error::Interrupted),
+            () = self.stopping.cancelled() => Err(Error::Interrupted),
+        }
+    }
+
+    /// A digest never changes; a tag was compared a moment ago.
+    async fn manifest_is_fresh(
+        &self,
+        upstream: &Upstream,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<bool, Error> {
+        let Reference::Tag(tag) = reference else { return Ok(true) };
+        let checked_at = self.store.mirror_checked_at(repository, tag.as_str()).await?;
+        Ok(checked_at > now_ms().saturating_sub(millis(upstream.check_after)))
+    }
+
+    async fn manifest_bring(&self, wanted: &Wanted, reference: &Reference) -> Result<(), Error> {
+        let Wanted { upstream, ours, theirs, .. } = wanted;
+        let held = self.store.manifest_find(ours, reference).await?;
+        // 1. Where a tag points can be asked without fetching what it points at.
+        if let Some(held) = &held {
+            let asked =
+                tokio::time::timeout(PATIENCE, upstream.registry.manifest_head(theirs, reference)).await;
+            let late = || Error::UpstreamAway(Arc::new(std::io::Error::from(std::io::ErrorKind::TimedOut)));
+            match asked.map_err(|_| late())?.map_err(|error| upstream.failed(error))? {
+                Some(info) if info.digest.as_ref() == Some(&held.digest) => return Ok(()),
+                Some(_) => {}
+                None => return self.manifest_gone(ours, reference, true).await,
+            }
+        }
+        // 2. The bytes, as their digest says.
+        let fetched = match upstream.registry.manifest_get(theirs, reference).await {
+            Ok(fetched) => fetched,
+            Err(error) if error.is_not_found() => {
+                return self.manifest_gone(ours, reference, held.is_some()).await;
+            }
+            Err(error) => return Err(upstream.failed(error)),
+        };
+        // 3. Stored like any other; what it names comes when it is asked for.
+        let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
+        match self.manifest_store(ours, reference, kind, fetched.bytes, &[], true).await {
+            Ok(put) => {
+                tracing::info!(repository = %ours, %reference, digest = %put.digest, "manifest fetched");
+                Ok(())
+            }
+            Err(error @ (Error::ManifestInvalid(_) | Error::ManifestTooLarge { .. })) => {
+                Err(Error::UpstreamUnusable(Arc::new(error)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The upstream has no such manifest. A tag that it removed goes here too; what it pointed at stays for the collection.
+    async fn manifest_gone(
+        &self,
+        repository: &Repository,
+        reference: &Reference,
+        held: bool,
+    ) -> Result<(), Error> {
+        if held && let Reference::Tag(_) = reference {
+            match self.manifest_delete(&Caller::Internal, repository, reference).await {
+                Ok(()) | Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::ManifestUnknown { reference: reference.clone() })
+    }
+
+    async fn blob_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
+        self.blob_bytes_bring(wanted, digest).await?;
+        // A model can be read once the last of its blobs is here.
+        for manifest in self.store.manifests_complete(&wanted.ours, digest).await? {
+            self.model_index_later(&wanted.ours, &manifest);
+        }
+        Ok(())
+    }
+
+    async fn blob_bytes_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
+        let Wanted { upstream, ours, theirs, .. } = wanted;
+        // 1. Bytes that another repository brought need only a link, once it is certain that they belong here.
+        let named = self.store.blob_is_named(ours, digest).await?;
+        if named && again!(self.blob_link_live(ours, digest).await)?.is_some() {
+            return Ok(());
+        }
+        let head =
+            upstream.registry.blob_head(theirs, digest).await.map_err(|error| upstream.failed(error))?;
+        let size_bytes = head.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })?.size_bytes;
+        if !named && again!(self.blob_link_live(ours, digest).await)?.is_some() {
+            return Ok(());
+        }
+        // 2. Otherwise they come from there, as an upload of our own.
+        let bytes = upstream.registry.blob_read(theirs, digest, size_bytes);
+        let body: Body = bytes.map_err(|error| BodyError::from(Box::new(error))).boxed();
+        let chunk = ChunkRange { range: None, length: Some(size_bytes) };
+        match self.blob_put(&Caller::Internal, ours, digest, chunk, body).await {
+            Ok(_) => {
+                tracing::info!(repository = %ours, %digest, size_bytes, "blob fetched");
+                Ok(())
+            }
+            Err(Error::BodyCut(reason)) => Err(match reason.downcast::<lode_client::Error>() {
+                Ok(error) => upstream.failed(*error),
+                Err(reason) => Error::UpstreamUnusable(Arc::from(reason)),
+            }),
+            Err(error @ (Error::DigestMismatch { .. } | Error::SizeMismatch { .. })) => {
+                Err(Error::UpstreamUnusable(Arc::new(error)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn lease_end() -> i64 {
+    now_ms().saturating_add(millis(LEASE))
+}

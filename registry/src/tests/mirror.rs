@@ -1,0 +1,332 @@
+//! Pull-through: a registry in front of another one that counts what it is asked, and that can be slow, down, or lie.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::{Router, routing};
+use http::{StatusCode, header};
+use http_body_util::BodyExt;
+use lode_model::digest::Digest;
+use lode_model::media_type;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::{Answer, App, failure, image};
+use crate::{Config, MirrorConfig, Secret};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Up,
+    Slow,
+    Down,
+    /// The right length, other bytes.
+    Wrong,
+    /// Only with the right login.
+    Private,
+    Forbidden,
+}
+
+/// What a mirror fetches from.
+struct Upstream {
+    app: App,
+    address: SocketAddr,
+    heard: Arc<Mutex<Vec<String>>>,
+    mode: Arc<Mutex<Mode>>,
+}
+
+impl Upstream {
+    async fn start() -> Upstream {
+        let app = App::new().await;
+        let (heard, mode) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Mode::Up)));
+        let (inner, notes, state) = (app.router.clone(), heard.clone(), mode.clone());
+        let routes = Router::new().fallback(routing::any(move |request: Request| {
+            let (inner, notes, mode) = (inner.clone(), notes.clone(), *state.lock().unwrap());
+            async move {
+                notes.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
+                answer(inner, mode, request).await
+            }
+        }));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        Upstream { app, address, heard, mode }
+    }
+
+    fn set(&self, mode: Mode) {
+        *self.mode.lock().unwrap() = mode;
+    }
+
+    /// How many requests began like this.
+    fn count(&self, start: &str) -> usize {
+        self.heard.lock().unwrap().iter().filter(|line| line.starts_with(start)).count()
+    }
+
+    fn mirrored(&self, check_after: Duration) -> MirrorConfig {
+        MirrorConfig {
+            prefix: "hub/".into(),
+            upstream: format!("http://{}", self.address).parse().unwrap(),
+            username: None,
+            password: None,
+            check_after,
+            plain_http: false,
+        }
+    }
+}
+
+async fn answer(inner: Router, mode: Mode, request: Request) -> Response {
+    match mode {
+        Mode::Up => {}
+        Mode::Slow => tokio::time::sleep(Duration::from_millis(300)).await,
+        Mode::Down => return StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        Mode::Forbidden => return StatusCode::FORBIDDEN.into_response(),
+        Mode::Private => {
+            // ann:secret
+            let login = request.headers().get(header::AUTHORIZATION);
+            if login.is_none_or(|login| login != "Basic YW5uOnNlY3JldA==") {
+                let asks = [(header::WWW_AUTHENTICATE, "Basic realm=\"x\"")];
+                return (StatusCode::UNAUTHORIZED, asks).into_response();
+            }
+        }
+        Mode::Wrong => {
+            let (parts, body) = inner.oneshot(request).await.unwrap().into_parts();
+            let bytes = body.collect().await.unwrap().to_bytes();
+            let wrong: Vec<u8> = bytes.iter().map(|byte| byte ^ 1).collect();
+            return Response::from_parts(parts, Body::from(wrong));
+        }
+    }
+    inner.oneshot(request).await.unwrap()
+}
+
+/// A mirror of `upstream` for each engine that is at hand.
+async fn mirrors(upstream: &Upstream, check_after: Duration) -> Vec<App> {
+    let config = || Config { mirror: vec![upstream.mirrored(check_after)], ..Config::default() };
+    let mut apps = vec![App::with(config()).await];
+    if let Some(database) = crate::store::postgres_for_test().await {
+        apps.push(App::with(Config { database: Some(database), ..config() }).await);
+    }
+    apps
+}
+
+const LONG: Duration = Duration::from_secs(3600);
+const MANIFEST: &str = "/v2/hub/team/mini/manifests/latest";
+
+fn layer_of(manifest: &Answer) -> String {
+    let digest = manifest.json()["layers"][0]["digest"].as_str().unwrap().to_owned();
+    format!("/v2/hub/team/mini/blobs/{digest}")
+}
+
+#[tokio::test]
+async fn fetched_once_and_served_while_the_upstream_is_down() {
+    let upstream = Upstream::start().await;
+    let digest = upstream.app.push_image("team/mini", "latest", "layer").await;
+    for app in mirrors(&upstream, LONG).await {
+        upstream.heard.lock().unwrap().clear();
+        let manifest = app.get(MANIFEST).await;
+        assert_eq!(manifest.status, 200, "{}", manifest.text());
+        assert_eq!(manifest.header("docker-content-digest"), digest.as_str());
+        assert_eq!(manifest.header("content-type"), media_type::OCI_MANIFEST);
+        let layer = layer_of(&manifest);
+        // A HEAD tells without fetching; a GET fetches.
+        let head = app.send(http::Request::head(&layer), "").await;
+        assert_eq!((head.status.as_u16(), head.header("content-length")), (200, "5"));
+        assert_eq!(upstream.count("GET /v2/team/mini/blobs/"), 0);
+        assert_eq!(app.get(&layer).await.text(), "layer");
+        assert_eq!(app.get(&layer).await.text(), "layer");
+        assert_eq!(app.get("/v2/hub/team/mini/tags/list").await.json()["tags"], json!(["latest"]));
+
+        upstream.set(Mode::Down);
+        let by_digest = format!("/v2/hub/team/mini/manifests/{digest}");
+        for path in [MANIFEST, &by_digest, &layer] {
+            assert_eq!(app.get(path).await.status, 200, "{path}");
+            assert_eq!(app.send(http::Request::head(path), "").await.status, 200, "{path}");
+        }
+        assert_eq!(app.get("/v2/hub/team/mini/tags/list").await.json()["tags"], json!(["latest"]));
+        let part = app.send(http::Request::get(&layer).header("range", "bytes=1-2"), "").await;
+        assert_eq!((part.status.as_u16(), part.text()), (206, "ay"));
+        upstream.set(Mode::Up);
+        assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
+        assert_eq!(upstream.count("GET /v2/team/mini/blobs/"), 1);
+        let report = app.registry.fsck(&crate::auth::Caller::Internal, true).await.unwrap();
+        assert!(report.is_sound(), "{report:?}");
+    }
+}
+
+#[tokio::test]
+async fn fifty_who_ask_at_once_are_one_fetch() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    for app in mirrors(&upstream, LONG).await {
+        upstream.set(Mode::Slow);
+        upstream.heard.lock().unwrap().clear();
+        let all = futures::future::join_all((0..50).map(|_| app.get(MANIFEST))).await;
+        assert!(all.iter().all(|answer| answer.status == 200));
+        let layer = layer_of(&all[0]);
+        let all = futures::future::join_all((0..50).map(|_| app.get(&layer))).await;
+        assert!(all.iter().all(|answer| answer.status == 200 && answer.text() == "layer"));
+        assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
+        assert_eq!(upstream.count("GET /v2/team/mini/blobs/"), 1);
+        upstream.set(Mode::Up);
+    }
+}
+
+/// Two servers on one database and one storage cannot be had on a folder, so they take turns by their leases alone.
+#[tokio::test]
+async fn replicas_take_turns() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let config = || Config {
+        mirror: vec![upstream.mirrored(LONG)],
+        database: Some(database.clone()),
+        ..Config::default()
+    };
+    let (one, two) = (App::with(config()).await, App::with(config()).await);
+    upstream.set(Mode::Slow);
+    let all = futures::future::join_all((0..20).map(|n| if n % 2 == 0 { &one } else { &two }.get(MANIFEST)));
+    assert!(all.await.iter().all(|answer| answer.status == 200));
+    assert_eq!(upstream.count("GET /v2/team/mini/manifests/"), 1);
+}
+
+#[tokio::test]
+async fn a_tag_follows_its_upstream() {
+    let upstream = Upstream::start().await;
+    let first = upstream.app.push_image("team/mini", "latest", "one").await;
+    for app in mirrors(&upstream, Duration::ZERO).await {
+        upstream.app.push_image("team/mini", "latest", "one").await;
+        assert_eq!(app.get(MANIFEST).await.header("docker-content-digest"), first.as_str());
+        let second = upstream.app.push_image("team/mini", "latest", "two").await;
+        assert_eq!(app.get(MANIFEST).await.header("docker-content-digest"), second.as_str());
+        // Down, the last that was seen counts; back again, the upstream does.
+        upstream.set(Mode::Down);
+        assert_eq!(app.get(MANIFEST).await.header("docker-content-digest"), second.as_str());
+        upstream.set(Mode::Up);
+        assert_eq!(upstream.app.delete("/v2/team/mini/manifests/latest").await.status, 202);
+        let gone = async || app.get(MANIFEST).await.failure();
+        let mut last = gone().await;
+        // It is left alone for a moment after it was down.
+        for _ in 0..100 {
+            if last.0 != 200 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            last = match app.get(MANIFEST).await {
+                answer if answer.status == 200 => (200, String::new()),
+                answer => answer.failure(),
+            };
+        }
+        assert_eq!(last, failure(404, "MANIFEST_UNKNOWN"));
+        // What was fetched stays under its digest.
+        assert_eq!(app.get(&format!("/v2/hub/team/mini/manifests/{second}")).await.status, 200);
+        upstream.app.push_image("team/mini", "latest", "one").await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_there_and_what_cannot_be_told() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    let absent = Digest::sha256(b"absent");
+    for app in mirrors(&upstream, LONG).await {
+        let blob = format!("/v2/hub/team/mini/blobs/{absent}");
+        assert_eq!(
+            app.get("/v2/hub/team/mini/manifests/none").await.failure(),
+            failure(404, "MANIFEST_UNKNOWN")
+        );
+        assert_eq!(app.get(&blob).await.failure(), failure(404, "BLOB_UNKNOWN"));
+        assert_eq!(app.send(http::Request::head(&blob), "").await.status, 404);
+        assert_eq!(app.get("/v2/hub/none/tags/list").await.failure(), failure(404, "NAME_UNKNOWN"));
+
+        upstream.set(Mode::Down);
+        for path in [MANIFEST, &blob, "/v2/hub/team/mini/tags/list"] {
+            let answer = app.get(path).await;
+            assert_eq!(answer.failure(), failure(503, "UNAVAILABLE"), "{path}");
+            assert_eq!(answer.header("retry-after"), "5");
+            assert!(answer.text().contains("does not answer"), "{}", answer.text());
+        }
+        upstream.set(Mode::Forbidden);
+        let answer = app.get(MANIFEST).await;
+        assert_eq!(answer.failure(), failure(502, "UNAVAILABLE"));
+        assert!(!answer.text().contains(&upstream.address.to_string()), "{}", answer.text());
+        upstream.set(Mode::Up);
+        assert_eq!(app.get(MANIFEST).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn wrong_bytes_are_never_served() {
+    let upstream = Upstream::start().await;
+    let digest = upstream.app.push_image("team/mini", "latest", "layer").await;
+    for app in mirrors(&upstream, LONG).await {
+        let by_digest = format!("/v2/hub/team/mini/manifests/{digest}");
+        upstream.set(Mode::Wrong);
+        for path in [MANIFEST, &by_digest] {
+            assert_eq!(app.get(path).await.failure(), failure(502, "UNAVAILABLE"), "{path}");
+        }
+        upstream.set(Mode::Up);
+        let layer = layer_of(&app.get(MANIFEST).await);
+        upstream.set(Mode::Wrong);
+        assert_eq!(app.get(&layer).await.failure(), failure(502, "UNAVAILABLE"));
+        upstream.set(Mode::Up);
+        assert_eq!(app.get(&layer).await.text(), "layer");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_asks_for_a_login() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    upstream.set(Mode::Private);
+    let (user, right) = (Some("ann".to_owned()), Some(Secret::new("secret")));
+    let config = |password| MirrorConfig { username: user.clone(), password, ..upstream.mirrored(LONG) };
+    let with =
+        async |password| App::with(Config { mirror: vec![config(password)], ..Config::default() }).await;
+    assert_eq!(with(right).await.get(MANIFEST).await.status, 200);
+    let wrong = with(Some(Secret::new("guess"))).await;
+    assert_eq!(wrong.get(MANIFEST).await.failure(), failure(502, "UNAVAILABLE"));
+}
+
+#[tokio::test]
+async fn nobody_pushes_below_a_mirrored_prefix() {
+    let upstream = Upstream::start().await;
+    let app = App::with(Config { mirror: vec![upstream.mirrored(LONG)], ..Config::default() }).await;
+    let (config, layer) = (app.push_blob("own", "{}").await, app.push_blob("own", "x").await);
+    let described = json!({"mediaType": media_type::OCI_LAYER_TAR, "digest": layer, "size": 1});
+    let manifest: Value = image(&config, 2, &[described]);
+    let put = app.push_manifest("hub/team/mini", "latest", &manifest).await;
+    assert_eq!(put.failure(), failure(405, "DENIED"));
+    assert!(put.text().contains("mirrors another registry"), "{}", put.text());
+    for query in [String::new(), format!("?mount={layer}&from=own"), format!("?digest={layer}")] {
+        let path = format!("/v2/hub/team/mini/blobs/uploads/{query}");
+        let answer = app.send(http::Request::post(&path), "x").await;
+        assert_eq!(answer.failure(), failure(405, "DENIED"), "{path}");
+    }
+    assert_eq!(upstream.heard.lock().unwrap().len(), 0);
+    // Beside the prefix all is as ever.
+    assert_eq!(app.push_manifest("own", "latest", &manifest).await.status, 201);
+    assert_eq!(app.get("/v2/hubs/manifests/latest").await.status, 404);
+}
+
+#[tokio::test]
+async fn blobs_stay_within_their_repository() {
+    let upstream = Upstream::start().await;
+    upstream.app.push_image("team/mini", "latest", "layer").await;
+    let app = App::with(Config { mirror: vec![upstream.mirrored(LONG)], ..Config::default() }).await;
+    let own = app.push_blob("own", "secret").await;
+    // Held here, but not what the upstream shows there.
+    assert_eq!(
+        app.get(&format!("/v2/hub/team/mini/blobs/{own}")).await.failure(),
+        failure(404, "BLOB_UNKNOWN")
+    );
+    let layer = layer_of(&app.get(MANIFEST).await);
+    assert_eq!(app.get(&layer).await.status, 200);
+    assert_eq!(app.get(&layer.replace("hub/team/mini", "own")).await.status, 404);
+    // What is here already is linked, not fetched again.
+    let shared = app.push_blob("own", "shared").await;
+    upstream.app.push_blob("team/mini", "shared").await;
+    assert_eq!(app.get(&format!("/v2/hub/team/mini/blobs/{shared}")).await.text(), "shared");
+    assert_eq!(upstream.count(&format!("GET /v2/team/mini/blobs/{shared}")), 0);
+}

@@ -1,0 +1,206 @@
+//! A registry that a prefix of this one is fetched from: its settings, and the way there.
+//! `app::mirror` decides what is fetched and when; this module knows whose names are whose.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use lode_client::{Client, ClientOptions, Credentials, Login, RetryPolicy};
+use lode_model::reference::Repository;
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::config::duration;
+use crate::store::{millis, now_ms};
+use crate::{Error, Secret};
+
+/// How long an upstream that did not answer is left alone where there is something held to answer with.
+const REST: Duration = Duration::from_secs(5);
+/// An upstream that sends nothing for this long is given up.
+const IDLE: Duration = Duration::from_secs(20);
+const ATTEMPTS: u32 = 3;
+
+/// `[[mirror]]`: repositories below a prefix come from another registry.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MirrorConfig {
+    /// Repositories whose names start with this are fetched; the rest of the name is the upstream's. Ends in `/`, or is
+    /// empty for all.
+    pub prefix: String,
+    /// The other registry: scheme and host, and a path where only repositories below that are meant.
+    pub upstream: Url,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub username: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password: Option<Secret>,
+    /// For how long a tag is served before the upstream is asked again where it points.
+    #[serde(default = "check_after", with = "duration")]
+    pub check_after: Duration,
+    /// Speak http to an upstream beyond this machine. Whoever sits in between can then send what they like under a tag.
+    #[serde(default)]
+    pub plain_http: bool,
+}
+
+fn check_after() -> Duration {
+    Duration::from_secs(5 * 60)
+}
+
+/// One mirrored prefix.
+pub(crate) struct Upstream {
+    prefix: String,
+    /// What the upstream's own names start with.
+    path: String,
+    pub(crate) check_after: Duration,
+    pub(crate) registry: lode_client::Registry,
+    /// Until when it is left alone, in Unix milliseconds.
+    resting: AtomicI64,
+}
+
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upstream").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+impl Upstream {
+    pub(crate) fn open(mirror: &MirrorConfig) -> Result<Upstream, Error> {
+        let unusable = |reason: String| Error::Config { setting: "mirror", reason };
+        let MirrorConfig { prefix, upstream, username, password, check_after, plain_http } = mirror;
+        // 1. The names here.
+        let parts = prefix.strip_suffix('/').unwrap_or(prefix);
+        if !prefix.is_empty() && (parts == prefix || parts.parse::<Repository>().is_err()) {
+            return Err(unusable(format!("the prefix `{prefix}` is not a path that ends in `/`")));
+        }
+        // 2. The address there.
+        let path = upstream.path().trim_matches('/');
+        if !path.is_empty() && path.parse::<Repository>().is_err() {
+            return Err(unusable(format!("`{path}` is no path of repositories")));
+        }
+        let loopback = upstream.host_str().is_some_and(lode_client::is_loopback_host);
+        if upstream.scheme() == "http" && !loopback && !plain_http {
+            return Err(unusable(format!("{upstream} is not https; plain_http = true accepts that")));
+        }
+        if !upstream.username().is_empty() || upstream.password().is_some() {
+            return Err(unusable("the login goes into username and password, not into the address".into()));
+        }
+        // 3. Who we are there.
+        let mut base = upstream.clone();
+        base.set_path("");
+        let credentials = match (username, password) {
+            (None, None) => Credentials::none(),
+            (Some(username), Some(password)) => {
+                let login = Login { username: username.clone(), password: password.expose().to_owned() };
+                // Only this registry's own challenge is answered, never that of a place it redirects to.
+                let host = host_and_port(&base);
+                Credentials::from_fn(move |asked| (asked == host).then(|| login.clone()))
+            }
+            _ => return Err(unusable("username and password go together".into())),
+        };
+        let retry =
+            RetryPolicy { attempts: ATTEMPTS, base: Duration::from_millis(200), cap: Duration::from_secs(2) };
+        let options = ClientOptions { credentials, retry, idle_timeout: IDLE, ..ClientOptions::default() };
+        let client = Client::new(options).map_err(|error| unusable(error.to_string()))?;
+        let registry = client.registry(base.as_str()).map_err(|error| unusable(error.to_string()))?;
+        let path = if path.is_empty() { String::new() } else { format!("{path}/") };
+        Ok(Upstream {
+            prefix: prefix.clone(),
+            path,
+            check_after: *check_after,
+            registry,
+            resting: AtomicI64::new(0),
+        })
+    }
+
+    /// What a repository of ours is called there; None if it is not below the prefix.
+    pub(crate) fn repository(&self, ours: &Repository) -> Option<Repository> {
+        let rest = ours.as_str().strip_prefix(&self.prefix)?;
+        format!("{}{rest}", self.path).parse().ok()
+    }
+
+    /// It did not answer a moment ago.
+    pub(crate) fn is_resting(&self) -> bool {
+        now_ms() < self.resting.load(Ordering::Relaxed)
+    }
+
+    /// Takes an error of the client for what it means here.
+    pub(crate) fn failed(&self, error: lode_client::Error) -> Error {
+        if error.is_transient() {
+            self.resting.store(now_ms().saturating_add(millis(REST)), Ordering::Relaxed);
+            return Error::UpstreamAway(Arc::new(error));
+        }
+        Error::UpstreamUnusable(Arc::new(error))
+    }
+}
+
+/// The key that the client looks logins up by.
+fn host_and_port(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}
+
+/// The upstream with the longest prefix of a name.
+pub(crate) fn upstream_of<'a>(
+    upstreams: &'a [Arc<Upstream>],
+    name: &Repository,
+) -> Option<&'a Arc<Upstream>> {
+    upstreams
+        .iter()
+        .filter(|upstream| upstream.repository(name).is_some())
+        .max_by_key(|upstream| upstream.prefix.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mirror(prefix: &str, upstream: &str) -> MirrorConfig {
+        MirrorConfig {
+            prefix: prefix.into(),
+            upstream: upstream.parse().unwrap(),
+            username: None,
+            password: None,
+            check_after: check_after(),
+            plain_http: false,
+        }
+    }
+
+    #[test]
+    fn names_on_both_sides() {
+        let check = |prefix: &str, upstream: &str, ours: &str, expect: Option<&str>| {
+            let opened = Upstream::open(&mirror(prefix, upstream)).unwrap();
+            let theirs = opened.repository(&ours.parse().unwrap());
+            assert_eq!(theirs.as_ref().map(Repository::as_str), expect, "{prefix} {upstream} {ours}");
+        };
+        check("hub/", "https://registry.example", "hub/library/alpine", Some("library/alpine"));
+        check("hub/", "https://registry.example/team/", "hub/mini", Some("team/mini"));
+        check("hub/", "https://registry.example", "hubs/mini", None);
+        check("hub/", "https://registry.example", "hub", None);
+        check("", "http://127.0.0.1:5001", "a/b", Some("a/b"));
+    }
+
+    #[test]
+    fn the_longest_prefix_wins() {
+        let open = |prefix| Arc::new(Upstream::open(&mirror(prefix, "https://registry.example")).unwrap());
+        let upstreams = [open("hub/"), open("hub/deep/"), open("other/")];
+        let of = |name: &str| upstream_of(&upstreams, &name.parse().unwrap()).map(|u| u.prefix.as_str());
+        assert_eq!(of("hub/x"), Some("hub/"));
+        assert_eq!(of("hub/deep/x"), Some("hub/deep/"));
+        assert_eq!(of("elsewhere/x"), None);
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_named() {
+        let refused = |mirror: MirrorConfig| Upstream::open(&mirror).unwrap_err().to_string();
+        assert!(refused(mirror("hub", "https://registry.example")).contains("`hub`"));
+        assert!(refused(mirror("Hub/", "https://registry.example")).contains("`Hub/`"));
+        assert!(refused(mirror("hub/", "http://registry.example")).contains("plain_http"));
+        assert!(refused(mirror("hub/", "ftp://registry.example")).contains("mirror"));
+        assert!(refused(mirror("hub/", "https://a:b@registry.example")).contains("login"));
+        let half =
+            MirrorConfig { username: Some("ann".into()), ..mirror("hub/", "https://registry.example") };
+        assert!(refused(half).contains("go together"));
+        let plain = MirrorConfig { plain_http: true, ..mirror("hub/", "http://registry.example") };
+        assert!(Upstream::open(&plain).is_ok());
+    }
+}
