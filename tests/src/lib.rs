@@ -2,10 +2,15 @@
 //! Only `tests/e2e` uses them; they link none of the crates under test, so what they hash, parse and compare is a second opinion.
 
 pub mod artifact;
+mod background;
 pub mod checkpoint;
 pub mod clients;
+pub mod cluster;
 pub mod command;
+pub mod faults;
 pub mod oci;
 pub mod raw;
 pub mod report;
 pub mod server;
+pub mod services;
+pub mod switch;

@@ -1,0 +1,137 @@
+//! Where a server keeps its index and its bytes: each of {SQLite, Postgres} x {folder, S3}, fresh for every test.
+//! The services are those that LODE_TEST_POSTGRES and LODE_TEST_S3 (with the AWS_* variables) name; `tests/run` starts them.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use crate::command::succeed;
+use crate::report;
+use crate::server::Options;
+
+/// A fresh index and a fresh place for bytes.
+#[derive(Clone, Debug)]
+pub struct Backing {
+    /// `sqlite + folder` and so on.
+    pub name: &'static str,
+    /// A schema of its own on the Postgres server; nothing for SQLite in the data folder.
+    pub database: Option<String>,
+    /// A prefix of its own in the bucket; nothing for the data folder.
+    pub storage: Option<String>,
+}
+
+impl Backing {
+    /// SQLite and the data folder: what `lode serve` uses when told nothing.
+    #[must_use]
+    pub fn embedded() -> Self {
+        Self { name: "sqlite + folder", database: None, storage: None }
+    }
+
+    /// Postgres and S3: what any number of replicas can share. A service that is missing is reported as a skip.
+    #[must_use]
+    pub fn shared(test: &str) -> Option<Self> {
+        Some(Self {
+            name: "postgres + s3",
+            database: Some(postgres_schema(test)?),
+            storage: Some(s3_prefix(test)?),
+        })
+    }
+
+    /// All four pairs, as far as their services are there.
+    #[must_use]
+    pub fn all(test: &str) -> Vec<Self> {
+        let postgres = |name, storage| {
+            postgres_schema(test).map(|database| Self { name, database: Some(database), storage })
+        };
+        let mut all = vec![Self::embedded()];
+        all.extend(postgres("postgres + folder", None));
+        if let Some(storage) = s3_prefix(test) {
+            all.push(Self { name: "sqlite + s3", database: None, storage: Some(storage) });
+            all.extend(s3_prefix(test).and_then(|storage| postgres("postgres + s3", Some(storage))));
+        }
+        all
+    }
+}
+
+impl Options {
+    /// On this index and these bytes.
+    #[must_use]
+    pub fn on(mut self, backing: &Backing) -> Self {
+        for (flag, url) in [("--database", &backing.database), ("--storage", &backing.storage)] {
+            if let Some(url) = url {
+                self = self.arg(flag).arg(url);
+            }
+        }
+        self
+    }
+}
+
+/// Runs one statement on the test's Postgres server.
+pub fn psql(url: &str, statement: &str) -> String {
+    let mut command = Command::new("psql");
+    succeed(command.args(["--no-psqlrc", "--quiet", "-At", "-v", "ON_ERROR_STOP=1", url, "-c", statement]))
+}
+
+/// The address of a database in a fresh schema; without a server, a reported skip.
+#[must_use]
+pub fn postgres_schema(test: &str) -> Option<String> {
+    let Ok(server) = std::env::var("LODE_TEST_POSTGRES") else {
+        report::skip(test, "LODE_TEST_POSTGRES names no Postgres server");
+        return None;
+    };
+    if !Path::new("/usr/bin/psql").is_file() {
+        report::skip(test, "no psql to make a schema with");
+        return None;
+    }
+    let schema = format!("e2e_{:016x}", rand::random::<u64>());
+    psql(&server, &format!("create schema {schema}"));
+    let separator = if server.contains('?') { '&' } else { '?' };
+    Some(format!("{server}{separator}options=-c%20search_path%3D{schema}"))
+}
+
+/// A fresh prefix in the test's bucket; without a server, a reported skip.
+#[must_use]
+pub fn s3_prefix(test: &str) -> Option<String> {
+    match std::env::var("LODE_TEST_S3") {
+        Ok(bucket) => Some(format!("{}/e2e-{:016x}", bucket.trim_end_matches('/'), rand::random::<u64>())),
+        Err(_) => {
+            report::skip(test, "LODE_TEST_S3 names no bucket");
+            None
+        }
+    }
+}
+
+/// Where the S3 server listens.
+///
+/// # Panics
+///
+/// When AWS_ENDPOINT_URL is not `http://IP:PORT`.
+#[must_use]
+pub fn s3_address() -> SocketAddr {
+    let endpoint = std::env::var("AWS_ENDPOINT_URL").expect("AWS_ENDPOINT_URL names the S3 server");
+    let address = endpoint.trim_start_matches("http://").trim_end_matches('/');
+    address.parse().unwrap_or_else(|e| panic!("{endpoint} is not http://IP:PORT: {e}"))
+}
+
+/// Where the Postgres server of an address listens.
+///
+/// # Panics
+///
+/// When the address has no `@IP:PORT/`.
+#[must_use]
+pub fn postgres_address(url: &str) -> SocketAddr {
+    let host = authority(url);
+    host.parse().unwrap_or_else(|e| panic!("{url} names no IP:PORT: {e}"))
+}
+
+/// The same database through another address, a proxy before it.
+#[must_use]
+pub fn postgres_through(url: &str, proxy: SocketAddr) -> String {
+    url.replacen(authority(url), &proxy.to_string(), 1)
+}
+
+fn authority(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let rest = rest.split(['/', '?']).next().unwrap_or(rest);
+    rest.rsplit('@').next().unwrap_or(rest)
+}

@@ -1,0 +1,119 @@
+//! A small HTTP proxy that sends each request to the next replica, so that nothing a client does in two requests meets the same one.
+//! It passes bodies through as they come, and steps over a replica that accepts no connection.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use http_body_util::{Either as EitherBody, Empty};
+use hyper::body::Incoming;
+use hyper::header::{CONNECTION, EXPECT, HeaderName};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::background::Background;
+
+type Body = EitherBody<Incoming, Empty<Bytes>>;
+
+/// A running proxy; it ends when this goes.
+pub struct Switch {
+    /// Where it listens.
+    pub address: SocketAddr,
+    replicas: Arc<Replicas>,
+    _thread: Background,
+}
+
+struct Replicas {
+    addresses: Vec<SocketAddr>,
+    requests: AtomicUsize,
+    served: Vec<AtomicUsize>,
+}
+
+impl Switch {
+    /// Starts a proxy before these replicas.
+    #[must_use]
+    pub fn start(addresses: Vec<SocketAddr>) -> Self {
+        let served = addresses.iter().map(|_| AtomicUsize::new(0)).collect();
+        let replicas = Arc::new(Replicas { addresses, requests: AtomicUsize::new(0), served });
+        let (address, thread) = Background::listen({
+            let replicas = replicas.clone();
+            move |listener| accept(listener, replicas)
+        });
+        Self { address, replicas, _thread: thread }
+    }
+
+    /// `http://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// How many requests each replica was sent.
+    #[must_use]
+    pub fn served(&self) -> Vec<usize> {
+        self.replicas.served.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+}
+
+async fn accept(listener: TcpListener, replicas: Arc<Replicas>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let _ = stream.set_nodelay(true);
+        let replicas = replicas.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request| forward(request, replicas.clone()));
+            // An error here is a client or a replica that went away: its other end has been closed, which is all there is to do.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+async fn forward(
+    mut request: Request<Incoming>,
+    replicas: Arc<Replicas>,
+) -> Result<Response<Body>, hyper::Error> {
+    let Some(stream) = replicas.connect().await else { return Ok(bad_gateway()) };
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    strip(request.headers_mut());
+    match sender.send_request(request).await {
+        Ok(mut answer) => {
+            strip(answer.headers_mut());
+            Ok(answer.map(EitherBody::Left))
+        }
+        Err(_) => Ok(bad_gateway()),
+    }
+}
+
+/// What belongs to one connection and not to the request. The continue that a client expects comes from here.
+fn strip(headers: &mut hyper::HeaderMap) {
+    for name in [CONNECTION, EXPECT, HeaderName::from_static("keep-alive")] {
+        headers.remove(name);
+    }
+}
+
+fn bad_gateway() -> Response<Body> {
+    let mut answer = Response::new(EitherBody::Right(Empty::new()));
+    *answer.status_mut() = StatusCode::BAD_GATEWAY;
+    answer
+}
+
+impl Replicas {
+    /// A connection to the next replica that accepts one.
+    async fn connect(&self) -> Option<TcpStream> {
+        let first = self.requests.fetch_add(1, Ordering::Relaxed);
+        for i in 0..self.addresses.len() {
+            let replica = (first + i) % self.addresses.len();
+            if let Ok(stream) = TcpStream::connect(self.addresses[replica]).await {
+                let _ = stream.set_nodelay(true);
+                self.served[replica].fetch_add(1, Ordering::Relaxed);
+                return Some(stream);
+            }
+        }
+        None
+    }
+}
