@@ -23,6 +23,7 @@ mod quantised;
 mod referrers;
 mod resume;
 mod skopeo;
+mod soak;
 mod start_stop;
 mod tags;
 mod visibility;

@@ -106,12 +106,7 @@ async fn accept(
 }
 
 /// Carries one connection until an end closes it or a fault ends it.
-async fn carry(
-    client: TcpStream,
-    service: SocketAddr,
-    told: watch::Receiver<Fault>,
-    hits: Arc<AtomicUsize>,
-) {
+async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fault>, hits: Arc<AtomicUsize>) {
     let Ok(server) = TcpStream::connect(service).await else { return };
     for stream in [&client, &server] {
         let _ = stream.set_nodelay(true);

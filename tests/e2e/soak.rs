@@ -1,0 +1,113 @@
+//! Push, mount, tag moves, deletions and pulls of overlapping content by many clients, while the collection runs every second
+//! without a grace and with a short lease: no client sees a failure, nothing is lost, nothing is left over.
+//! LODE_SOAK_SECONDS, LODE_SOAK_OPERATIONS and LODE_SOAK_COLLECTIONS say how long: all of them must be reached.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use lode_tests::cluster::Cluster;
+use lode_tests::report::{figure, setting};
+use lode_tests::server::Options;
+use lode_tests::services::{Backing, postgres_schema};
+use lode_tests::soak::{Soak, Worker};
+use serde_json::json;
+
+const LEASE: Duration = Duration::from_secs(5);
+const WORKERS: usize = 12;
+
+async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
+    let seconds = setting("LODE_SOAK_SECONDS", 40) / share;
+    let operations = setting("LODE_SOAK_OPERATIONS", 500) / share;
+    let collections = setting("LODE_SOAK_COLLECTIONS", 10) / share;
+    let seed = setting("LODE_SOAK_SEED", rand::random::<u32>().into());
+    let options = Options::new()
+        .env("LODE_GC_GRACE", "0s")
+        .env("LODE_GC_UNDO", "0s")
+        .env("LODE_GC_INTERVAL", "1s")
+        .env("LODE_UPLOAD_LEASE", format!("{}s", LEASE.as_secs()));
+    let cluster = Cluster::start(n_replicas, backing, options).await;
+    let soak = Arc::new(Soak::new(cluster.registries(), LEASE));
+    let started = Instant::now();
+    let workers: Vec<_> = (0..WORKERS)
+        .map(|id| {
+            let mut worker = Worker::new(soak.clone(), id, seed.wrapping_mul(1000).wrapping_add(id as u64));
+            tokio::spawn(async move {
+                let result = worker.work().await;
+                (worker, result)
+            })
+        })
+        .collect();
+
+    // Besides the scheduled ones, a collection on each replica in turn, so that they are counted and meet each other.
+    let mut collected = 0;
+    while !soak.stop.load(Ordering::Relaxed) {
+        let replica = &soak.replicas[collected as usize % n_replicas];
+        let answer = replica.post_json("/lode/v1/gc", &json!({})).await;
+        assert_eq!(answer.status, 200, "seed {seed}: a collection answers `{}`", answer.text());
+        collected += 1;
+        if started.elapsed().as_secs() >= seconds
+            && soak.operations() >= operations
+            && collected >= collections
+        {
+            soak.stop.store(true, Ordering::Relaxed);
+        }
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    let took = started.elapsed();
+
+    let (mut idle, mut failures) = (Vec::new(), Vec::new());
+    for worker in workers {
+        let (worker, result) = worker.await.unwrap();
+        failures.extend(result.err());
+        idle.push(worker);
+    }
+    assert!(failures.is_empty(), "{}, seed {seed}, after {took:?}: {failures:#?}", backing.name);
+    let mut kept = 0;
+    for worker in &mut idle {
+        kept += worker.check().await.unwrap_or_else(|e| panic!("seed {seed}: after the soak: {e}"));
+    }
+    cluster.lode(0).run(&["fsck", "--verify"]).await.ok();
+
+    // With everything deleted, nothing stays behind.
+    for worker in &mut idle {
+        worker.clear().await.unwrap_or_else(|e| panic!("seed {seed}: clearing up: {e}"));
+    }
+    let deadline = Instant::now() + LEASE * 12;
+    let left = loop {
+        soak.replicas[0].post_json("/lode/v1/gc", &json!({})).await.expect(200);
+        let left = cluster.lode(n_replicas - 1).run(&["fsck", "--json"]).await.ok().json();
+        let clean = left["blobs"] == 0 && left["orphans"] == json!([]) && left["uploads"] == json!([]);
+        if clean || Instant::now() > deadline {
+            break left;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    };
+    assert_eq!(left["blobs"], 0, "seed {seed}: blobs are left over: {left}");
+    assert_eq!(left["orphans"], json!([]), "seed {seed}: bytes are left over: {left}");
+    assert_eq!(left["uploads"], json!([]), "seed {seed}: uploads are left over: {left}");
+    figure(
+        &format!("soak on {} with {n_replicas} replica(s), seed {seed}", backing.name),
+        &format!(
+            "{} operations ({} requests) and {collected} collections besides the scheduled ones in {} s: 0 failures, fsck --verify clean, \
+             {kept} images checked whole, nothing left over once deleted; {} pushes outlived their lease; {:?}",
+            soak.operations(),
+            soak.requests.load(Ordering::Relaxed),
+            took.as_secs(),
+            soak.lapsed.load(Ordering::Relaxed),
+            soak.counts()
+        ),
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_process_on_postgres() {
+    let Some(database) = postgres_schema("soak::one_process_on_postgres") else { return };
+    let backing = Backing { name: "postgres + folder", database: Some(database), storage: None };
+    soak(&backing, 1, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_process_on_a_folder() {
+    soak(&Backing::embedded(), 1, 4).await;
+}

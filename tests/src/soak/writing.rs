@@ -1,0 +1,304 @@
+//! The operations that change something: pushing in every way that clients have, mounting, moving tags, deleting.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use serde_json::json;
+
+use super::{Body, Failure, HOT, Held, SHARED, Worker, location, locked};
+use crate::artifact::{Image, descriptor, random_bytes, sha256};
+use crate::oci::{IMAGE_MANIFEST, with_query};
+
+impl Worker {
+    pub(super) async fn push(&mut self) -> Result<(), Failure> {
+        let repository = if self.random.random_bool(0.5) { self.own() } else { SHARED.to_owned() };
+        let image = self.new_image();
+        let tag = self.random.random_bool(0.8).then(|| self.own_tag());
+        let digest = image.digest();
+        let reference = tag.clone().unwrap_or_else(|| digest.clone());
+        self.put_image(&repository, &image, &reference).await?;
+        self.untag(&repository, tag.as_deref());
+        let tags = tag.into_iter().collect();
+        self.held.push(Held { repository, digest, image: Arc::new(image), tags, referrers: Vec::new() });
+        Ok(())
+    }
+
+    /// Some layers of the pool under a config that no other image has.
+    pub(super) fn new_image(&mut self) -> Image {
+        self.made += 1;
+        let config = format!(r#"{{"worker":{},"image":{}}}"#, self.id, self.made).into_bytes();
+        let n_layers = self.random.random_range(1..=4);
+        let mut layers = BTreeSet::new();
+        while layers.len() < n_layers {
+            // The big one seldom: it is there for its parts, not for the bytes.
+            let i = self.random.random_range(0..self.soak.pool.len());
+            if i > 0 || self.random.random_bool(0.2) {
+                layers.insert(i);
+            }
+        }
+        Image::of(config, layers.iter().map(|i| self.soak.pool[*i].0.clone()).collect(), &json!({}))
+    }
+
+    pub(super) fn own_tag(&mut self) -> String {
+        format!("w{}-{}", self.id, self.random.random_range(0..8))
+    }
+
+    /// A tag of a repository has moved: what had it before has it no more.
+    pub(super) fn untag(&mut self, repository: &str, tag: Option<&str>) {
+        for held in self.held.iter_mut().filter(|held| held.repository == repository) {
+            held.tags.retain(|name| Some(name.as_str()) != tag);
+        }
+    }
+
+    /// Blobs, then the manifest, as every client does. A lease that ran out on the way is no failure of the server's.
+    pub(super) async fn put_image(
+        &mut self,
+        repository: &str,
+        image: &Image,
+        reference: &str,
+    ) -> Result<(), Failure> {
+        for _ in 0..20 {
+            let started = Instant::now();
+            for blob in image.blobs() {
+                self.ensure_blob(repository, blob).await?;
+            }
+            let path = format!("/v2/{repository}/manifests/{reference}");
+            let body = Body::Manifest(image.manifest.clone());
+            let answer = self.ask("PUT", &path, body, &[201, 400, 404]).await?;
+            if answer.status == 201 {
+                return Ok(());
+            }
+            let lapsed = answer.code().as_deref() == Some("MANIFEST_BLOB_UNKNOWN")
+                && started.elapsed() >= self.soak.lease;
+            if !lapsed {
+                let after = started.elapsed();
+                return Err(format!(
+                    "PUT {path} answers {} `{}` {after:?} into its push",
+                    answer.status,
+                    answer.text()
+                ));
+            }
+            self.soak.lapsed.fetch_add(1, Ordering::Relaxed);
+        }
+        Err(format!("the lease ran out on twenty pushes of {repository}:{reference} in a row"))
+    }
+
+    /// What clients do before a manifest: ask, mount, or just send.
+    pub(super) async fn ensure_blob(&mut self, repository: &str, bytes: &[u8]) -> Result<(), Failure> {
+        let digest = sha256(bytes);
+        match self.random.random_range(0..10) {
+            0..=4 => {
+                let path = format!("/v2/{repository}/blobs/{digest}");
+                if self.ask("HEAD", &path, Body::None, &[200, 404]).await?.status == 200 {
+                    return Ok(());
+                }
+                self.upload(repository, bytes, &digest, None).await
+            }
+            5..=7 => {
+                let from = if self.random.random_bool(0.7) { SHARED.to_owned() } else { self.own() };
+                let path = format!("/v2/{repository}/blobs/uploads/?mount={digest}&from={from}");
+                let answer = self.ask("POST", &path, Body::None, &[201, 202]).await?;
+                match answer.status {
+                    201 => Ok(()),
+                    _ => {
+                        let session = location(&answer)?;
+                        self.upload(repository, bytes, &digest, Some(session)).await
+                    }
+                }
+            }
+            _ => self.upload(repository, bytes, &digest, None).await,
+        }
+    }
+
+    pub(super) async fn upload(
+        &mut self,
+        repository: &str,
+        bytes: &[u8],
+        digest: &str,
+        session: Option<String>,
+    ) -> Result<(), Failure> {
+        let open = format!("/v2/{repository}/blobs/uploads/");
+        if session.is_none() && self.random.random_bool(0.4) {
+            let path = with_query(&open, "digest", digest);
+            self.ask("POST", &path, Body::Bytes(bytes.to_vec(), None), &[201]).await?;
+            return Ok(());
+        }
+        let mut session = match session {
+            Some(session) => session,
+            None => location(&self.ask("POST", &open, Body::None, &[202]).await?)?,
+        };
+        // Each piece to whichever replica comes, the last ones with the PUT.
+        let pieces = self.random.random_range(0..=2usize);
+        let size = (bytes.len() / (pieces + 1)).max(1);
+        let mut sent = 0;
+        for chunk in bytes.chunks(size).take(pieces) {
+            let body = Body::Bytes(chunk.to_vec(), Some((sent, sent + chunk.len())));
+            session = location(&self.ask("PATCH", &session, body, &[202]).await?)?;
+            sent += chunk.len();
+        }
+        let path = with_query(&session, "digest", digest);
+        self.ask("PUT", &path, Body::Bytes(bytes[sent..].to_vec(), None), &[201]).await?;
+        Ok(())
+    }
+
+    /// From a repository where a live manifest of its own names the blob: that must succeed, and then keep it for the lease.
+    pub(super) async fn mount(&mut self) -> Result<(), Failure> {
+        let Some(held) = self.held.choose(&mut self.random) else { return Ok(()) };
+        let (from, layer) = (held.repository.clone(), held.image.layers[0].clone());
+        let (digest, to) = (sha256(&layer), format!("{}/mounted", self.own()));
+        let started = Instant::now();
+        let path = format!("/v2/{to}/blobs/uploads/?mount={digest}&from={from}");
+        self.ask("POST", &path, Body::None, &[201]).await?;
+        let (status, body) = self.blob(&to, &digest).await?;
+        let lost = status == 404 && started.elapsed() >= self.soak.lease;
+        if !lost && (status != 200 || body != layer) {
+            return Err(format!("{digest}, just mounted in {to}, answers {status}, {} bytes", body.len()));
+        }
+        Ok(())
+    }
+
+    pub(super) async fn move_tag(&mut self) -> Result<(), Failure> {
+        let i = self.random.random_range(0..self.held.len());
+        let tag = self.own_tag();
+        let (repository, manifest) = (self.held[i].repository.clone(), self.held[i].image.manifest.clone());
+        self.ask("PUT", &format!("/v2/{repository}/manifests/{tag}"), Body::Manifest(manifest), &[201])
+            .await?;
+        self.untag(&repository, Some(&tag));
+        self.held[i].tags.insert(tag);
+        Ok(())
+    }
+
+    pub(super) async fn delete_tag(&mut self) -> Result<(), Failure> {
+        let tagged: Vec<usize> = (0..self.held.len()).filter(|i| !self.held[*i].tags.is_empty()).collect();
+        let Some(&i) = tagged.choose(&mut self.random) else { return Ok(()) };
+        let Some(tag) = self.held[i].tags.pop_first() else { return Ok(()) };
+        let path = format!("/v2/{}/manifests/{tag}", self.held[i].repository);
+        if self.held[i].tags.is_empty() {
+            // With its last tag the manifest goes too, whenever the collection comes to it.
+            let held = self.held.swap_remove(i);
+            locked(&self.soak.doomed).insert(held.digest.clone());
+            let begun = self.removal_begins(&held.digest);
+            self.ask("DELETE", &path, Body::None, &[202]).await?;
+            drop(begun); // the removal has no known end
+            self.ask("GET", &path, Body::None, &[404]).await?;
+            self.forget(held);
+            return Ok(());
+        }
+        self.ask("DELETE", &path, Body::None, &[202]).await?;
+        self.ask("GET", &path, Body::None, &[404]).await.map(drop)
+    }
+
+    pub(super) async fn delete_manifest(&mut self) -> Result<(), Failure> {
+        let i = self.random.random_range(0..self.held.len());
+        self.delete_at(i).await
+    }
+
+    pub(super) async fn delete_at(&mut self, i: usize) -> Result<(), Failure> {
+        let mut held = self.held.swap_remove(i);
+        locked(&self.soak.doomed).insert(held.digest.clone());
+        let begun = self.removal_begins(&held.digest);
+        let path = format!("/v2/{}/manifests/{}", held.repository, held.digest);
+        self.ask("DELETE", &path, Body::None, &[202]).await?;
+        for (tag, begun) in begun {
+            if let Some(register) = locked(&self.soak.hot).get_mut(tag) {
+                register.ends(begun);
+            }
+        }
+        let tags: Vec<String> = std::mem::take(&mut held.tags).into_iter().collect();
+        for reference in std::iter::once(&held.digest).chain(tags.first()) {
+            let path = format!("/v2/{}/manifests/{reference}", held.repository);
+            self.ask("GET", &path, Body::None, &[404]).await?;
+        }
+        let referrers = std::mem::take(&mut held.referrers);
+        self.uncertain.extend(referrers.into_iter().map(|digest| (held.repository.clone(), digest)));
+        Ok(())
+    }
+
+    pub(super) fn removal_begins(&self, digest: &str) -> Vec<(&'static str, u64)> {
+        let mut hot = locked(&self.soak.hot);
+        hot.iter_mut().map(|(tag, register)| (*tag, register.removal_begins(digest))).collect()
+    }
+
+    pub(super) fn forget(&mut self, held: Held) {
+        let digests = held.referrers.into_iter().chain([held.digest]);
+        self.uncertain.extend(digests.map(|digest| (held.repository.clone(), digest)));
+    }
+
+    pub(super) async fn delete_blob(&mut self) -> Result<(), Failure> {
+        let own = self.own();
+        // One that a manifest names is not deleted; one of nobody's is.
+        if let Some(held) = self.held.iter().find(|held| held.repository == own) {
+            let path = format!("/v2/{own}/blobs/{}", sha256(&held.image.layers[0]));
+            self.ask("DELETE", &path, Body::None, &[405]).await?;
+        }
+        self.made += 1;
+        let bytes = format!("blob {} of worker {}", self.made, self.id).into_bytes();
+        let started = Instant::now();
+        self.upload(&own, &bytes, &sha256(&bytes), None).await?;
+        let path = format!("/v2/{own}/blobs/{}", sha256(&bytes));
+        let answer = self.ask("DELETE", &path, Body::None, &[202, 404]).await?;
+        if answer.status == 404 && started.elapsed() < self.soak.lease {
+            return Err(format!("{path}, just uploaded, is not there to be deleted"));
+        }
+        self.ask("HEAD", &path, Body::None, &[404]).await.map(drop)
+    }
+
+    pub(super) async fn cancel(&mut self) -> Result<(), Failure> {
+        let open = format!("/v2/{}/blobs/uploads/", self.own());
+        let session = location(&self.ask("POST", &open, Body::None, &[202]).await?)?;
+        let bytes = random_bytes(self.random.random(), 5000);
+        let session =
+            location(&self.ask("PATCH", &session, Body::Bytes(bytes, Some((0, 5000))), &[202]).await?)?;
+        self.ask("DELETE", &session, Body::None, &[204]).await?;
+        self.ask("GET", &session, Body::None, &[404]).await.map(drop)
+    }
+
+    pub(super) async fn attach(&mut self) -> Result<(), Failure> {
+        let Some(i) = (0..self.held.len()).collect::<Vec<_>>().choose(&mut self.random).copied() else {
+            return Ok(());
+        };
+        self.made += 1;
+        let (repository, subject) = (self.held[i].repository.clone(), self.held[i].digest.clone());
+        let manifest = &self.held[i].image.manifest;
+        let extra = json!({
+            "subject": descriptor(IMAGE_MANIFEST, manifest), "artifactType": "application/vnd.example.note",
+        });
+        let config = format!(r#"{{"worker":{},"note":{}}}"#, self.id, self.made).into_bytes();
+        let note = Image::of(config, vec![], &extra);
+        let digest = note.digest();
+        self.put_image(&repository, &note, &digest).await?;
+        self.held[i].referrers.push(digest);
+        let answer =
+            self.ask("GET", &format!("/v2/{repository}/referrers/{subject}"), Body::None, &[200]).await?;
+        let listed = answer.json();
+        let listed: BTreeSet<&str> = listed["manifests"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|m| m["digest"].as_str())
+            .collect();
+        let expected: BTreeSet<&str> = self.held[i].referrers.iter().map(String::as_str).collect();
+        match listed == expected {
+            true => Ok(()),
+            false => Err(format!("the referrers of {repository}@{subject} are {listed:?}, not {expected:?}")),
+        }
+    }
+
+    pub(super) async fn put_hot(&mut self) -> Result<(), Failure> {
+        let Some(held) = self.held.iter().find(|held| held.repository == SHARED) else { return Ok(()) };
+        let (image, digest) = (held.image.clone(), held.digest.clone());
+        let tag = HOT[self.random.random_range(0..HOT.len())];
+        locked(&self.soak.shown).insert(digest.clone(), image.clone());
+        let begun = locked(&self.soak.hot).entry(tag).or_default().put_begins(&digest);
+        let body = Body::Manifest(image.manifest.clone());
+        self.ask("PUT", &format!("/v2/{SHARED}/manifests/{tag}"), body, &[201]).await?;
+        if let Some(register) = locked(&self.soak.hot).get_mut(tag) {
+            register.ends(begun);
+        }
+        Ok(())
+    }
+}
