@@ -101,6 +101,15 @@ pub(crate) enum Command {
     Runner(Runner),
 }
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Settings come from flags, then LODE_* variables, then the file. Every key of the file is also a variable: gc_grace is
@@ -147,6 +156,16 @@ pub(crate) struct Serve {
         hide_env_values = true
     )]
     pub(crate) trusted_proxy: Vec<String>,
+    /// How log lines are written to standard error
+    #[arg(
+        long,
+        env = "LODE_LOG_FORMAT",
+        value_enum,
+        default_value_t,
+        value_name = "FORMAT",
+        hide_env_values = true
+    )]
+    pub(crate) log_format: LogFormat,
     /// Print the settings in force as TOML, secrets hidden, and exit
     #[arg(long)]
     pub(crate) print_config: bool,
@@ -181,6 +200,16 @@ pub(crate) struct Worker {
     /// auto or cpu
     #[arg(long, env = "LODE_DEVICE", value_name = "DEVICE", hide_env_values = true)]
     pub(crate) device: Option<String>,
+    /// How log lines are written to standard error
+    #[arg(
+        long,
+        env = "LODE_LOG_FORMAT",
+        value_enum,
+        default_value_t,
+        value_name = "FORMAT",
+        hide_env_values = true
+    )]
+    pub(crate) log_format: LogFormat,
     /// A TOML file of settings
     #[arg(long, env = "LODE_CONFIG", value_name = "FILE", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,

@@ -11,6 +11,7 @@ mod gateway;
 mod http;
 mod hub;
 mod jobs;
+mod metrics;
 mod oci;
 mod router;
 mod serve;

@@ -88,5 +88,8 @@ fn lode_api() -> Router<Registry> {
 }
 
 fn operators() -> Router<Registry> {
-    Router::new().route("/healthz", get(health::healthz)).route("/readyz", get(health::readyz))
+    Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
 }

@@ -1,12 +1,13 @@
-//! The operators' probes: alive, and ready.
+//! What operators' tools ask: alive, ready, and how it goes.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
+use http::{StatusCode, header};
 use serde_json::json;
 
 use crate::Registry;
 use crate::http::Json;
+use crate::metrics::page;
 
 /// Answers while the process serves.
 pub(crate) async fn healthz() -> &'static str {
@@ -22,4 +23,10 @@ pub(crate) async fn readyz(State(registry): State<Registry>) -> Response {
                 .into_response()
         }
     }
+}
+
+/// Prometheus' text format. Numbers about the whole server only, so that it asks for no more rights than the probes do.
+pub(crate) async fn metrics(State(registry): State<Registry>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page(&registry).await)
+        .into_response()
 }

@@ -1,13 +1,15 @@
 //! The collection: what nothing references any more goes after its grace, while pushes and reads go on.
 //! It follows what lost a reference and never scans what did not; a push that races with it wins.
 
-use serde::Serialize;
+use std::time::Instant;
 
+use serde::Serialize;
 use tokio::sync::MutexGuard;
 
 use super::{Registry, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::metrics;
 use crate::store::{self, Doomed, Place, Turn, Tx, now_ms};
 
 /// How many rows one transaction looks at: few enough that pushes do not wait for it.
@@ -61,7 +63,12 @@ impl Registry {
 
     async fn gc_now(&self, dry_run: bool) -> Result<GcReport, Error> {
         let cutoff = now_ms().saturating_sub(store::millis(self.config.gc_grace));
-        let report = if dry_run { self.gc_dry(cutoff).await? } else { self.gc_all(cutoff).await? };
+        let started = Instant::now();
+        let outcome = if dry_run { self.gc_dry(cutoff).await } else { self.gc_all(cutoff).await };
+        if !dry_run {
+            metrics::collection(&outcome, started.elapsed());
+        }
+        let report = outcome?;
         tracing::info!(
             dry_run,
             manifests = report.manifests,

@@ -35,7 +35,7 @@ use crate::blobs::{Blobs, Locks, WriteLimit};
 use crate::gateway::Gateway;
 use crate::store::{self, Store};
 use crate::upstream::Upstream;
-use crate::{Config, Error, jobs};
+use crate::{Config, Error, jobs, metrics};
 
 use flights::Flights;
 pub use fsck::{Damage, FsckReport};
@@ -224,7 +224,8 @@ impl Registry {
 
     /// Can this server do its work? Otherwise what is missing, a line each.
     pub async fn ready(&self) -> Result<(), Vec<String>> {
-        let (database, storage) = tokio::join!(self.store.ping(), self.blobs.ping());
+        let (database, storage) =
+            tokio::join!(self.store.ping(), metrics::storage("ping", self.blobs.ping()));
         let mut missing: Vec<String> = [("database", database), ("storage", storage)]
             .into_iter()
             .filter_map(|(name, answer)| answer.err().map(|error| (name, error)))

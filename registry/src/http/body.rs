@@ -16,6 +16,8 @@ use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
+use crate::metrics;
+
 /// A body from which no byte came for this long is over.
 pub(crate) const STALL: Duration = Duration::from_secs(60);
 
@@ -50,6 +52,7 @@ struct Guarded {
     /// Runs only while somebody waits for bytes: time that the reader takes for itself is not the client's.
     idle: Pin<Box<Sleep>>,
     waiting: bool,
+    received: ::metrics::Counter,
     over: bool,
     /// Takes the body when it is dropped before its end.
     unread: Arc<Mutex<Option<Body>>>,
@@ -58,7 +61,8 @@ struct Guarded {
 impl Guarded {
     fn new(body: Body, unread: Arc<Mutex<Option<Body>>>) -> Guarded {
         let over = body.is_end_stream();
-        Guarded { body, idle: Box::pin(tokio::time::sleep(STALL)), waiting: false, over, unread }
+        let (idle, received) = (Box::pin(tokio::time::sleep(STALL)), metrics::bytes_received());
+        Guarded { body, idle, waiting: false, received, over, unread }
     }
 }
 
@@ -73,6 +77,9 @@ impl HttpBody for Guarded {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             self.waiting = false;
             self.over = !matches!(frame, Some(Ok(_)));
+            if let Some(Ok(frame)) = &frame {
+                self.received.increment(frame.data_ref().map_or(0, |data| data.len() as u64));
+            }
             return Poll::Ready(frame.map(|result| result.map_err(Into::into)));
         }
         if !std::mem::replace(&mut self.waiting, true) {

@@ -6,13 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::{ConnectInfo, FromRequestParts};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderValue, header};
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use uuid::Uuid;
 
-use super::agent;
+use super::{agent, forwarded};
 use crate::app::BlobLink;
 use crate::{Config, Registry};
 
@@ -77,13 +77,9 @@ impl FromRequestParts<Registry> for Links {
 
 /// `scheme://host` as the client wrote it, where it can be told. Forwarded headers count only from a proxy we trust.
 fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Option<String> {
-    let trusted = peer.is_some_and(|peer| config.trusted_proxies.iter().any(|proxy| proxy.contains(peer)));
-    let forwarded = |name| trusted.then(|| first_of_list(&parts.headers, name)).flatten();
-    let scheme = match forwarded("x-forwarded-proto") {
-        Some("https") => "https",
-        _ => "http",
-    };
-    let host = forwarded("x-forwarded-host").or_else(|| host(parts))?;
+    let seen = forwarded::seen(&parts.headers, &config.trusted_proxies, peer);
+    let scheme = seen.scheme.unwrap_or("http");
+    let host = seen.host.or_else(|| host(parts))?;
     let plain = !host.is_empty()
         && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-_[]".contains(&byte));
     plain.then(|| format!("{scheme}://{host}"))
@@ -93,10 +89,6 @@ fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Optio
 pub(crate) fn host(parts: &Parts) -> Option<&str> {
     let named = parts.headers.get(header::HOST).and_then(|value| value.to_str().ok());
     parts.uri.authority().map(|authority| authority.as_str()).or(named)
-}
-
-fn first_of_list<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok()?.split(',').next().map(str::trim)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod blobs;
 mod check;
 mod collect;
+mod counts;
 mod keys;
 mod locks;
 mod manifests;
@@ -26,7 +27,7 @@ use sqlx::sqlite::{
 use sqlx::{Postgres, Sqlite, Transaction};
 use url::Url;
 
-use crate::Error;
+use crate::{Error, metrics};
 
 pub(crate) use blobs::StoredBlob;
 pub(crate) use check::DanglingKind;
@@ -49,12 +50,18 @@ pub(crate) enum Engine<S, P> {
 
 /// Runs one query text on whichever engine is behind `$target`.
 macro_rules! on {
-    ($target:expr, $c:ident => $run:expr) => {
-        match $target {
-            $crate::store::Engine::Sqlite($c) => $run,
-            $crate::store::Engine::Postgres($c) => $run,
-        }
-    };
+    ($target:expr, $c:ident => $run:expr) => {{
+        // Measured under the name of the function that asks.
+        fn here() {}
+        let operation = $crate::metrics::function_name(::std::any::type_name_of_val(&here));
+        $crate::metrics::database(operation, async {
+            match $target {
+                $crate::store::Engine::Sqlite($c) => $run,
+                $crate::store::Engine::Postgres($c) => $run,
+            }
+        })
+        .await
+    }};
 }
 pub(crate) use on;
 
@@ -138,10 +145,13 @@ impl Store {
     }
 
     pub(crate) async fn begin(&self) -> Result<Tx, Error> {
-        Ok(Tx(match &self.0 {
-            Engine::Sqlite(pools) => Engine::Sqlite(pools.write.begin_with("begin immediate").await?),
-            Engine::Postgres(pool) => Engine::Postgres(pool.begin().await?),
-        }))
+        let begun = async {
+            Ok::<_, sqlx::Error>(match &self.0 {
+                Engine::Sqlite(pools) => Engine::Sqlite(pools.write.begin_with("begin immediate").await?),
+                Engine::Postgres(pool) => Engine::Postgres(pool.begin().await?),
+            })
+        };
+        Ok(Tx(metrics::database("begin", begun).await?))
     }
 
     /// Does the index answer?
@@ -170,11 +180,13 @@ impl Tx {
     }
 
     pub(crate) async fn commit(self) -> Result<(), Error> {
-        match self.0 {
-            Engine::Sqlite(tx) => tx.commit().await?,
-            Engine::Postgres(tx) => tx.commit().await?,
-        }
-        Ok(())
+        let committed = async {
+            match self.0 {
+                Engine::Sqlite(tx) => tx.commit().await,
+                Engine::Postgres(tx) => tx.commit().await,
+            }
+        };
+        Ok(metrics::database("commit", committed).await?)
     }
 
     /// Ends the transaction without its changes, before something slow follows.

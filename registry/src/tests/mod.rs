@@ -6,6 +6,7 @@ mod gateway;
 mod mirror;
 mod models;
 mod ollama;
+mod operators;
 mod postgres;
 mod pull;
 mod push;

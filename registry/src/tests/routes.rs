@@ -67,7 +67,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
 ];
 
 /// Asked by probes that know nobody.
-const OPEN: &[&str] = &["/healthz", "/readyz"];
+const OPEN: &[&str] = &["/healthz", "/readyz", "/metrics"];
 
 #[tokio::test]
 async fn every_route_asks_the_policy() {

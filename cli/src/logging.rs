@@ -1,0 +1,28 @@
+//! Where log lines go, and what they look like: standard error, as text or as JSON. LODE_LOG says which of them.
+//! Called once, before anything is logged.
+
+use std::io::{IsTerminal, stderr};
+
+use clap::ValueEnum;
+use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
+
+use crate::args::LogFormat;
+
+/// The format of a command that has no flag for it.
+pub(crate) fn inherited_format() -> LogFormat {
+    let named = std::env::var("LODE_LOG_FORMAT").ok();
+    named.and_then(|name| LogFormat::from_str(&name, true).ok()).unwrap_or_default()
+}
+
+/// `default`: what is logged where LODE_LOG does not say.
+pub(crate) fn start(default: &str, format: LogFormat) {
+    let filter = std::env::var("LODE_LOG").ok().filter(|filter| !filter.is_empty());
+    let filter = EnvFilter::new(filter.as_deref().unwrap_or(default));
+    let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
+    let lines = match format {
+        // The spans carry the request's id.
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
+        LogFormat::Text => lines.with_ansi(stderr().is_terminal()).with_target(false).boxed(),
+    };
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
+}

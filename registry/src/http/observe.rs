@@ -1,0 +1,174 @@
+//! The outermost middleware: every request gets an id and a span, is counted and measured, and is logged once.
+//! What is recorded of it is its route, not its path, except in the log.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::{ConnectInfo, MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use hyper::body::{Frame, SizeHint};
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::error::Failed;
+use super::forwarded;
+use crate::error::chain;
+use crate::{Registry, metrics};
+
+const REQUEST_ID: &str = "x-request-id";
+const LONGEST_ID: usize = 128;
+
+/// An answer up to this size counts as sent when it is handed over.
+const SMALL_BYTES: u64 = 64 * 1024;
+
+/// The template of the route that answered, on its way out.
+#[derive(Clone)]
+struct Route(MatchedPath);
+
+/// Runs inside the router, where the route is known.
+pub(crate) async fn note_route(request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let mut response = next.run(request).await;
+    if let Some(route) = route {
+        response.extensions_mut().insert(Route(route));
+    }
+    response
+}
+
+pub(crate) async fn observe(State(registry): State<Registry>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let _in_flight = InFlight::new();
+    let id = request_id(request.headers());
+    let method = request.method().clone();
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+    let client = forwarded::seen(request.headers(), &registry.config().trusted_proxies, peer).client;
+    // At the level of errors, so that no filter takes the id from a line that is written.
+    let span = tracing::error_span!(
+        "request",
+        request_id = id.to_str().unwrap_or_default(),
+        %method,
+        path = request.uri().path(),
+        client = client.map(tracing::field::display),
+    );
+
+    let mut response = next.run(request).instrument(span.clone()).await;
+
+    let status = response.status();
+    let route = response.extensions_mut().remove::<Route>();
+    let route = route.as_ref().map_or("none", |route| route.0.as_str());
+    metrics::request_answered(route, metrics::method_label(&method), status, started.elapsed());
+    span.in_scope(|| log(&response, status, started));
+    response.headers_mut().insert(REQUEST_ID, id);
+    count_sent(&method, response)
+}
+
+/// One line about an answer: for operators where it is the server's trouble, otherwise for whoever looks closer.
+fn log(response: &Response, status: StatusCode, started: Instant) {
+    let duration_ms = started.elapsed().as_millis() as u64;
+    let failed = response.extensions().get::<Failed>();
+    let status = status.as_u16();
+    match failed {
+        Some(failed) if status >= 500 => {
+            tracing::error!(status, duration_ms, error = chain(&*failed.0), "failed")
+        }
+        Some(failed) => tracing::debug!(status, duration_ms, reason = chain(&*failed.0), "refused"),
+        None => tracing::debug!(status, duration_ms, "answered"),
+    }
+}
+
+/// The id that a proxy or a client gave the request, if it is fit for a log, or one of ours.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let fit = |value: &&HeaderValue| {
+        let bytes = value.as_bytes();
+        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:+/=@".contains(byte);
+        (1..=LONGEST_ID).contains(&bytes.len()) && bytes.iter().all(plain)
+    };
+    let ours = || super::links::header_value(&Uuid::now_v7().to_string());
+    headers.get(REQUEST_ID).filter(fit).cloned().unwrap_or_else(ours)
+}
+
+/// Counts the requests without an answer, also those whose clients leave.
+struct InFlight(::metrics::Gauge);
+
+impl InFlight {
+    fn new() -> InFlight {
+        let gauge = metrics::requests_in_flight();
+        gauge.increment(1);
+        InFlight(gauge)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.decrement(1);
+    }
+}
+
+fn count_sent(method: &Method, response: Response) -> Response {
+    let sent = metrics::bytes_sent();
+    match response.body().size_hint().exact() {
+        _ if method == Method::HEAD => response,
+        Some(size) if size <= SMALL_BYTES => {
+            sent.increment(size);
+            response
+        }
+        _ => response.map(|body| Body::new(Counted { body, sent })),
+    }
+}
+
+/// A body whose bytes count as they leave.
+struct Counted {
+    body: Body,
+    sent: ::metrics::Counter,
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &polled {
+            self.sent.increment(frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_taken_over_if_it_is_fit_for_a_log() {
+        let given = |text: &str| {
+            let headers =
+                HeaderMap::from_iter([(http::HeaderName::from_static(REQUEST_ID), text.parse().unwrap())]);
+            request_id(&headers).to_str().unwrap() == text
+        };
+        for good in ["1", "0190a4c4-2f3e-7abc-8def-0123456789ab", "Root=1-67891233-abc/def+0@x:y.z_"] {
+            assert!(given(good), "{good}");
+        }
+        for bad in ["", "a b", "a\"b", "a\\b", "{}", "x".repeat(129).as_str()] {
+            assert!(!given(bad), "{bad}");
+        }
+        assert!(request_id(&HeaderMap::new()).to_str().unwrap().parse::<Uuid>().is_ok());
+    }
+}

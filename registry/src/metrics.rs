@@ -1,0 +1,262 @@
+//! What the server counts and measures, by name; `GET /metrics` shows it in Prometheus' text format.
+//! Whoever does the work records it here. Label values come from the code (routes, operations, statuses), never from a request.
+
+use std::fmt::Write;
+use std::future::Future;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use http::{Method, StatusCode};
+use metrics::{counter, gauge, histogram};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tracing::Instrument;
+
+use crate::app::GcReport;
+use crate::auth::Caller;
+use crate::{Error, Registry};
+
+/// Upper bounds of every histogram, in seconds: from one row read to a large collection.
+const BUCKETS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+/// How often samples are put into their buckets, so that a server that nobody asks does not keep them all.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// How long `/metrics` waits for the index; a database that is down must not hide the rest.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+struct Metric {
+    name: &'static str,
+    kind: Kind,
+    labels: &'static str,
+    help: &'static str,
+}
+
+macro_rules! metrics_table {
+    ($($id:ident, $name:literal, $kind:ident, $labels:literal, $help:literal;)*) => {
+        $(const $id: &str = $name;)*
+        /// Every metric, as docs/reference/metrics.md lists them.
+        const ALL: &[Metric] = &[$(Metric { name: $name, kind: Kind::$kind, labels: $labels, help: $help }),*];
+    };
+}
+
+metrics_table! {
+    INFO, "lode_info", Gauge, "version", "Always 1; the label says which version runs.";
+    REQUESTS, "lode_http_requests_total", Counter, "route, method, status", "Requests answered. The route is the template, such as /v2/{name}/blobs/{digest}; `none` where no route was reached.";
+    REQUEST_SECONDS, "lode_http_request_seconds", Histogram, "route, method", "Time from a request's head to its answer's head. The body of a push is in it, the body of a pull is not.";
+    IN_FLIGHT, "lode_http_requests_in_flight", Gauge, "", "Requests whose answer has not begun.";
+    RECEIVED, "lode_http_received_bytes_total", Counter, "", "Bytes of request bodies.";
+    SENT, "lode_http_sent_bytes_total", Counter, "", "Bytes of answer bodies. What clients fetch from the storage itself after a redirect is not in it.";
+    UPLOADS, "lode_uploads_open", Gauge, "", "Upload sessions that are neither committed nor dropped, of all replicas together.";
+    WORKERS, "lode_workers_attached", Gauge, "", "Workers that were heard of lately, of all replicas together.";
+    GC_RUNS, "lode_gc_runs_total", Counter, "outcome", "Collections that ran here: `done` or `failed`. Dry runs do not count.";
+    GC_SECONDS, "lode_gc_seconds", Histogram, "", "How long a collection took.";
+    GC_REMOVED, "lode_gc_removed_total", Counter, "kind", "What collections removed: `manifest`, `link` (a blob out of one repository), `blob`.";
+    GC_BYTES, "lode_gc_reclaimed_bytes_total", Counter, "", "Bytes of the blobs that collections removed.";
+    CONNECTIONS, "lode_database_connections", Gauge, "pool, state", "Connections to the database: `idle` or `busy`. SQLite has a pool for reading and one for writing.";
+    CONNECTIONS_MAX, "lode_database_connections_max", Gauge, "pool", "How many connections the pool may open.";
+    DATABASE_SECONDS, "lode_database_seconds", Histogram, "operation", "Time of one query, waiting for a connection included.";
+    DATABASE_ERRORS, "lode_database_errors_total", Counter, "operation", "Queries that failed.";
+    STORAGE_SECONDS, "lode_storage_seconds", Histogram, "operation", "Time of one operation on the storage; of a read, until its first byte may be had.";
+    STORAGE_ERRORS, "lode_storage_errors_total", Counter, "operation", "Operations on the storage that failed.";
+    WEBHOOKS, "lode_webhook_deliveries_total", Counter, "outcome", "Attempts to deliver an event: `delivered`, `retry` (failed, to be repeated), `given_up`.";
+    WEBHOOKS_PENDING, "lode_webhooks_pending", Gauge, "", "Events that wait for their delivery, of all replicas together.";
+}
+
+/// Takes the process's metrics over, once.
+pub(crate) fn install() -> &'static PrometheusHandle {
+    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+    HANDLE.get_or_init(|| {
+        let builder = PrometheusBuilder::new().set_buckets(BUCKETS).expect("there are buckets");
+        let recorder = builder.build_recorder();
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("this program has metrics of its own: /metrics stays empty");
+        }
+        for metric in ALL {
+            match metric.kind {
+                Kind::Counter => metrics::describe_counter!(metric.name, metric.help),
+                Kind::Gauge => metrics::describe_gauge!(metric.name, metric.help),
+                Kind::Histogram => metrics::describe_histogram!(metric.name, metric.help),
+            }
+        }
+        gauge!(INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        handle
+    })
+}
+
+/// Keeps the samples in their buckets for as long as the registry runs.
+pub(crate) fn start(registry: &Registry) {
+    let handle = install();
+    registry.start(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            handle.run_upkeep();
+        }
+    });
+}
+
+/// The page of `/metrics`: what this process recorded, and what is counted when it is asked for.
+pub(crate) async fn page(registry: &Registry) -> String {
+    for pool in registry.store().connections() {
+        let busy = pool.size.saturating_sub(pool.idle);
+        gauge!(CONNECTIONS, "pool" => pool.name, "state" => "idle").set(f64::from(pool.idle));
+        gauge!(CONNECTIONS, "pool" => pool.name, "state" => "busy").set(f64::from(busy));
+        gauge!(CONNECTIONS_MAX, "pool" => pool.name).set(f64::from(pool.max));
+    }
+    let counted = async {
+        let counts = registry.store().counts().await?;
+        let workers = registry.worker_list(&Caller::Internal).await?;
+        Ok::<_, Error>((counts, workers.len()))
+    };
+    let (uploads, workers, webhooks) = match tokio::time::timeout(COUNT_TIMEOUT, counted).await {
+        Ok(Ok((counts, workers))) => (counts.uploads as f64, workers as f64, counts.webhooks as f64),
+        // Not a number: unknown, which is neither none nor what it was.
+        _ => (f64::NAN, f64::NAN, f64::NAN),
+    };
+    gauge!(UPLOADS).set(uploads);
+    gauge!(WORKERS).set(workers);
+    gauge!(WEBHOOKS_PENDING).set(webhooks);
+    install().render()
+}
+
+/// A method as a label: anyone may make one up.
+pub(crate) fn method_label(method: &Method) -> &'static str {
+    const KNOWN: [&str; 8] = ["GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE"];
+    KNOWN.into_iter().find(|known| method.as_str() == *known).unwrap_or("other")
+}
+
+pub(crate) fn requests_in_flight() -> metrics::Gauge {
+    gauge!(IN_FLIGHT)
+}
+
+pub(crate) fn request_answered(route: &str, method: &'static str, status: StatusCode, took: Duration) {
+    let status = status.as_str().to_owned();
+    counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => status).increment(1);
+    histogram!(REQUEST_SECONDS, "route" => route.to_owned(), "method" => method).record(took);
+}
+
+pub(crate) fn bytes_received() -> metrics::Counter {
+    counter!(RECEIVED)
+}
+
+pub(crate) fn bytes_sent() -> metrics::Counter {
+    counter!(SENT)
+}
+
+/// Measures one collection that was not a dry run.
+pub(crate) fn collection(outcome: &Result<GcReport, Error>, took: Duration) {
+    histogram!(GC_SECONDS).record(took);
+    let Ok(report) = outcome else {
+        return counter!(GC_RUNS, "outcome" => "failed").increment(1);
+    };
+    counter!(GC_RUNS, "outcome" => "done").increment(1);
+    for (kind, count) in [("manifest", report.manifests), ("link", report.links), ("blob", report.blobs)] {
+        counter!(GC_REMOVED, "kind" => kind).increment(count);
+    }
+    counter!(GC_BYTES).increment(report.size_bytes);
+}
+
+/// Measures one query, in a span of its own where traces are wanted.
+pub(crate) async fn database<T, E>(
+    operation: &'static str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let span = tracing::debug_span!("database", otel.name = operation, otel.kind = "client");
+    let started = Instant::now();
+    let result = work.instrument(span).await;
+    histogram!(DATABASE_SECONDS, "operation" => operation).record(started.elapsed());
+    if result.is_err() {
+        counter!(DATABASE_ERRORS, "operation" => operation).increment(1);
+    }
+    result
+}
+
+/// Measures one operation on the storage, in a span of its own where traces are wanted.
+pub(crate) async fn storage<T, E>(
+    operation: &'static str,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let span = tracing::debug_span!("storage", otel.name = operation, otel.kind = "client");
+    let started = Instant::now();
+    let result = work.instrument(span).await;
+    histogram!(STORAGE_SECONDS, "operation" => operation).record(started.elapsed());
+    if result.is_err() {
+        counter!(STORAGE_ERRORS, "operation" => operation).increment(1);
+    }
+    result
+}
+
+pub(crate) fn webhook_attempted(outcome: &'static str) {
+    counter!(WEBHOOKS, "outcome" => outcome).increment(1);
+}
+
+/// The function that a type name of something inside it leads to: `crate::m::<impl X>::find::{{closure}}::here` is `find`.
+pub(crate) fn function_name(inner: &'static str) -> &'static str {
+    let outer = inner.strip_suffix("::here").unwrap_or(inner);
+    outer.rsplit("::").find(|part| *part != "{{closure}}").unwrap_or(outer)
+}
+
+/// docs/reference/metrics.md.
+#[cfg_attr(not(test), expect(dead_code, reason = "written and compared by a test"))]
+fn reference() -> String {
+    let mut text = String::from(
+        "# Metrics\n\n\
+        `GET /metrics`, in Prometheus' text format. Made from the program's own table by a test of `registry/src/metrics.rs`; do not edit.\n\n\
+        Each process counts what it did itself since it started; where a row says \"of all replicas together\" the index was asked, and any \
+        replica gives the same answer. While the index cannot be reached those are `NaN`. No label holds a repository's name, a tag or a digest.\n\n\
+        | name | type | labels | |\n| --- | --- | --- | --- |\n",
+    );
+    for Metric { name, kind, labels, help } in ALL {
+        let kind = match kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        };
+        let _always_fits = writeln!(text, "| `{name}` | {kind} | {labels} | {help} |");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_page_is_what_the_program_says() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/metrics.md");
+        let page = reference();
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, &page).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            written == page,
+            "docs/reference/metrics.md is out of date: UPDATE_DOCS=1 cargo test -p lode-registry reference"
+        );
+    }
+
+    #[test]
+    fn functions_are_found_by_what_is_in_them() {
+        fn here() {}
+        assert_eq!(
+            function_name(std::any::type_name_of_val(&here)),
+            "functions_are_found_by_what_is_in_them"
+        );
+        assert_eq!(function_name("a::b::<impl a::c::Store>::find::{{closure}}::{{closure}}::here"), "find");
+    }
+
+    #[test]
+    fn methods_are_a_closed_set() {
+        assert_eq!(method_label(&Method::PATCH), "PATCH");
+        assert_eq!(method_label(&Method::from_bytes(b"MADE-UP").unwrap()), "other");
+    }
+}

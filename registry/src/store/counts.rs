@@ -1,0 +1,42 @@
+//! Numbers for operators: what is open at this moment, and how the pools stand.
+//! Asked when `/metrics` is read.
+
+use sqlx::pool::Pool;
+
+use super::{Engine, Store, on};
+use crate::Error;
+
+pub(crate) struct Counts {
+    pub(crate) uploads: i64,
+    /// Deliveries of webhooks that are still to be made.
+    pub(crate) webhooks: i64,
+}
+
+/// A pool of connections at this moment.
+pub(crate) struct Connections {
+    pub(crate) name: &'static str,
+    pub(crate) size: u32,
+    pub(crate) idle: u32,
+    pub(crate) max: u32,
+}
+
+impl Store {
+    pub(crate) async fn counts(&self) -> Result<Counts, Error> {
+        let (uploads, webhooks): (i64, i64) = on!(self.read(), c => sqlx::query_as(
+            "select (select count(*) from uploads), (select count(*) from webhook_deliveries where given_up_at is null)")
+            .fetch_one(c).await)?;
+        Ok(Counts { uploads, webhooks })
+    }
+
+    pub(crate) fn connections(&self) -> Vec<Connections> {
+        match &self.0 {
+            Engine::Sqlite(pools) => vec![standing("read", &pools.read), standing("write", &pools.write)],
+            Engine::Postgres(pool) => vec![standing("all", pool)],
+        }
+    }
+}
+
+fn standing<D: sqlx::Database>(name: &'static str, pool: &Pool<D>) -> Connections {
+    let idle = u32::try_from(pool.num_idle()).unwrap_or(u32::MAX);
+    Connections { name, size: pool.size(), idle, max: pool.options().get_max_connections() }
+}

@@ -1,0 +1,52 @@
+//! What operators see: numbers, request ids, and nothing of who asked for what.
+
+use http::Request;
+
+use super::App;
+
+#[tokio::test]
+async fn metrics_count_by_route_and_never_by_name() {
+    let app = App::new().await;
+    app.push_image("secret-team/secret-model", "v1", "layer").await;
+    assert_eq!(app.get("/v2/secret-team/secret-model/manifests/v1").await.status, 200);
+    assert_eq!(app.get("/secret-path").await.status, 404);
+    app.send(Request::builder().method("MADE-UP").uri("/v2/"), "").await;
+    app.upload("secret-team/secret-model").await;
+
+    let page = app.get("/metrics").await;
+    assert_eq!(page.status, 200);
+    assert!(page.header("content-type").starts_with("text/plain; version=0.0.4"));
+    let text = page.text();
+    // Other tests count beside this one, so presence is what can be told.
+    for line in [
+        "# TYPE lode_http_requests_total counter",
+        "# HELP lode_http_requests_total Requests answered.",
+        r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="PUT",status="201"}"#,
+        r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="GET",status="200"}"#,
+        r#"lode_http_requests_total{route="none",method="GET",status="404"}"#,
+        r#"lode_http_requests_total{route="none",method="other",status="405"}"#,
+        r#"lode_http_request_seconds_bucket{route="/v2/{name}/blobs/uploads/",method="POST",le="0.5"}"#,
+        "lode_http_received_bytes_total ",
+        "lode_http_sent_bytes_total ",
+        "lode_uploads_open 1",
+        "lode_workers_attached 0",
+        "lode_webhooks_pending 0",
+        r#"lode_database_connections{pool="read",state="idle"}"#,
+        r#"lode_database_seconds_count{operation="manifest_find"}"#,
+        r#"lode_database_seconds_count{operation="commit"}"#,
+        concat!("lode_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("secret"), "{text}");
+}
+
+#[tokio::test]
+async fn a_request_keeps_the_id_that_it_came_with() {
+    let app = App::new().await;
+    let given = app.send(Request::get("/v2/").header("x-request-id", "edge-7:abc"), "").await;
+    assert_eq!(given.header("x-request-id"), "edge-7:abc");
+    let unfit = app.send(Request::get("/nowhere").header("x-request-id", "a \"b\""), "").await;
+    assert_eq!(unfit.status, 404);
+    assert!(unfit.header("x-request-id").parse::<uuid::Uuid>().is_ok());
+}
