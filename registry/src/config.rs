@@ -22,8 +22,22 @@ pub struct Config {
     /// The index: `sqlite:PATH` or `postgres://...`. Default: `lode.db` in the data folder.
     #[serde(serialize_with = "without_password")]
     pub database: Option<Url>,
-    /// The bytes: `file:///PATH`. Default: the data folder.
+    /// The bytes: `file:///PATH`, or object storage that any number of servers share: `s3://BUCKET/PREFIX`, `gs://`, `az://`.
+    /// Default: the data folder.
     pub storage: Option<Url>,
+    /// Where object storage answers, if not at its provider. `http://` is allowed, and then bytes travel in the clear.
+    pub storage_endpoint: Option<Url>,
+    /// S3's region. Default: AWS_REGION, AWS_DEFAULT_REGION, us-east-1.
+    pub storage_region: Option<String>,
+    /// S3 with the bucket in the path; `false`: in the host name, which the endpoint then carries too.
+    pub storage_path_style: Switch,
+    /// Credentials of object storage (S3: key id and secret; Azure: account and key). Default: what the provider's own variables
+    /// say, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3.
+    pub storage_access_key_id: Option<Secret>,
+    pub storage_secret_access_key: Option<Secret>,
+    /// Send those who pull a blob to object storage, by an address that opens it for a day. By itself it is on with S3. The storage
+    /// must be within the clients' reach.
+    pub redirect: Switch,
     /// Scheme and host of absolute addresses in answers, when clients see another address than this process.
     pub public_url: Option<Url>,
     /// Proxies whose `X-Forwarded-*` headers are believed.
@@ -65,6 +79,12 @@ impl Default for Config {
             data: PathBuf::from("lode-data"),
             database: None,
             storage: None,
+            storage_endpoint: None,
+            storage_region: None,
+            storage_path_style: Switch::Auto,
+            storage_access_key_id: None,
+            storage_secret_access_key: None,
+            redirect: Switch::Auto,
             public_url: None,
             trusted_proxies: Vec::new(),
             allow_anonymous: false,
@@ -86,6 +106,46 @@ impl Config {
     /// No authentication is set up: whoever reaches the server may do everything.
     pub fn is_open(&self) -> bool {
         true
+    }
+}
+
+/// A choice that is made here, or left to the circumstances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Switch {
+    #[default]
+    Auto,
+    On,
+    Off,
+}
+
+impl Serialize for Switch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Switch::Auto => serializer.serialize_str("auto"),
+            Switch::On => serializer.serialize_bool(true),
+            Switch::Off => serializer.serialize_bool(false),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Bool(bool),
+            Text(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Bool(true) => Ok(Switch::On),
+            Written::Bool(false) => Ok(Switch::Off),
+            Written::Text(text) => match text.to_ascii_lowercase().as_str() {
+                "auto" => Ok(Switch::Auto),
+                "true" | "yes" | "on" | "1" => Ok(Switch::On),
+                "false" | "no" | "off" | "0" => Ok(Switch::Off),
+                _ => Err(serde::de::Error::custom("expected true, false or auto")),
+            },
+        }
     }
 }
 

@@ -68,6 +68,13 @@ pub enum Error {
     /// The disk or the database is full: nothing was acknowledged, and reads go on.
     #[error("the storage is full")]
     StorageFull,
+    /// The storage or the database cannot be reached, or does not do its work: nothing was acknowledged, and it may pass.
+    #[error("{what}")]
+    Unavailable {
+        what: String,
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Another server has this data folder.
     #[error("{path} is in use by another server")]
     FolderInUse { path: std::path::PathBuf },

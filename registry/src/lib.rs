@@ -25,7 +25,7 @@ pub use app::{
     Heartbeat, JoinProof, LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration,
     Registry, StoredManifest, TaggedModel, UploadStatus, Worker, WorkerAnnouncement, open,
 };
-pub use config::{Cidr, Config, ConfigError, Secret};
+pub use config::{Cidr, Config, ConfigError, Secret, Switch};
 pub use error::Error;
 pub use router::router;
 pub use serve::serve;

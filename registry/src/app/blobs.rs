@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use url::Url;
 
 use super::{BlobInfo, BlobStream, Registry, again};
 use crate::Error;
@@ -72,6 +73,17 @@ impl Registry {
         };
         let bytes = self.blobs.read(&blob.store_key, range).await?;
         Ok((BlobInfo { digest: digest.clone(), size_bytes }, bytes))
+    }
+
+    /// Where the storage itself gives the blob's bytes out for a while, if it may.
+    pub async fn blob_address(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<Url>, Error> {
+        let blob = self.blob_visible(caller, repository, digest).await?;
+        self.blobs.signed_url(&blob.store_key).await
     }
 
     /// Takes a blob out of a repository. Other repositories keep it.

@@ -1,7 +1,7 @@
 //! `fsck`: index and storage compared both ways, and with `verify` every digest computed again.
 //! Pushes and collections may go on meanwhile: a finding is looked at a second time before it is reported.
 
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Hasher;
 use serde::Serialize;
 
@@ -9,9 +9,14 @@ use super::{Registry, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::key;
-use crate::store::{DanglingKind, Doomed};
+use crate::store::{DanglingKind, Doomed, now_ms};
 
 const PAGE: i64 = 1000;
+/// How many blobs are asked after, or read, at a time.
+const ASKED_AT_ONCE: usize = 16;
+const VERIFIED_AT_ONCE: usize = 2;
+/// In object storage the bytes of a manifest come before any row; what is younger than this may be one on its way in.
+const SETTLED_MS: i64 = 60 * 60 * 1000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FsckReport {
@@ -83,11 +88,12 @@ impl Registry {
             let blobs = self.store.blobs_live(&after, PAGE).await?;
             let Some(last) = blobs.last() else { break };
             after = last.digest.as_str().to_owned();
-            for blob in blobs {
-                report.blobs += 1;
-                report.size_bytes += blob.size_bytes;
-                report.damage.extend(self.check_blob(&blob, verify).await?);
-            }
+            report.blobs += blobs.len() as u64;
+            report.size_bytes += blobs.iter().map(|blob| blob.size_bytes).sum::<u64>();
+            let at_once = if verify { VERIFIED_AT_ONCE } else { ASKED_AT_ONCE };
+            let checks = stream::iter(blobs).map(|blob| async move { self.check_blob(&blob, verify).await });
+            let found: Vec<Option<Damage>> = checks.buffered(at_once).try_collect().await?;
+            report.damage.extend(found.into_iter().flatten());
         }
         // 2. References within the index.
         for dangling in self.store.dangling().await? {
@@ -117,6 +123,22 @@ impl Registry {
             };
             if !known {
                 report.orphans.push(file.key);
+            }
+        }
+        let mut listed = self.blobs.list(key::OBJECTS);
+        while let Some(object) = listed.try_next().await? {
+            // The upload first: once its row is gone, the blob's is there.
+            let upload = match key::upload_of(&object.key) {
+                Some(id) => self.store.upload_find_anywhere(id).await?,
+                None => None,
+            };
+            if self.store.key_is_known(&object.key).await? {
+                continue;
+            }
+            let fresh = object.modified_ms > now_ms().saturating_sub(SETTLED_MS);
+            match upload.is_some() || fresh {
+                true => report.uploads.push(object.key),
+                false => report.orphans.push(object.key),
             }
         }
         let mut listed = self.blobs.list(key::UPLOADS);

@@ -117,15 +117,23 @@ impl Registry {
             if let Lying::Fresh { placed, .. } = &lying {
                 let certain = match &recorded {
                     Ok(_) => true,
+                    Err(Error::ManifestBlobsUnknown(_)) if self.blobs.is_shared() => true,
                     Err(Error::ManifestBlobsUnknown(_)) => self.blob_unplace(&put.digest).await.is_ok(),
                     Err(_) => false,
                 };
-                if certain {
-                    self.blobs.discard(&placed.temporary).await;
+                let spare = match &placed.temporary {
+                    None if matches!(recorded, Ok(Recorded::Done)) => None,
+                    None => Some(&placed.key),
+                    temporary => temporary.as_ref(),
+                };
+                if let Some(key) = spare.filter(|_| certain) {
+                    self.blobs.discard(key).await;
                 }
             }
             match recorded? {
                 Recorded::Done => return Ok(()),
+                // Another replica stored it as well; its bytes are the blob's.
+                Recorded::Spare => return Ok(()),
                 // A collection on another replica took them between the two looks.
                 Recorded::Gone => {}
             }
@@ -141,6 +149,7 @@ impl Registry {
         let Put { digest, manifest, named, bytes, tags, sparse } = put;
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
+        let mut recorded = Recorded::Done;
         // Rows are locked in the order that `store/locks.rs` tells.
         match lying {
             Lying::There { key } => match tx.blob_lock(digest).await? {
@@ -148,7 +157,9 @@ impl Registry {
                 _ => return Ok(Recorded::Gone),
             },
             Lying::Fresh { placed, damaged } => {
-                tx.blob_insert(digest, size_bytes, &placed.key, damaged.as_deref()).await?;
+                if !tx.blob_insert(digest, size_bytes, &placed.key, damaged.as_deref()).await? {
+                    recorded = Recorded::Spare;
+                }
             }
         }
         tx.blobs_share(&named.all()).await?;
@@ -173,7 +184,7 @@ impl Registry {
             tx.tag_put(repository, tag, digest).await?;
         }
         tx.commit().await?;
-        Ok(Recorded::Done)
+        Ok(recorded)
     }
 
     /// A tag goes alone; a digest takes its tags along. What they named is collected after its grace.
@@ -247,6 +258,8 @@ enum Lying {
 
 enum Recorded {
     Done,
+    /// With bytes that are the blob's already, in place of the fresh ones.
+    Spare,
     /// The bytes that were there are on their way out.
     Gone,
 }

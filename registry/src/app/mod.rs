@@ -37,6 +37,7 @@ use crate::store::{self, Store};
 use crate::upstream::Upstream;
 use crate::{Config, Error, jobs, metrics};
 
+pub use crate::blobs::BlobStream;
 use flights::Flights;
 pub use fsck::{Damage, FsckReport};
 pub use gc::GcReport;
@@ -52,8 +53,6 @@ const INDEXING_AT_ONCE: usize = 2;
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 /// A request body.
 pub type Body = BoxStream<'static, Result<Bytes, BodyError>>;
-/// A blob's bytes on their way out.
-pub type BlobStream = BoxStream<'static, std::io::Result<Bytes>>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobInfo {
@@ -161,8 +160,8 @@ pub async fn open(config: Config) -> Result<Registry, Error> {
 async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
     let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror).map(Arc::new));
     let upstreams = upstreams.collect::<Result<_, Error>>()?;
-    let (url, data) = (config.storage.clone(), config.data.clone());
-    let blobs = tokio::task::spawn_blocking(move || Blobs::open(url.as_ref(), &data, limit))
+    let settings = config.clone();
+    let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limit))
         .await
         .map_err(|_| Error::Interrupted)??;
     let store = Store::open(config.database.as_ref(), &config.data).await?;

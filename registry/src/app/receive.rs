@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Body, BodyError, ChunkRange, Registry};
 use crate::Error;
-use crate::blobs::{AppendFile, Held};
+use crate::blobs::{Append, Checkpoint, Held};
 use crate::store::UploadRow;
 
 /// How much is hashed and written in one go; two of these are in memory for each upload.
@@ -54,8 +54,9 @@ impl Registry {
         chunk: ChunkRange,
         mut body: Body,
     ) -> Result<(), Error> {
-        let (id, start) = (writing.id, writing.offset);
-        let mut next = gather(&mut body, &mut writing.turn).await;
+        let (id, start) = (writing.id(), writing.offset);
+        let mut rest = None;
+        let mut next = gather(&mut body, &mut rest, writing.file.room_after(0), &mut writing.turn).await;
         loop {
             let Batch { pieces, len, end } = next;
             let got = writing.offset - start + len;
@@ -68,17 +69,24 @@ impl Registry {
             if let Some(expected) = chunk.length.filter(|length| !fits(*length)) {
                 return Err(Error::SizeMismatch { expected, got });
             }
+            if len > 0 && writing.file.is_sealed() {
+                return Err(Error::UploadConflict { id, offset: writing.saved.offset });
+            }
             // 2. Write this batch to its end, whatever comes: the next writer must find the file at rest.
-            let written = write(&writing.file, &mut writing.hasher, writing.offset, pieces);
+            let room = writing.file.room_after(len);
+            let written = write(&mut writing.file, &mut writing.hasher, writing.offset, pieces);
             let ahead = async {
                 match end {
-                    None => Ok(gather(&mut body, &mut writing.turn).await),
+                    None => Ok(gather(&mut body, &mut rest, room, &mut writing.turn).await),
                     Some(end) => Err(end),
                 }
             };
             let (written, ahead) = tokio::join!(written, ahead);
             written?;
             writing.offset += len;
+            if writing.file.whole_part().is_some() {
+                self.upload_send(writing).await?;
+            }
             // 3. Go on, unless that was all.
             next = match ahead {
                 Ok(batch) => batch,
@@ -88,7 +96,7 @@ impl Registry {
                     return Err(Error::UploadConflict { id, offset: writing.saved.offset });
                 }
             };
-            if writing.offset - writing.synced >= CHECKPOINT_BYTES {
+            if writing.offset - writing.synced >= CHECKPOINT_BYTES && writing.file.is_at_rest() {
                 writing.settle().await?;
                 self.upload_checkpoint(writing);
             }
@@ -97,17 +105,58 @@ impl Registry {
 
     /// Makes what was written so far durable and saves it, while the stream goes on.
     fn upload_checkpoint(&self, writing: &mut Writing) {
-        let (this, id, file, offset) = (self.clone(), writing.id, writing.file.clone(), writing.offset);
-        let generation = writing.saved.generation;
+        let (this, id, offset, generation) =
+            (self.clone(), writing.id(), writing.offset, writing.saved.generation);
+        let durable = writing.file.checkpoint(generation);
         let state = writing.hasher.as_ref().map(Hasher::save).unwrap_or_default();
         writing.synced = offset;
         writing.checkpoint = Some(tokio::spawn(async move {
-            file.save().await?;
-            match this.store.upload_save(id, generation, offset, &state).await? {
-                true => Ok(Saved { offset, generation: generation + 1 }),
-                false => Err(Error::UploadUnknown { id }),
+            let Checkpoint { progress, obsolete } = durable.await?;
+            if !this.store.upload_save(id, generation, offset, &state, &progress).await? {
+                return Err(Error::UploadUnknown { id });
             }
+            if let Some(key) = obsolete {
+                this.blobs.discard(&key).await;
+            }
+            Ok(Saved { offset, generation: generation + 1 })
         }));
+    }
+
+    /// Sends a whole part on its way. Before the first one the row is told where they go, so that they are found whatever happens.
+    async fn upload_send(&self, writing: &mut Writing) -> Result<(), Error> {
+        writing.settle().await?;
+        let (id, generation) = (writing.id(), writing.saved.generation);
+        let Some(parts) = writing.file.whole_part() else { return Ok(()) };
+        if let Some(progress) = parts.begin(generation).await? {
+            let told = self.store.upload_announce(id, generation, &progress).await;
+            if !matches!(told, Ok(true)) {
+                parts.take_back().await;
+                return Err(told.err().unwrap_or(Error::UploadUnknown { id }));
+            }
+            writing.saved.generation += 1;
+        }
+        match writing.file.whole_part() {
+            Some(parts) => parts.send().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Makes everything that was written durable where a blob of it can lie, so that only its row is missing.
+    pub(super) async fn upload_store(&self, writing: &mut Writing) -> Result<(), Error> {
+        writing.settle().await?;
+        let len = writing.offset;
+        let sealed = match &mut writing.file {
+            Append::File(file) => return file.sync().await,
+            Append::Parts(parts) => !parts.is_sealed() && parts.seal().await?,
+        };
+        if sealed {
+            self.upload_checkpoint(writing);
+            writing.settle().await?;
+        }
+        match &mut writing.file {
+            Append::File(_) => Ok(()),
+            Append::Parts(parts) => parts.store(len, writing.saved.generation).await,
+        }
     }
 
     /// Makes everything that was written durable, and says so in the upload's row.
@@ -121,6 +170,20 @@ impl Registry {
 }
 
 impl ChunkRange {
+    /// Does the chunk start where the upload stands, and say one thing only?
+    pub(super) fn fits(&self, row: &UploadRow) -> Result<(), Error> {
+        let (id, offset) = (row.id, row.offset);
+        if self.range.is_some_and(|(first, _)| first != offset) {
+            return Err(Error::UploadConflict { id, offset });
+        }
+        match (self.declared(), self.length) {
+            (Some(declared), Some(got)) if declared != got => {
+                Err(Error::RangeMismatch { id, offset, declared, got })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// How many bytes the range names. A range whose last byte lies before its first names none.
     pub(super) fn declared(&self) -> Option<u64> {
         self.range.map(|(first, last)| if last < first { 0 } else { (last - first).saturating_add(1) })
@@ -129,15 +192,15 @@ impl ChunkRange {
 
 /// An upload in the hands of its one writer.
 pub(super) struct Writing {
-    pub(super) id: Uuid,
-    pub(super) store_key: String,
-    /// What the row says.
+    /// The row as it was when this writer took it.
+    pub(super) row: UploadRow,
+    /// What the row says by now.
     pub(super) saved: Saved,
     /// How far the file is written, and the hash with it.
     pub(super) offset: u64,
     /// How far it is durable, or about to be.
     synced: u64,
-    pub(super) file: AppendFile,
+    pub(super) file: Append,
     /// Away only while a batch is hashed.
     hasher: Option<Hasher>,
     checkpoint: Option<JoinHandle<Result<Saved, Error>>>,
@@ -152,17 +215,10 @@ pub(super) struct Saved {
 
 impl Writing {
     /// Goes on where the row stands, in the turn of its one writer.
-    pub(super) fn start(
-        id: Uuid,
-        row: UploadRow,
-        file: AppendFile,
-        turn: Held<Uuid>,
-    ) -> Result<Writing, Error> {
+    pub(super) fn start(row: UploadRow, file: Append, turn: Held<Uuid>) -> Result<Writing, Error> {
         let hasher = Hasher::restore(&row.hash_state)
-            .map_err(|_| Error::Corrupt { what: "hash state", value: id.to_string() })?;
+            .map_err(|_| Error::Corrupt { what: "hash state", value: row.id.to_string() })?;
         Ok(Writing {
-            id,
-            store_key: row.store_key,
             saved: Saved { offset: row.offset, generation: row.generation },
             offset: row.offset,
             synced: row.offset,
@@ -170,7 +226,23 @@ impl Writing {
             hasher: Some(hasher),
             checkpoint: None,
             turn,
+            row,
         })
+    }
+
+    pub(super) fn id(&self) -> Uuid {
+        self.row.id
+    }
+
+    /// Does the upload have objects that only its row leads to?
+    pub(super) fn has_objects(&self) -> bool {
+        matches!(&self.file, Append::Parts(parts) if parts.has_objects())
+    }
+
+    /// Can the digest be told from what is at hand?
+    pub(super) fn can_tell(&self, algorithm: Algorithm) -> bool {
+        self.hasher.as_ref().is_some_and(|hasher| hasher.algorithm() == algorithm)
+            || !matches!(&self.file, Append::Parts(parts) if parts.has_objects())
     }
 
     /// Waits for the checkpoint under way.
@@ -183,7 +255,7 @@ impl Writing {
 
     /// The digest of everything written. Another algorithm than the session's costs one more reading of the file.
     pub(super) async fn digest(&mut self, algorithm: Algorithm) -> Result<Digest, Error> {
-        match self.hasher.take() {
+        match self.hasher.clone() {
             Some(hasher) if hasher.algorithm() == algorithm => Ok(hasher.finish()),
             _ => self.file.digest(self.offset, algorithm).await,
         }
@@ -192,7 +264,7 @@ impl Writing {
 
 /// Hashes and writes a batch, each on its own thread.
 async fn write(
-    file: &AppendFile,
+    file: &mut Append,
     hasher: &mut Option<Hasher>,
     offset: u64,
     pieces: Vec<Bytes>,
@@ -227,18 +299,28 @@ enum End {
     Superseded,
 }
 
-async fn gather(body: &mut Body, turn: &mut Held<Uuid>) -> Batch {
+/// The next batch of at most `room` bytes; what came with them and is too much is the `rest`, for the batch after.
+async fn gather(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut Held<Uuid>) -> Batch {
+    let most = room.min(BATCH_BYTES as u64);
     let mut batch = Batch::default();
-    while batch.len < BATCH_BYTES as u64 && batch.pieces.len() < BATCH_PIECES {
-        let piece = tokio::select! {
-            piece = body.next() => piece,
-            () = turn.superseded() => {
-                batch.end = Some(End::Superseded);
-                break;
-            }
+    while batch.len < most && batch.pieces.len() < BATCH_PIECES {
+        let piece = match rest.take() {
+            Some(piece) => Some(Ok(piece)),
+            None => tokio::select! {
+                piece = body.next() => piece,
+                () = turn.superseded() => {
+                    batch.end = Some(End::Superseded);
+                    break;
+                }
+            },
         };
         match piece {
-            Some(Ok(piece)) => {
+            Some(Ok(mut piece)) => {
+                // Whole pieces go where there is room for any number of bytes.
+                let fits = usize::try_from(room - batch.len).unwrap_or(usize::MAX);
+                if piece.len() > fits {
+                    *rest = Some(piece.split_off(fits));
+                }
                 batch.len += piece.len() as u64;
                 batch.pieces.push(piece);
             }

@@ -9,8 +9,8 @@ use super::receive::Writing;
 use super::{BlobInfo, Body, ChunkRange, Registry, UploadStatus, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::blobs::key;
-use crate::store::{Tx, UploadRow};
+use crate::blobs::{Append, Held, key};
+use crate::store::{NewUpload, Tx, UploadRow};
 
 impl Registry {
     /// Opens an upload. `algorithm` is what the client says it will name the blob by.
@@ -21,10 +21,20 @@ impl Registry {
         algorithm: Option<Algorithm>,
     ) -> Result<UploadStatus, Error> {
         self.may_push(caller, repository)?;
+        let row = self.upload_insert(repository, algorithm, false).await?;
+        Ok(UploadStatus { id: row.id, offset: 0 })
+    }
+
+    async fn upload_insert(
+        &self,
+        repository: &Repository,
+        algorithm: Option<Algorithm>,
+        in_one: bool,
+    ) -> Result<UploadRow, Error> {
         let id = Uuid::new_v4();
+        let store_key = &self.blobs.upload_key(id);
         let algorithm = algorithm.unwrap_or(Algorithm::Sha256);
-        self.store.upload_insert(repository, id, &key::upload(id), algorithm).await?;
-        Ok(UploadStatus { id, offset: 0 })
+        self.store.upload_insert(NewUpload { id, repository, store_key, algorithm, in_one }).await
     }
 
     /// Where an upload stands.
@@ -47,15 +57,14 @@ impl Registry {
         id: Uuid,
     ) -> Result<(), Error> {
         allow(caller, Action::Push, Target::Repository(repository))?;
-        let row = self.upload_row(repository, id).await?;
+        self.upload_row(repository, id).await?;
         let this = self.clone();
         let repository = repository.clone();
         detached(async move {
             let _turn = this.writers.lock(id).await;
-            if !this.store.upload_delete(&repository, id).await? {
-                return Err(Error::UploadUnknown { id });
-            }
-            this.upload_drop(&row.store_key).await
+            // A writer elsewhere may get ahead of us; once it is gone there is no row either.
+            while !this.upload_end(this.upload_row(&repository, id).await?).await? {}
+            Ok(())
         })
         .await
     }
@@ -72,7 +81,7 @@ impl Registry {
         allow(caller, Action::Push, Target::Repository(repository))?;
         let (this, repository) = (self.clone(), repository.clone());
         detached(async move {
-            let mut writing = this.upload_open(&repository, id, chunk).await?;
+            let mut writing = this.upload_open(&repository, id, chunk, false).await?;
             let outcome = async {
                 this.upload_receive(&mut writing, chunk, body).await?;
                 this.upload_save(&mut writing).await?;
@@ -97,14 +106,14 @@ impl Registry {
         allow(caller, Action::Push, Target::Repository(repository))?;
         let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
         detached(async move {
-            let mut writing = this.upload_open(&repository, id, chunk).await?;
-            let outcome = this.upload_end(&repository, &mut writing, chunk, body, digest).await;
+            let mut writing = this.upload_open(&repository, id, chunk, true).await?;
+            let outcome = this.upload_close(&repository, &mut writing, chunk, body, digest).await;
             this.upload_outcome(&repository, outcome).await
         })
         .await
     }
 
-    async fn upload_end(
+    async fn upload_close(
         &self,
         repository: &Repository,
         writing: &mut Writing,
@@ -115,18 +124,20 @@ impl Registry {
         // 1. The rest of the bytes.
         self.upload_receive(writing, chunk, body).await?;
         // 2. Are they what the client says? If not, no later chunk can make them so.
+        if !writing.can_tell(digest.algorithm()) {
+            // Parts cannot be read until they are one object.
+            self.upload_store(writing).await?;
+        }
         let got = writing.digest(digest.algorithm()).await?;
         if got != digest {
-            self.store.upload_delete(repository, writing.id).await?;
-            self.blobs.discard(&writing.store_key).await;
+            self.upload_forget(writing).await?;
             return Err(Error::DigestMismatch { expected: digest, got });
         }
         // 3. Durable, unless the registry has it already, then visible.
         if self.store.blob_live(&digest).await?.is_none() {
-            writing.file.sync().await?;
+            self.upload_store(writing).await?;
         }
         self.upload_commit(repository, writing, &digest).await?;
-        self.blobs.discard(&writing.store_key).await;
         tracing::debug!(%repository, %digest, size_bytes = writing.offset, "blob stored");
         Ok(BlobInfo { digest, size_bytes: writing.offset })
     }
@@ -140,29 +151,62 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<BlobInfo, Error> {
-        let UploadStatus { id, .. } =
-            self.upload_create(caller, repository, Some(digest.algorithm())).await?;
-        let stored = self.upload_finish(caller, repository, id, chunk, body, digest).await;
-        if stored.is_err() {
-            // The first error counts; a session that stays behind expires.
-            let _ = self.upload_cancel(caller, repository, id).await;
+        self.may_push(caller, repository)?;
+        let row = self.upload_insert(repository, Some(digest.algorithm()), true).await?;
+        let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
+        detached(async move {
+            let id = row.id;
+            let stored = async {
+                chunk.fits(&row)?;
+                // Nobody else knows of it, so that there is nothing to take over.
+                let turn = this.writers.lock(id).await;
+                let mut writing = this.upload_start(row, turn).await?;
+                this.upload_close(&repository, &mut writing, chunk, body, digest).await
+            };
+            let stored = stored.await;
+            if stored.is_err() {
+                // The first error counts; a session that stays behind expires.
+                let _turn = this.writers.lock(id).await;
+                if let Ok(Some(row)) = this.store.upload_find(&repository, id).await {
+                    let _ = this.upload_end(row).await;
+                }
+            }
+            stored
+        })
+        .await
+    }
+
+    /// Ends an upload without a blob. False if another writer, a commit or a cancel came first.
+    pub(crate) async fn upload_end(&self, row: UploadRow) -> Result<bool, Error> {
+        if !self.blobs.is_shared() {
+            if !self.store.upload_delete(&row.repository, row.id).await? {
+                return Ok(false);
+            }
+            self.upload_drop(&row.store_key).await?;
+            return Ok(true);
         }
-        stored
+        // Whoever writes to it elsewhere fails from here on. The row goes last, for it is how the bytes are found.
+        let Some(row) = self.store.upload_take(row.id, row.generation, false).await? else {
+            return Ok(false);
+        };
+        self.blobs.clear(&row, None).await?;
+        self.store.upload_delete(&row.repository, row.id).await
     }
 
-    /// Drops the bytes of an upload that is no more.
+    /// Ends the upload in this writer's hands: no later chunk can make it good, or its bytes are not needed.
+    async fn upload_forget(&self, writing: &Writing) -> Result<(), Error> {
+        let row = UploadRow { generation: writing.saved.generation, ..writing.row.clone() };
+        self.upload_end(row).await.map(drop)
+    }
+
+    /// Drops the bytes of an upload in the folder that is no more.
     pub(crate) async fn upload_drop(&self, store_key: &str) -> Result<(), Error> {
-        self.upload_unplace(store_key).await?;
-        self.blobs.discard(store_key).await;
-        Ok(())
-    }
-
-    /// Takes back the blob's name that a commit gave an upload's bytes, if it died before the index knew of it.
-    async fn upload_unplace(&self, store_key: &str) -> Result<(), Error> {
+        // A commit may have given them a blob's name too, and died before the index knew of it.
         if let Some(digest) = self.blobs.placed(store_key).await? {
             let _turn = self.digests.lock(digest.clone()).await;
             self.blob_unplace(&digest).await?;
         }
+        self.blobs.discard(store_key).await;
         Ok(())
     }
 
@@ -184,26 +228,39 @@ impl Registry {
         repository: &Repository,
         id: Uuid,
         chunk: ChunkRange,
+        to_commit: bool,
     ) -> Result<Writing, Error> {
         // 1. A chunk that does not fit must not disturb the writer at work.
         let row = self.upload_row(repository, id).await?;
-        let start = chunk.range.map_or(row.offset, |(first, _)| first);
-        let at =
-            |offset: u64| if offset == start { Ok(()) } else { Err(Error::UploadConflict { id, offset }) };
-        at(row.offset)?;
-        if let (Some(declared), Some(got)) = (chunk.declared(), chunk.length)
-            && declared != got
-        {
-            return Err(Error::RangeMismatch { id, offset: row.offset, declared, got });
-        }
-        // 2. One that does takes over: the old connection of a client that came back may not know that it is dead.
+        chunk.fits(&row)?;
+        let start = row.offset;
+        // 2. One that does takes over: the old connection of a client that came back may not know that it is dead. Here it gives
+        //    way by itself; one elsewhere fails at its next save. Taking an upload over waits for a commit whose answer was lost,
+        //    so that from here on it is certain that there was none.
         let turn = self.writers.lock(id).await;
         let row = self.upload_row(repository, id).await?;
-        at(row.offset)?;
-        // 3. The bytes and the hash, as they were at that offset.
-        self.upload_unplace(&row.store_key).await?;
-        let file = self.blobs.append(&row.store_key, row.offset).await?;
-        Writing::start(id, row, file, turn)
+        let placed = self.blobs.placed(&row.store_key).await?;
+        let row = match self.blobs.is_shared() || placed.is_some() {
+            true => self.store.upload_take(id, row.generation, to_commit).await?,
+            false => Some(row),
+        };
+        let Some(row) = row else {
+            return self.upload_outcome(repository, Err(Error::UploadUnknown { id })).await;
+        };
+        if row.offset != start {
+            return Err(Error::UploadConflict { id, offset: row.offset });
+        }
+        if let Some(digest) = placed {
+            let _turn = self.digests.lock(digest.clone()).await;
+            self.blob_unplace(&digest).await?;
+        }
+        self.upload_start(row, turn).await
+    }
+
+    /// The bytes and the hash of an upload, as they were at its row's offset.
+    async fn upload_start(&self, row: UploadRow, turn: Held<Uuid>) -> Result<Writing, Error> {
+        let file = self.blobs.append(&row).await?;
+        Writing::start(row, file, turn)
     }
 
     /// Tells an upload that another writer moved from one that is gone.
@@ -225,25 +282,69 @@ impl Registry {
     async fn upload_commit(
         &self,
         repository: &Repository,
-        writing: &Writing,
+        writing: &mut Writing,
         digest: &Digest,
     ) -> Result<(), Error> {
         let _turn = self.digests.lock(digest.clone()).await;
-        // 1. Content that is live already only gets a link, and the fresh bytes are dropped.
-        if again!(self.upload_commit_live(repository, writing, digest).await)? {
-            return Ok(());
+        // 1. Content that is live already only gets a link, and the fresh bytes are dropped. A live row whose bytes are gone or
+        //    torn is damage, which these bytes repair. No row is locked while the storage is asked.
+        let mut damaged = None;
+        if let Some((size_bytes, held)) = self.store.blob_live(digest).await? {
+            if self.blobs.size(&held).await? != Some(size_bytes) {
+                damaged = Some(held);
+            } else if again!(self.upload_commit_live(repository, writing, digest, &held).await)? {
+                return self.upload_spare(writing).await;
+            }
         }
-        // 2. Otherwise the bytes take their place, and the row follows. A crash in between leaves both the upload and a
-        //    file that nothing lists; it goes when the upload goes on or is purged.
-        writing.file.sync().await?;
-        let store_key = self.blobs.place(&writing.store_key, digest).await?;
-        let committed = again!(self.upload_commit_fresh(repository, writing, digest, &store_key).await);
-        // Only a commit that another writer forestalled is certain not to have happened.
-        if matches!(committed, Err(Error::UploadUnknown { .. })) {
-            // The first error counts; what cannot be undone now is when the upload goes on or is purged.
-            let _ = self.blob_unplace(digest).await;
+        // 2. Otherwise the bytes take their place, and the row follows. A crash in between leaves the upload, and bytes that
+        //    nothing lists; they go when the upload goes on or is purged.
+        self.upload_store(writing).await?;
+        let store_key = self.blobs.place(&writing.file, &writing.row.store_key, digest).await?;
+        let damaged = damaged.as_deref();
+        match again!(self.upload_commit_fresh(repository, writing, digest, &store_key, damaged).await) {
+            Ok(true) => {
+                self.upload_tidy(writing, &store_key).await;
+                Ok(())
+            }
+            // Another server stored the same content meanwhile.
+            Ok(false) => self.upload_spare(writing).await,
+            Err(error) => {
+                // Only a commit that another writer forestalled is certain not to have happened. In object storage that writer
+                // goes on with what is there.
+                if matches!(error, Error::UploadUnknown { .. }) && !self.blobs.is_shared() {
+                    // The first error counts; what cannot be undone now is when the upload goes on or is purged.
+                    let _ = self.blob_unplace(digest).await;
+                }
+                Err(error)
+            }
         }
-        committed
+    }
+
+    /// Drops what is left of an upload whose bytes became a blob, and its row with it. What a crash leaves is purged.
+    async fn upload_tidy(&self, writing: &Writing, store_key: &str) {
+        match &writing.file {
+            Append::File(_) => self.blobs.discard(&writing.row.store_key).await,
+            Append::Parts(parts) => {
+                if writing.row.attempts > 1 {
+                    // Earlier attempts may have left objects of their own.
+                    if let Err(error) = self.blobs.clear(&writing.row, Some(store_key)).await {
+                        tracing::warn!(id = %writing.row.id, %error, "bytes of earlier attempts stay behind");
+                    }
+                } else if let Some(tail) = parts.tail() {
+                    self.blobs.discard(tail).await;
+                }
+            }
+        }
+    }
+
+    /// Drops the bytes of an upload that the registry had already. In object storage its row is still there to find them by.
+    async fn upload_spare(&self, writing: &Writing) -> Result<(), Error> {
+        if !writing.has_objects() {
+            self.upload_tidy(writing, "").await;
+        } else if let Err(error) = self.upload_forget(writing).await {
+            tracing::warn!(id = %writing.row.id, %error, "an upload that is not needed stays until it expires");
+        }
+        Ok(())
     }
 
     async fn upload_commit_live(
@@ -251,41 +352,45 @@ impl Registry {
         repository: &Repository,
         writing: &Writing,
         digest: &Digest,
+        held: &str,
     ) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
-        let Some((size_bytes, store_key)) = tx.blob_lock(digest).await? else { return Ok(false) };
-        // A live row whose bytes are gone or torn is damage, which these bytes repair.
-        if self.blobs.size(&store_key).await? != Some(size_bytes) {
-            return Ok(false);
+        match tx.blob_lock(digest).await? {
+            Some((_, store_key)) if store_key == held => {}
+            _ => return Ok(false),
         }
-        self.upload_link(tx, repository, writing, digest).await?;
+        self.upload_link(tx, repository, writing, digest, !writing.has_objects()).await?;
         Ok(true)
     }
 
+    /// False where the content became live meanwhile, under another key: it is linked, and the bytes are spare.
     async fn upload_commit_fresh(
         &self,
         repository: &Repository,
         writing: &Writing,
         digest: &Digest,
         store_key: &str,
-    ) -> Result<(), Error> {
+        damaged: Option<&str>,
+    ) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
-        // The folder's key is the digest's own: whatever the row says, these are its bytes.
-        tx.blob_insert(digest, writing.offset, store_key, None).await?;
-        self.upload_link(tx, repository, writing, digest).await
+        let ours = tx.blob_insert(digest, writing.offset, store_key, damaged).await?;
+        self.upload_link(tx, repository, writing, digest, ours).await?;
+        Ok(ours)
     }
 
-    /// Links a blob and ends its upload, in the transaction that holds the blob's row.
+    /// Links a blob and, unless its row is needed to clean up by, ends its upload, in the transaction that holds the blob's row.
     async fn upload_link(
         &self,
         mut tx: Tx,
         repository: &Repository,
         writing: &Writing,
         digest: &Digest,
+        finish: bool,
     ) -> Result<(), Error> {
         tx.link(repository, digest, self.lease_ms()).await?;
-        if !tx.upload_finish(writing.id, writing.saved.generation).await? {
-            return Err(Error::UploadUnknown { id: writing.id });
+        let id = writing.id();
+        if finish && !tx.upload_finish(id, writing.saved.generation).await? {
+            return Err(Error::UploadUnknown { id });
         }
         tx.commit().await
     }

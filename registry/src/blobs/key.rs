@@ -1,11 +1,13 @@
 //! Where bytes lie: the only place that formats a key of the storage.
-//! Blobs follow the OCI image layout, so that other tools, and a worker on this machine, can read the folder.
+//! In a folder blobs follow the OCI image layout, so that other tools, and a worker on this machine, can read it. In object
+//! storage nothing can be renamed for free, so a blob stays where its upload put it, and the index knows where that is.
 
 use lode_model::digest::{Algorithm, Digest};
 use uuid::Uuid;
 
 pub(crate) const BLOBS: &str = "blobs";
 pub(crate) const UPLOADS: &str = "uploads";
+pub(crate) const OBJECTS: &str = "objects";
 pub(crate) const ALGORITHMS: [Algorithm; 2] = [Algorithm::Sha256, Algorithm::Sha512];
 
 pub(crate) fn blob(digest: &Digest) -> String {
@@ -19,6 +21,28 @@ pub(crate) fn upload(id: Uuid) -> String {
 /// Bytes that are written whole and then moved to their key.
 pub(crate) fn temporary(id: Uuid) -> String {
     format!("{UPLOADS}/{id}.tmp")
+}
+
+/// Everything that an upload, and the blob it became, has in object storage. Its tails are elsewhere.
+pub(crate) fn objects(id: Uuid) -> String {
+    format!("{OBJECTS}/{id}")
+}
+
+/// The bytes of an upload in object storage. No two writers share a generation, so none can overwrite another's object.
+pub(crate) fn object(id: Uuid, generation: i64) -> String {
+    format!("{OBJECTS}/{id}/{generation}")
+}
+
+/// The bytes of an upload behind its last whole part.
+pub(crate) fn tail(id: Uuid, generation: i64) -> String {
+    format!("{UPLOADS}/{id}/{generation}")
+}
+
+/// The upload that an object or a tail belongs to.
+pub(crate) fn upload_of(key: &str) -> Option<Uuid> {
+    let (folder, rest) = key.split_once('/')?;
+    let (id, _) = rest.split_once('/')?;
+    (folder == OBJECTS || folder == UPLOADS).then(|| id.parse().ok()).flatten()
 }
 
 /// The digest that a blob's key stands for.
@@ -39,6 +63,11 @@ mod tests {
         }
         for other in ["blobs/sha256/zz", "uploads/sha256/00", "blobs/index.json", "blobs"] {
             assert_eq!(digest_of(other), None, "{other}");
+        }
+        let id = Uuid::new_v4();
+        assert_eq!([upload_of(&object(id, 3)), upload_of(&tail(id, 0))], [Some(id), Some(id)]);
+        for other in [upload(id), temporary(id), format!("blobs/{id}/1"), "objects/x/1".to_owned()] {
+            assert_eq!(upload_of(&other), None, "{other}");
         }
     }
 }

@@ -1,75 +1,76 @@
-//! The bytes of blobs and uploads, under keys that only `key` formats. The folder is written by our own append writer,
-//! which can be made durable and resumed, and read through `object_store`, the seam for other storages.
+//! The bytes of blobs and uploads, under keys that only `key` formats: in a folder, or in object storage. `Blobs` is the switch
+//! between the two; `app` and `jobs` call it, and only this room knows object_store.
+//!
+//! The two differ in one thing that callers see. A folder has one server, which makes an upload's bytes a blob by giving them
+//! a second name. Object storage has any number of servers and no names to give: a blob stays under its upload's own key, and
+//! what must be cleaned away is found through the upload's row, which goes last.
 
+mod folder;
 pub(crate) mod key;
 mod lock;
+mod remote;
 mod writer;
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
-use lode_model::digest::Digest;
-use object_store::local::LocalFileSystem;
-use object_store::{GetOptions, GetRange, GetResultPayload, ObjectStore};
-use tokio::task::{JoinHandle, spawn_blocking};
+use futures::stream::{self, BoxStream, StreamExt};
+use lode_model::digest::{Algorithm, Digest};
 use url::Url;
 use uuid::Uuid;
 
-use crate::Error;
-use crate::app::BlobStream;
+use crate::store::{UploadProgress, UploadRow};
+use crate::{Config, Error};
 
+use folder::Folder;
 pub(crate) use lock::{Held, Locks};
-pub(crate) use writer::{AppendFile, WriteLimit};
+use remote::{PartWriter, Remote};
+use writer::AppendFile;
+pub(crate) use writer::WriteLimit;
 
-/// How much a download reads ahead: large enough to be fast, small enough for hundreds at once.
-const READ_BYTES: usize = 256 * 1024;
+/// A blob's bytes on their way out.
+pub type BlobStream = BoxStream<'static, std::io::Result<Bytes>>;
 
 #[derive(Clone)]
-pub(crate) struct Blobs(Arc<Inner>);
+pub(crate) struct Blobs {
+    room: Room,
+    /// Keeps other servers out of the data folder.
+    _lock: Arc<File>,
+}
 
-struct Inner {
-    root: PathBuf,
-    store: LocalFileSystem,
-    write_limit: WriteLimit,
-    /// Held for as long as this process may write. The kernel drops them with the process.
-    _locks: Vec<File>,
+#[derive(Clone)]
+enum Room {
+    Folder(Folder),
+    Remote(Remote),
 }
 
 impl Blobs {
-    /// Opens the storage named by `url` (default: the folder `data`) and keeps other servers out of it.
-    pub(crate) fn open(url: Option<&Url>, data: &Path, write_limit: WriteLimit) -> Result<Blobs, Error> {
-        let root = match url {
-            None => data.to_owned(),
-            Some(url) => folder_of(url)?,
+    /// Opens the storage that the settings name (default: the data folder), and keeps other servers out of the data folder.
+    pub(crate) fn open(config: &Config, write_limit: WriteLimit) -> Result<Blobs, Error> {
+        let lock = Arc::new(folder::lock_folder(&config.data)?);
+        let folder = |root: &Path| Folder::open(root.to_owned(), &config.data, write_limit).map(Room::Folder);
+        let room = match &config.storage {
+            None => folder(&config.data)?,
+            Some(url) if url.scheme() == "file" => folder(&folder::folder_of(url)?)?,
+            Some(url) => Room::Remote(Remote::open(url, config)?),
         };
-        let opened = || -> io::Result<PathBuf> {
-            for algorithm in key::ALGORITHMS {
-                std::fs::create_dir_all(root.join(key::BLOBS).join(algorithm.as_str()))?;
-            }
-            std::fs::create_dir_all(root.join(key::UPLOADS))?;
-            for folder in [root.join(key::BLOBS), root.clone()] {
-                sync_folder(&folder)?;
-            }
-            root.canonicalize()
-        };
-        let mut locks = vec![lock_folder(data)?];
-        let root = opened().map_err(|e| Error::io(format!("opening {}", root.display()), e))?;
-        if data.canonicalize().ok().as_ref() != Some(&root) {
-            locks.push(lock_folder(&root)?);
-        }
-        let store = LocalFileSystem::new_with_prefix(&root)
-            .map_err(|e| Error::io("opening the storage", e.into()))?;
-        Ok(Blobs(Arc::new(Inner { root, store, write_limit, _locks: locks })))
+        Ok(Blobs { room, _lock: lock })
     }
 
-    fn path(&self, key: &str) -> PathBuf {
-        self.0.root.join(key)
+    /// In object storage, which any number of servers share.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.room, Room::Remote(_))
+    }
+
+    /// Does the storage answer?
+    pub(crate) async fn ping(&self) -> Result<(), Error> {
+        match &self.room {
+            Room::Folder(folder) => folder.ping().await,
+            Room::Remote(remote) => remote.ping().await,
+        }
     }
 
     /// The bytes under a key, from `range.start` to `range.end`.
@@ -78,141 +79,120 @@ impl Blobs {
             // object_store refuses empty ranges, and an empty blob has no other.
             return Ok(stream::empty().boxed());
         }
-        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
-        let result = self
-            .0
-            .store
-            .get_opts(&object_store::path::Path::from(key), options)
-            .await
-            .map_err(|e| Error::io(format!("reading {key}"), e.into()))?;
-        if result.range != range {
-            let short =
-                io::Error::new(io::ErrorKind::UnexpectedEof, format!("only {:?} is there", result.range));
-            return Err(Error::io(format!("reading {key}"), short));
+        match &self.room {
+            Room::Folder(folder) => folder.read(key, range).await,
+            Room::Remote(remote) => remote.read(key, range).await,
         }
-        Ok(match result.payload {
-            GetResultPayload::File(file, _) => read_ahead(file, range),
-            GetResultPayload::Stream(bytes) => bytes.map_err(io::Error::from).boxed(),
-        })
+    }
+
+    /// An address that opens these bytes by itself for a while, where the storage has such.
+    pub(crate) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
+        match &self.room {
+            Room::Folder(_) => Ok(None),
+            Room::Remote(remote) => remote.signed_url(key).await,
+        }
     }
 
     /// How many bytes lie under a key, if any do.
     pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
-        let path = self.path(key);
-        blocking(key, move || match std::fs::metadata(path) {
-            Ok(metadata) => Ok(Some(metadata.len())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        })
-        .await
+        match &self.room {
+            Room::Folder(folder) => folder.size(key).await,
+            Room::Remote(remote) => remote.size(key).await,
+        }
     }
 
-    /// Opens an upload's bytes where its row says that they end.
-    pub(crate) async fn append(&self, key: &str, offset: u64) -> Result<AppendFile, Error> {
-        let (path, limit) = (self.path(key), self.0.write_limit);
-        blocking(key, move || AppendFile::open(&path, offset, limit)).await
-    }
-
-    /// Makes an upload's durable bytes a blob; the upload keeps them too, until it is removed.
-    pub(crate) async fn place(&self, upload_key: &str, digest: &Digest) -> Result<String, Error> {
-        let key = key::blob(digest);
-        let (from, to) = (self.path(upload_key), self.path(&key));
-        blocking(&key, move || writer::link_over(&from, &to)).await?;
-        Ok(key)
-    }
-
-    /// Writes a small blob whole. Like an upload's bytes they keep the first of their two names, until
-    /// [`discard`](Self::discard) is told that the index knows the second.
-    pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<Placed, Error> {
-        let (key, temporary) = (key::blob(digest), key::temporary(Uuid::now_v7()));
-        let (from, to) = (self.path(&temporary), self.path(&key));
-        let limit = self.0.write_limit;
-        blocking(&key, move || match limit.0 {
-            Some(limit) if bytes.len() as u64 > limit => Err(io::ErrorKind::StorageFull.into()),
-            _ => writer::write_whole(&from, &to, &bytes),
-        })
-        .await?;
-        Ok(Placed { key, temporary })
-    }
-
-    /// Which blob's name an upload's bytes have been given, if a crash kept its commit from dropping theirs.
-    pub(crate) async fn placed(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
-        let (path, this) = (self.path(upload_key), self.clone());
-        blocking(upload_key, move || {
-            let metadata = match std::fs::metadata(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                metadata => metadata?,
-            };
-            if metadata.nlink() < 2 {
-                return Ok(None);
-            }
-            for algorithm in key::ALGORITHMS {
-                let digest = writer::digest_of(&path, algorithm)?;
-                let blob = std::fs::metadata(this.path(&key::blob(&digest)));
-                if blob.is_ok_and(|blob| (blob.dev(), blob.ino()) == (metadata.dev(), metadata.ino())) {
-                    return Ok(Some(digest));
-                }
-            }
-            Ok(None)
-        })
-        .await
+    /// Every key under a prefix with its size and when it was written.
+    pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
+        match &self.room {
+            Room::Folder(folder) => folder.list(prefix),
+            Room::Remote(remote) => remote.list(prefix),
+        }
     }
 
     /// Removes the bytes under these keys, where they are there, and returns once that is durable.
     pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
-        let paths: Vec<PathBuf> = keys.iter().map(|key| self.path(key)).collect();
-        blocking("removing", move || {
-            let mut folders: Vec<&Path> = Vec::new();
-            for path in &paths {
-                match std::fs::remove_file(path) {
-                    Ok(()) => folders.extend(path.parent()),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            folders.sort();
-            folders.dedup();
-            folders.into_iter().try_for_each(sync_folder)
-        })
-        .await
-    }
-
-    /// Drops an upload's bytes. What a crash leaves of them the purge finds.
-    pub(crate) async fn discard(&self, upload_key: &str) {
-        let path = self.path(upload_key);
-        match blocking(upload_key, move || std::fs::remove_file(path)).await {
-            Err(Error::Storage { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(key = upload_key, %error, "an upload's bytes stay for the purge"),
-            Ok(()) => {}
+        match &self.room {
+            Room::Folder(folder) => folder.remove(keys).await,
+            Room::Remote(remote) => remote.remove(keys).await,
         }
     }
 
-    /// Every key under a prefix with its size and how long ago it was written.
-    pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
-        let prefix = object_store::path::Path::from(prefix);
-        self.0
-            .store
-            .list(Some(&prefix))
-            .map_ok(|meta| Listed {
-                key: meta.location.to_string(),
-                size_bytes: meta.size,
-                modified_ms: meta.last_modified.timestamp_millis(),
-            })
-            .map_err(|e| Error::io("listing the storage", e.into()))
-            .boxed()
+    /// What an upload's row says of where its bytes lie.
+    pub(crate) fn upload_key(&self, id: Uuid) -> String {
+        match &self.room {
+            Room::Folder(_) => key::upload(id),
+            Room::Remote(_) => key::objects(id),
+        }
     }
 
-    /// Does the storage answer?
-    pub(crate) async fn ping(&self) -> Result<(), Error> {
-        let path = self.path(key::UPLOADS);
-        blocking("the storage", move || std::fs::metadata(path).map(drop)).await
+    /// Opens an upload's bytes where its row says that they end.
+    pub(crate) async fn append(&self, row: &UploadRow) -> Result<Append, Error> {
+        Ok(match &self.room {
+            Room::Folder(folder) => Append::File(folder.append(&row.store_key, row.offset).await?),
+            Room::Remote(remote) => Append::Parts(Box::new(PartWriter::open(remote.clone(), row).await?)),
+        })
+    }
+
+    /// Makes an upload's durable bytes a blob, and says its key. In a folder the upload keeps them too, until it is removed.
+    pub(crate) async fn place(
+        &self,
+        upload: &Append,
+        row_key: &str,
+        digest: &Digest,
+    ) -> Result<String, Error> {
+        match (&self.room, upload) {
+            (Room::Folder(folder), _) => folder.place(row_key, digest).await,
+            (Room::Remote(_), Append::Parts(parts)) => {
+                parts.key().map(str::to_owned).ok_or(Error::Interrupted)
+            }
+            (Room::Remote(_), Append::File(_)) => Err(Error::Interrupted),
+        }
+    }
+
+    /// Writes a small blob whole, and durable.
+    pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<Placed, Error> {
+        Ok(match &self.room {
+            Room::Folder(folder) => {
+                let (key, temporary) = folder.put(digest, bytes).await?;
+                Placed { key, temporary: Some(temporary) }
+            }
+            Room::Remote(remote) => Placed { key: remote.put_new(bytes).await?, temporary: None },
+        })
+    }
+
+    /// Which blob's name an upload's bytes have been given, if a crash kept its commit from dropping theirs.
+    pub(crate) async fn placed(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
+        match &self.room {
+            Room::Folder(folder) => folder.placed(upload_key).await,
+            Room::Remote(_) => Ok(None),
+        }
+    }
+
+    /// Drops what lies under a key that nothing names any more. What a crash or an error leaves of it the purge finds.
+    pub(crate) async fn discard(&self, key: &str) {
+        match &self.room {
+            Room::Folder(folder) => folder.discard(key).await,
+            Room::Remote(remote) => {
+                if let Err(error) = remote.remove(vec![key.to_owned()]).await {
+                    tracing::warn!(key, error = crate::error::chain(&error), "bytes stay for the purge");
+                }
+            }
+        }
+    }
+
+    /// Removes everything that an upload has in object storage but for the object that became a blob.
+    pub(crate) async fn clear(&self, row: &UploadRow, keep: Option<&str>) -> Result<(), Error> {
+        match &self.room {
+            Room::Folder(_) => Ok(()),
+            Room::Remote(remote) => remote.clear(row, keep).await,
+        }
     }
 }
 
-/// A small blob with both of its names.
+/// A small blob's key and, in a folder, the first name of its bytes.
 pub(crate) struct Placed {
     pub(crate) key: String,
-    pub(crate) temporary: String,
+    pub(crate) temporary: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -222,64 +202,92 @@ pub(crate) struct Listed {
     pub(crate) modified_ms: i64,
 }
 
-fn folder_of(url: &Url) -> Result<PathBuf, Error> {
-    let reason = match url.scheme() {
-        "file" => match url.to_file_path() {
-            Ok(path) => return Ok(path),
-            Err(()) => "expected file:///PATH".to_owned(),
-        },
-        other => format!("this version stores bytes in a folder (file:///PATH), not in {other}:"),
-    };
-    Err(Error::Config { setting: "storage", reason })
+/// An upload's bytes, open at their end.
+pub(crate) enum Append {
+    File(AppendFile),
+    Parts(Box<PartWriter>),
 }
 
-/// Runs file work where it may block.
-async fn blocking<T: Send + 'static>(
-    what: &str,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, Error> {
-    spawn_blocking(work).await.map_err(|_| Error::Interrupted)?.map_err(|e| Error::io(what, e))
+/// What a checkpoint made durable: the notes for the row, and what is not needed once the row has them.
+#[derive(Default)]
+pub(crate) struct Checkpoint {
+    pub(crate) progress: UploadProgress,
+    pub(crate) obsolete: Option<String>,
 }
 
-/// Keeps other servers out of a folder for as long as the file is open.
-fn lock_folder(folder: &Path) -> Result<File, Error> {
-    let failed = |e| Error::io(format!("locking {}", folder.display()), e);
-    std::fs::create_dir_all(folder).map_err(failed)?;
-    let file = File::create(folder.join("lode.lock")).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::FolderInUse { path: folder.to_owned() }),
-        Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),
+impl Append {
+    /// How much may be written in one go after `len` more bytes.
+    pub(crate) fn room_after(&self, len: u64) -> u64 {
+        match self {
+            Append::File(_) => u64::MAX,
+            Append::Parts(parts) => parts.room_after(len),
+        }
     }
-}
 
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
-}
+    /// Writes the pieces one after the other from `offset` on.
+    pub(crate) async fn write(&mut self, offset: u64, pieces: Arc<Vec<Bytes>>) -> Result<(), Error> {
+        match self {
+            Append::File(file) => file.write(offset, pieces).await,
+            Append::Parts(parts) => parts.write(&pieces),
+        }
+    }
 
-/// Streams a part of a file, reading the next piece while this one is sent.
-fn read_ahead(file: File, range: Range<u64>) -> BlobStream {
-    type Piece = io::Result<(File, Bytes)>;
-    fn next(mut file: File, at: Range<u64>) -> JoinHandle<Piece> {
-        spawn_blocking(move || {
-            let wanted = (at.end - at.start).min(READ_BYTES as u64);
-            let mut buffer =
-                Vec::with_capacity(READ_BYTES.min(usize::try_from(wanted).unwrap_or(READ_BYTES)));
-            file.seek(SeekFrom::Start(at.start))?;
-            file.by_ref().take(wanted).read_to_end(&mut buffer)?;
-            match buffer.len() as u64 == wanted {
-                true => Ok((file, Bytes::from(buffer))),
-                false => Err(io::ErrorKind::UnexpectedEof.into()),
+    /// Object storage only, with a part to send.
+    pub(crate) fn whole_part(&mut self) -> Option<&mut PartWriter> {
+        match self {
+            Append::Parts(parts) if parts.is_whole() => Some(parts),
+            _ => None,
+        }
+    }
+
+    /// No byte can follow: somebody set out to commit what is there, and the storage may have done its part.
+    pub(crate) fn is_sealed(&self) -> bool {
+        matches!(self, Append::Parts(parts) if parts.is_sealed())
+    }
+
+    /// Can a checkpoint be made here without extra cost?
+    pub(crate) fn is_at_rest(&self) -> bool {
+        match self {
+            Append::File(_) => true,
+            Append::Parts(parts) => parts.is_at_boundary(),
+        }
+    }
+
+    /// Makes everything that was written so far durable, while more is written.
+    pub(crate) fn checkpoint(
+        &mut self,
+        generation: i64,
+    ) -> impl Future<Output = Result<Checkpoint, Error>> + Send + 'static {
+        enum Durable<P> {
+            File(AppendFile),
+            Parts(P),
+        }
+        let durable = match self {
+            Append::File(file) => Durable::File(file.clone()),
+            Append::Parts(parts) => Durable::Parts(parts.checkpoint(generation)),
+        };
+        async move {
+            match durable {
+                Durable::File(file) => file.save().await.map(|()| Checkpoint::default()),
+                Durable::Parts(parts) => parts.await,
             }
-        })
+        }
     }
-    let first = next(file, range.clone());
-    stream::try_unfold(Some((first, range)), |state| async move {
-        let Some((reading, at)) = state else { return Ok(None) };
-        let (file, bytes) = reading.await.map_err(io::Error::other)??;
-        let rest = at.start + bytes.len() as u64..at.end;
-        let state = if rest.is_empty() { None } else { Some((next(file, rest.clone()), rest)) };
-        Ok(Some((bytes, state)))
-    })
-    .boxed()
+
+    /// Gives back what lies behind `offset`.
+    pub(crate) async fn truncate(&self, offset: u64) -> Result<(), Error> {
+        match self {
+            Append::File(file) => file.truncate(offset).await,
+            // What is behind the last saved part never became part of anything.
+            Append::Parts(_) => Ok(()),
+        }
+    }
+
+    /// Reads the first `len` bytes again, for a digest that nobody announced.
+    pub(crate) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
+        match self {
+            Append::File(file) => file.digest(len, algorithm).await,
+            Append::Parts(parts) => parts.digest(len, algorithm).await,
+        }
+    }
 }

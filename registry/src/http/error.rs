@@ -4,13 +4,16 @@
 use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
+use http::{StatusCode, header};
 use lode_model::digest::DigestError;
 use lode_model::reference::ReferenceError;
 use uuid::Uuid;
 
 use crate::gateway::GatewayError;
 use crate::{Error, api, oci};
+
+/// When a client may try again after the storage or the database was away.
+const RETRY_AFTER_SECONDS: u32 = 5;
 
 /// Why a request is not answered with what it asked for.
 #[derive(Debug, thiserror::Error)]
@@ -145,6 +148,7 @@ fn status_of(error: &Error) -> StatusCode {
         Error::Denied => StatusCode::FORBIDDEN,
         Error::Unauthorized => StatusCode::UNAUTHORIZED,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
+        Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
@@ -176,6 +180,11 @@ impl IntoResponse for Failure {
 /// Puts a failed response into the words of the surface that `path` belongs to.
 pub(crate) fn word(path: &str, response: Response) -> Response {
     let Some(failed) = response.extensions().get::<Failed>().cloned() else { return response };
+    let unavailable = matches!(
+        *failed.0,
+        Failure::Registry(Error::Unavailable { .. })
+            | Failure::Upload { source: Error::Unavailable { .. }, .. }
+    );
     let mut worded = if path == "/v2" || path.starts_with("/v2/") {
         oci::error::respond(&failed.0)
     } else if path.starts_with("/v1/") {
@@ -183,6 +192,9 @@ pub(crate) fn word(path: &str, response: Response) -> Response {
     } else {
         api::error::respond(&failed.0)
     };
+    if unavailable {
+        worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS.into());
+    }
     worded.extensions_mut().insert(failed);
     worded
 }

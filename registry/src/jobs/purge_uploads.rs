@@ -13,19 +13,23 @@ const SETTLED_MS: i64 = 60 * 60 * 1000;
 pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
     let cutoff = now_ms().saturating_sub(millis(registry.config().upload_expiry));
     loop {
-        let expired = registry.store().upload_expire(cutoff, BATCH).await?;
-        if expired.is_empty() {
-            break;
+        let mut ended = false;
+        for row in registry.store().uploads_resting(cutoff, BATCH).await? {
+            let id = row.id;
+            // Somebody else may go on with it, or drop it, at this very moment.
+            if registry.upload_end(row).await? {
+                tracing::info!(%id, "abandoned upload dropped");
+                ended = true;
+            }
         }
-        for (id, store_key) in expired {
-            tracing::info!(%id, "abandoned upload dropped");
-            registry.upload_drop(&store_key).await?;
+        if !ended {
+            break;
         }
     }
     let mut files = registry.blobs().list(key::UPLOADS);
     while let Some(file) = files.try_next().await? {
         let settled = file.modified_ms < now_ms().saturating_sub(SETTLED_MS);
-        if settled && !registry.store().upload_has_key(&file.key).await? {
+        if settled && !is_claimed(registry, &file.key).await? {
             tracing::info!(
                 key = file.key,
                 size_bytes = file.size_bytes,
@@ -35,4 +39,11 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+async fn is_claimed(registry: &Registry, key: &str) -> Result<bool, Error> {
+    match key::upload_of(key) {
+        Some(id) => Ok(registry.store().upload_find_anywhere(id).await?.is_some()),
+        None => registry.store().upload_has_key(key).await,
+    }
 }

@@ -4,9 +4,11 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use url::Url;
 
 use super::DOCKER_CONTENT_DIGEST;
 use crate::app::BlobInfo;
@@ -20,6 +22,7 @@ pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
     links: Links,
+    uri: Uri,
     headers: HeaderMap,
     Path((repository, digest)): Path<(Repository, Digest)>,
     query: Query,
@@ -32,6 +35,15 @@ pub(crate) async fn get(
         Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
         Wanted::Unsatisfiable => return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into()),
     };
+    if let Some(address) = registry.blob_address(&caller, &repository, &digest).await?
+        && may_follow(&headers, &uri, &address)
+    {
+        let headers = [
+            (header::LOCATION, header_value(address.as_str())),
+            (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
+        ];
+        return Ok((StatusCode::TEMPORARY_REDIRECT, headers).into_response());
+    }
     let (info, bytes) = registry.blob_open(&caller, &repository, &digest, range.clone()).await?;
 
     let mut response = (status, headers_of(&info, &etag), Body::from_stream(bytes)).into_response();
@@ -64,6 +76,17 @@ pub(crate) async fn delete(
 ) -> Result<StatusCode, Failure> {
     registry.blob_delete(&caller, &repository, &digest).await?;
     Ok(StatusCode::ACCEPTED)
+}
+
+/// Ollama's clients take their credentials along to another port of the same host, and storage refuses such requests.
+fn may_follow(headers: &HeaderMap, uri: &Uri, address: &Url) -> bool {
+    if !agent::is_ollama(headers) {
+        return true;
+    }
+    let named = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    let asked = uri.authority().cloned().or(named);
+    let (Some(asked), Some(storage)) = (asked, address.host_str()) else { return false };
+    !storage.eq_ignore_ascii_case(asked.host())
 }
 
 /// Who asks, where the address itself may carry the right to this blob.

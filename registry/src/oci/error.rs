@@ -101,9 +101,10 @@ fn code_of(error: &Error) -> Code {
         Error::ManifestBlobsUnknown(_) => ErrorCode::ManifestBlobUnknown,
         Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::Denied => ErrorCode::Denied,
         Error::Unauthorized => ErrorCode::Unauthorized,
-        Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_) => {
-            return Code::Other("UNAVAILABLE");
-        }
+        Error::StorageFull
+        | Error::Unavailable { .. }
+        | Error::UpstreamAway(_)
+        | Error::UpstreamUnusable(_) => return Code::Other("UNAVAILABLE"),
         _ => return Code::Other("UNKNOWN"),
     })
 }

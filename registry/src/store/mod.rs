@@ -35,7 +35,7 @@ pub(crate) use collect::{Doomed, Place};
 pub(crate) use locks::Turn;
 pub(crate) use manifests::{Named, ReferrerRow};
 pub(crate) use models::{ModelRow, TaggedRow, TensorRow};
-pub(crate) use uploads::UploadRow;
+pub(crate) use uploads::{NewUpload, UploadProgress, UploadRow};
 pub(crate) use workers::WorkerRow;
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

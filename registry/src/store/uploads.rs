@@ -10,28 +10,57 @@ use crate::Error;
 
 #[derive(Clone, Debug)]
 pub(crate) struct UploadRow {
+    pub(crate) id: Uuid,
+    pub(crate) repository: Repository,
     pub(crate) store_key: String,
     pub(crate) offset: u64,
     pub(crate) generation: i64,
     pub(crate) hash_state: Vec<u8>,
+    pub(crate) progress: UploadProgress,
+    /// How often somebody set out to commit it, this time included.
+    pub(crate) attempts: i64,
+}
+
+/// What object storage needs to go on: its name of a multipart upload, and `blobs`' own notes, as JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UploadProgress {
+    pub(crate) multipart_id: Option<String>,
+    pub(crate) parts: Option<String>,
+}
+
+/// A row as it comes.
+type Columns = (String, String, String, i64, i64, Vec<u8>, Option<String>, Option<String>, i64);
+
+/// An upload as it begins.
+pub(crate) struct NewUpload<'a> {
+    pub(crate) id: Uuid,
+    pub(crate) repository: &'a Repository,
+    pub(crate) store_key: &'a str,
+    pub(crate) algorithm: Algorithm,
+    /// Whoever opens it commits it, too.
+    pub(crate) in_one: bool,
 }
 
 impl Store {
-    pub(crate) async fn upload_insert(
-        &self,
-        repository: &Repository,
-        id: Uuid,
-        store_key: &str,
-        algorithm: Algorithm,
-    ) -> Result<(), Error> {
-        let (state, now) = (Hasher::new(algorithm).save(), now_ms());
+    pub(crate) async fn upload_insert(&self, upload: NewUpload<'_>) -> Result<UploadRow, Error> {
+        let (state, now) = (Hasher::new(upload.algorithm).save(), now_ms());
+        let attempts = i64::from(upload.in_one);
         on!(self.write(), c => sqlx::query(
-            "insert into uploads (id, repository, store_key, next_byte, generation, algorithm, hash_state, created_at, updated_at)
-             values ($1, $2, $3, 0, 0, $4, $5, $6, $6)")
-            .bind(id.to_string()).bind(repository.as_str()).bind(store_key)
-            .bind(algorithm.as_str()).bind(&state[..]).bind(now)
+            "insert into uploads (id, repository, store_key, next_byte, generation, algorithm, hash_state, attempts, created_at, updated_at)
+             values ($1, $2, $3, 0, 0, $4, $5, $6, $7, $7)")
+            .bind(upload.id.to_string()).bind(upload.repository.as_str()).bind(upload.store_key)
+            .bind(upload.algorithm.as_str()).bind(&state[..]).bind(attempts).bind(now)
             .execute(c).await.map(drop))?;
-        Ok(())
+        Ok(UploadRow {
+            id: upload.id,
+            repository: upload.repository.clone(),
+            store_key: upload.store_key.to_owned(),
+            offset: 0,
+            generation: 0,
+            hash_state: state,
+            progress: UploadProgress::default(),
+            attempts,
+        })
     }
 
     pub(crate) async fn upload_find(
@@ -39,13 +68,32 @@ impl Store {
         repository: &Repository,
         id: Uuid,
     ) -> Result<Option<UploadRow>, Error> {
-        let row: Option<(String, i64, i64, Vec<u8>)> = on!(self.read(), c => sqlx::query_as(
-            "select store_key, next_byte, generation, hash_state from uploads where id = $1 and repository = $2")
-            .bind(id.to_string()).bind(repository.as_str()).fetch_optional(c).await)?;
-        row.map(|(store_key, offset, generation, hash_state)| {
-            Ok(UploadRow { store_key, offset: size(offset)?, generation, hash_state })
-        })
-        .transpose()
+        Ok(self.upload_find_anywhere(id).await?.filter(|row| row.repository == *repository))
+    }
+
+    /// The upload, whatever repository it is for.
+    pub(crate) async fn upload_find_anywhere(&self, id: Uuid) -> Result<Option<UploadRow>, Error> {
+        let found: Option<Columns> = on!(self.read(), c => sqlx::query_as(
+            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts
+             from uploads where id = $1")
+            .bind(id.to_string()).fetch_optional(c).await)?;
+        found.map(row).transpose()
+    }
+
+    /// Becomes the upload's newest writer: every older one fails at its next save. It waits for a commit under way, so that
+    /// what it returns is certain not to be committed. None if another writer, a commit or a cancel came first.
+    pub(crate) async fn upload_take(
+        &self,
+        id: Uuid,
+        generation: i64,
+        to_commit: bool,
+    ) -> Result<Option<UploadRow>, Error> {
+        let taken: Option<Columns> = on!(self.write(), c => sqlx::query_as(
+            "update uploads set generation = generation + 1, attempts = attempts + $3
+             where id = $1 and generation = $2
+             returning id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts")
+            .bind(id.to_string()).bind(generation).bind(i64::from(to_commit)).fetch_optional(c).await)?;
+        taken.map(row).transpose()
     }
 
     /// Moves the offset forward over bytes that are durable. False if another writer, or a cancel, came first.
@@ -55,11 +103,30 @@ impl Store {
         generation: i64,
         offset: u64,
         hash_state: &[u8],
+        progress: &UploadProgress,
     ) -> Result<bool, Error> {
         let rows = on!(self.write(), c => sqlx::query(
-            "update uploads set next_byte = $3, hash_state = $4, generation = generation + 1, updated_at = $5
+            "update uploads set next_byte = $3, hash_state = $4, generation = generation + 1, updated_at = $5,
+                    multipart_id = $6, parts = $7
              where id = $1 and generation = $2")
             .bind(id.to_string()).bind(generation).bind(bigint(offset)).bind(hash_state).bind(now_ms())
+            .bind(progress.multipart_id.as_deref()).bind(progress.parts.as_deref())
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
+    /// Notes where bytes are about to go, before the first of them, so that they are found whatever happens.
+    pub(crate) async fn upload_announce(
+        &self,
+        id: Uuid,
+        generation: i64,
+        progress: &UploadProgress,
+    ) -> Result<bool, Error> {
+        let rows = on!(self.write(), c => sqlx::query(
+            "update uploads set generation = generation + 1, multipart_id = $3, parts = $4
+             where id = $1 and generation = $2")
+            .bind(id.to_string()).bind(generation)
+            .bind(progress.multipart_id.as_deref()).bind(progress.parts.as_deref())
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
@@ -71,13 +138,13 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Forgets uploads that rested since before `cutoff`, and says where their bytes lie.
-    pub(crate) async fn upload_expire(&self, cutoff: i64, limit: u32) -> Result<Vec<(Uuid, String)>, Error> {
-        let rows: Vec<(String, String)> = on!(self.write(), c => sqlx::query_as(
-            "delete from uploads where id in (select id from uploads where updated_at < $1 order by updated_at limit $2)
-             returning id, store_key")
+    /// Uploads that rested since before `cutoff`, the oldest first.
+    pub(crate) async fn uploads_resting(&self, cutoff: i64, limit: u32) -> Result<Vec<UploadRow>, Error> {
+        let rows: Vec<Columns> = on!(self.read(), c => sqlx::query_as(
+            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts
+             from uploads where updated_at < $1 order by updated_at limit $2")
             .bind(cutoff).bind(i64::from(limit)).fetch_all(c).await)?;
-        rows.into_iter().map(|(id, key)| Ok((parsed("upload", &id)?, key))).collect()
+        rows.into_iter().map(row).collect()
     }
 
     /// Is there an upload whose bytes lie there?
@@ -95,4 +162,18 @@ impl Tx {
             .bind(id.to_string()).bind(generation).execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
     }
+}
+
+fn row(columns: Columns) -> Result<UploadRow, Error> {
+    let (id, repository, store_key, offset, generation, hash_state, multipart_id, parts, attempts) = columns;
+    Ok(UploadRow {
+        id: parsed("upload", &id)?,
+        repository: parsed("repository", &repository)?,
+        store_key,
+        offset: size(offset)?,
+        generation,
+        hash_state,
+        progress: UploadProgress { multipart_id, parts },
+        attempts,
+    })
 }

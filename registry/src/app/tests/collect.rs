@@ -24,9 +24,9 @@ async fn what_nothing_references_goes() {
         assert_eq!((report.links, report.blobs), (3, 3));
         for digest in [&gone, &gone_blobs[0]] {
             assert!(matches!(f.pull("r", digest).await, Err(Error::BlobUnknown { .. })));
-            assert!(!f.blob_path(digest).exists());
+            assert!(!f.holds(digest).await);
         }
-        assert!(!f.blob_path(&loose).exists());
+        assert!(!f.holds(&loose).await);
         for digest in kept_blobs.iter().chain([&kept, &gone_blobs[1]]) {
             assert!(f.pull("r", digest).await.is_ok());
         }
@@ -108,7 +108,7 @@ async fn leases_and_grace_hold() {
         f.registry.blob_delete(&CALLER, &repo("r"), &blobs[0]).await.unwrap();
         assert_eq!(gc(&f).await, GcReport::default());
         // Within the grace the bytes are there, and a push takes them up again.
-        assert!(f.blob_path(&blobs[0]).exists());
+        assert!(f.holds(&blobs[0]).await);
         f.image("r", "t", "1").await;
         assert_eq!(f.get("r", "t").await.unwrap(), manifest);
     })
@@ -129,12 +129,12 @@ async fn the_grace_counts_from_the_last_reference_anywhere() {
         f.registry.blob_delete(&CALLER, &repo("late"), &digest).await.unwrap();
         let let_go = std::time::Instant::now();
         assert_eq!(gc(&f).await.links, 1);
-        assert!(f.blob_path(&digest).exists() || let_go.elapsed() > Duration::from_millis(900));
+        assert!(f.holds(&digest).await || let_go.elapsed() > Duration::from_millis(900));
         while gc(&f).await.blobs == 0 {
             assert!(let_go.elapsed() < Duration::from_secs(20));
         }
         assert!(let_go.elapsed() > Duration::from_millis(900));
-        assert!(!f.blob_path(&digest).exists());
+        assert!(!f.holds(&digest).await);
     })
     .await;
 }

@@ -16,7 +16,7 @@ async fn a_folder_has_one_server() {
 
 #[tokio::test]
 async fn everything_acknowledged_survives_a_restart() {
-    each_engine(async |f: Fixture| {
+    each_folder(async |f: Fixture| {
         let (manifest, blobs) = f.image("team/model", "t", "1").await;
         let id = f.upload("team/model").await;
         f.append("team/model", id, None, body(b"half of ")).await.unwrap();
@@ -35,7 +35,7 @@ async fn everything_acknowledged_survives_a_restart() {
 
 #[tokio::test]
 async fn a_commit_cut_between_file_and_row_costs_nothing() {
-    each_engine(async |f: Fixture| {
+    each_folder(async |f: Fixture| {
         let digest = Digest::sha256(b"content");
         let id = f.upload("r").await;
         f.append("r", id, None, body(b"content")).await.unwrap();
@@ -60,7 +60,7 @@ async fn a_commit_cut_between_file_and_row_costs_nothing() {
 #[tokio::test]
 async fn what_a_cut_commit_left_is_purged() {
     let brief = |config: &mut Config| config.upload_expiry = Duration::from_secs(1);
-    each_engine_with(&brief, WriteLimit::default(), async |f: Fixture| {
+    each_folder_with(&brief, WriteLimit::default(), async |f: Fixture| {
         let kept = f.push("r", b"kept").await;
         let linked = |from: &str, digest: &Digest| {
             let long_ago = std::time::SystemTime::now() - Duration::from_secs(2 * 60 * 60);
@@ -92,7 +92,7 @@ async fn what_a_cut_commit_left_is_purged() {
 
 #[tokio::test]
 async fn a_deletion_cut_short_is_finished_or_taken_back() {
-    each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
+    each_folder_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         let finished = f.push("r", b"finished later").await;
         let taken_back = f.push("r", b"pushed again").await;
         for digest in [&finished, &taken_back] {
@@ -122,7 +122,7 @@ async fn a_deletion_cut_short_is_finished_or_taken_back() {
 
 #[tokio::test]
 async fn damage_is_found_and_a_push_repairs_it() {
-    each_engine(async |f: Fixture| {
+    each_folder(async |f: Fixture| {
         let (manifest, [config, layer]) = f.image("r", "t", "1").await;
         let other = f.push("r", b"0123456789").await;
         std::fs::remove_file(f.blob_path(&config)).unwrap();
@@ -168,7 +168,7 @@ async fn abandoned_uploads_expire() {
         let id = f.upload("r").await;
         f.append("r", id, None, body(b"abandoned")).await.unwrap();
         // The job looks every second; wait for what it does.
-        while f.offset("r", id).await.is_ok() || f.path(&format!("uploads/{id}")).exists() {
+        while f.offset("r", id).await.is_ok() || !f.leftovers().await.is_empty() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         f.assert_sound().await;

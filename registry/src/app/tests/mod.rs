@@ -1,5 +1,5 @@
-//! The rules of the registry, tried on a fresh data folder with each engine that is at hand:
-//! SQLite always, Postgres where LODE_TEST_POSTGRES names a server on which schemas may be made.
+//! The rules of the registry, tried on each database with each storage that is at hand: SQLite and a fresh data folder always,
+//! Postgres where LODE_TEST_POSTGRES names a server on which schemas may be made, S3 where LODE_TEST_S3 names a bucket.
 
 mod collect;
 mod crash;
@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use super::{Body, BodyError, ChunkRange, ManifestPut, Registry, open_limited};
 use crate::auth::Caller;
-use crate::blobs::WriteLimit;
+use crate::blobs::{WriteLimit, key};
 use crate::{Config, Error};
 
 const CALLER: Caller = Caller::Anonymous;
@@ -36,9 +36,14 @@ struct Fixture {
 }
 
 impl Fixture {
-    async fn start(database: Option<Url>, change: &dyn Fn(&mut Config), limit: WriteLimit) -> Fixture {
+    async fn start(
+        database: Option<Url>,
+        storage: Option<Url>,
+        change: &dyn Fn(&mut Config),
+        limit: WriteLimit,
+    ) -> Fixture {
         let folder = tempfile::tempdir().unwrap();
-        let mut config = Config { data: folder.path().join("data"), database, ..Config::default() };
+        let mut config = Config { data: folder.path().join("data"), database, storage, ..Config::default() };
         change(&mut config);
         let registry = open_limited(config.clone(), limit).await.unwrap();
         Fixture { registry, config, _folder: folder }
@@ -64,6 +69,41 @@ impl Fixture {
 
     fn blob_path(&self, digest: &Digest) -> std::path::PathBuf {
         self.path(&format!("blobs/{}/{}", digest.algorithm(), digest.hex()))
+    }
+
+    /// Are there bytes of this digest, wherever they lie?
+    async fn holds(&self, digest: &Digest) -> bool {
+        let blobs = self.registry.blobs();
+        if !blobs.is_shared() {
+            return self.blob_path(digest).exists();
+        }
+        let mut objects = blobs.list(key::OBJECTS);
+        while let Some(object) = objects.next().await {
+            let object = object.unwrap();
+            // A collection may take it between the two looks.
+            let Ok(bytes) = blobs.read(&object.key, 0..object.size_bytes).await else { continue };
+            if Digest::of(digest.algorithm(), &collect_bytes(bytes).await) == *digest {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Has a writer taken the upload up?
+    async fn is_written(&self, id: Uuid) -> bool {
+        match self.registry.blobs().is_shared() {
+            true => {
+                let row = self.registry.store().upload_find_anywhere(id).await.unwrap();
+                row.is_some_and(|row| row.generation > 0)
+            }
+            false => self.path(&format!("uploads/{id}")).exists(),
+        }
+    }
+
+    /// What lies in the storage and is no blob's.
+    async fn leftovers(&self) -> Vec<String> {
+        let report = self.registry.fsck(&CALLER, false).await.unwrap();
+        [report.uploads, report.orphans].concat()
     }
 
     async fn push(&self, repository: &str, bytes: &[u8]) -> Digest {
@@ -139,16 +179,44 @@ impl Fixture {
     }
 }
 
-/// Runs a test once for each engine.
+/// Runs a test once for each database with each storage.
 async fn each_engine(test: impl AsyncFn(Fixture)) {
     each_engine_with(&|_| {}, WriteLimit::default(), test).await;
 }
 
 async fn each_engine_with(change: &dyn Fn(&mut Config), limit: WriteLimit, test: impl AsyncFn(Fixture)) {
-    test(Fixture::start(None, change, limit).await).await;
+    each_folder_with(change, limit, &test).await;
+    each_bucket_with(change, &test).await;
+}
+
+/// Runs a test once for each database, with a folder.
+async fn each_folder(test: impl AsyncFn(Fixture)) {
+    each_folder_with(&|_| {}, WriteLimit::default(), test).await;
+}
+
+async fn each_folder_with(change: &dyn Fn(&mut Config), limit: WriteLimit, test: impl AsyncFn(Fixture)) {
+    test(Fixture::start(None, None, change, limit).await).await;
     if let Some(database) = crate::store::postgres_for_test().await {
-        test(Fixture::start(Some(database), change, limit).await).await;
+        test(Fixture::start(Some(database), None, change, limit).await).await;
     }
+}
+
+/// Runs a test once for each database, with object storage, if there is one.
+async fn each_bucket_with(change: &dyn Fn(&mut Config), test: impl AsyncFn(Fixture)) {
+    let limit = WriteLimit::default();
+    if let Some(bucket) = bucket_for_test() {
+        test(Fixture::start(None, Some(bucket), change, limit).await).await;
+        if let Some(database) = crate::store::postgres_for_test().await {
+            test(Fixture::start(Some(database), bucket_for_test(), change, limit).await).await;
+        }
+    }
+}
+
+/// A prefix of its own in the bucket that LODE_TEST_S3 names, if it names one.
+fn bucket_for_test() -> Option<Url> {
+    let bucket = std::env::var("LODE_TEST_S3").ok()?;
+    let url = format!("{}/{}", bucket.trim_end_matches('/'), Uuid::new_v4().simple());
+    Some(url.parse().expect("LODE_TEST_S3 is a URL"))
 }
 
 fn no_grace(config: &mut Config) {

@@ -11,12 +11,12 @@ async fn a_blob_in_one_body() {
         for bytes in [Vec::new(), b"{}".to_vec(), noise(3_500_000)] {
             let digest = f.push("team/model", &bytes).await;
             assert_eq!(f.pull("team/model", &digest).await.unwrap(), bytes);
-            assert!(f.blob_path(&digest).exists());
+            assert!(f.holds(&digest).await);
             // Elsewhere it does not exist, whoever knows the digest.
             assert!(matches!(f.pull("other", &digest).await, Err(Error::BlobUnknown { .. })));
         }
         f.assert_sound().await;
-        assert_eq!(std::fs::read_dir(f.path("uploads")).unwrap().count(), 0);
+        assert_eq!(f.leftovers().await, Vec::<String>::new());
     })
     .await;
 }
@@ -104,7 +104,7 @@ async fn content_under_a_wrong_name_is_refused() {
         let answer = f.registry.blob_put(&CALLER, &repo("r"), &wrong, chunk, body(b"abd")).await;
         assert!(matches!(answer, Err(Error::SizeMismatch { expected: 4, got: 3 })));
         f.assert_sound().await;
-        assert_eq!(std::fs::read_dir(f.path("uploads")).unwrap().count(), 0);
+        assert_eq!(f.leftovers().await, Vec::<String>::new());
     })
     .await;
 }
@@ -159,7 +159,7 @@ async fn a_client_that_comes_back_takes_over() {
         let hung = f.append("r", id, Some((0, 99_999)), hanging(&bytes[..60_000]));
         tokio::pin!(hung);
         assert!(futures::poll!(&mut hung).is_pending());
-        while !f.path(&format!("uploads/{id}")).exists() {
+        while !f.is_written(id).await {
             assert!(futures::poll!(&mut hung).is_pending());
             tokio::task::yield_now().await;
         }
@@ -227,7 +227,7 @@ async fn cancelling_stops_the_writer_and_frees_the_bytes() {
         let id = f.upload("r").await;
         let hung = f.append("r", id, None, hanging(b"some bytes"));
         tokio::pin!(hung);
-        while !f.path(&format!("uploads/{id}")).exists() {
+        while !f.is_written(id).await {
             assert!(futures::poll!(&mut hung).is_pending());
             tokio::task::yield_now().await;
         }
@@ -238,7 +238,7 @@ async fn cancelling_stops_the_writer_and_frees_the_bytes() {
         }
         let answer = f.registry.upload_cancel(&CALLER, &repo("r"), id).await;
         assert!(matches!(answer, Err(Error::UploadUnknown { .. })));
-        assert_eq!(std::fs::read_dir(f.path("uploads")).unwrap().count(), 0);
+        assert_eq!(f.leftovers().await, Vec::<String>::new());
     })
     .await;
 }
@@ -246,7 +246,7 @@ async fn cancelling_stops_the_writer_and_frees_the_bytes() {
 #[tokio::test]
 async fn a_full_disk_acknowledges_nothing_and_serves_reads() {
     const LIMIT: u64 = 3_000_000;
-    each_engine_with(&|_| {}, WriteLimit(Some(LIMIT)), async |f: Fixture| {
+    each_folder_with(&|_| {}, WriteLimit(Some(LIMIT)), async |f: Fixture| {
         let small = f.push("r", b"fits").await;
         let bytes = noise(4_000_000);
         let id = f.upload("r").await;
@@ -278,7 +278,7 @@ proptest! {
     fn any_chunks_give_the_blob(steps in prop::collection::vec((0_u64..5, 0_usize..40_000), 1..12)) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
-            let f = Fixture::start(None, &|_| {}, WriteLimit::default()).await;
+            let f = Fixture::start(None, None, &|_| {}, WriteLimit::default()).await;
             let bytes = noise(12 * 40_000);
             let id = f.upload("r").await;
             let mut offset = 0_usize;

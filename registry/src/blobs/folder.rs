@@ -1,0 +1,254 @@
+//! Bytes in a folder, for one server: written by our own append writer, which can be made durable and resumed, and laid
+//! out as an OCI image layout, so that other tools, and a worker on this machine, can read it.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use lode_model::digest::Digest;
+use object_store::local::LocalFileSystem;
+use object_store::{GetOptions, GetRange, GetResultPayload, ObjectStore};
+use tokio::task::{JoinHandle, spawn_blocking};
+use url::Url;
+use uuid::Uuid;
+
+use super::writer::{self, AppendFile, WriteLimit};
+use super::{BlobStream, Listed, key};
+use crate::Error;
+
+/// How much a download reads ahead: large enough to be fast, small enough for hundreds at once.
+const READ_BYTES: usize = 256 * 1024;
+
+#[derive(Clone)]
+pub(crate) struct Folder(Arc<Inner>);
+
+struct Inner {
+    root: PathBuf,
+    store: LocalFileSystem,
+    write_limit: WriteLimit,
+    /// Held for as long as this process may write. The kernel drops it with the process.
+    _lock: Option<File>,
+}
+
+impl Folder {
+    /// Opens the folder and, unless it is the data folder, which is locked already, keeps other servers out of it.
+    pub(super) fn open(root: PathBuf, data: &Path, write_limit: WriteLimit) -> Result<Folder, Error> {
+        let opened = || -> io::Result<PathBuf> {
+            for algorithm in key::ALGORITHMS {
+                std::fs::create_dir_all(root.join(key::BLOBS).join(algorithm.as_str()))?;
+            }
+            std::fs::create_dir_all(root.join(key::UPLOADS))?;
+            for folder in [root.join(key::BLOBS), root.clone()] {
+                sync_folder(&folder)?;
+            }
+            root.canonicalize()
+        };
+        let root = opened().map_err(|e| Error::io(format!("opening {}", root.display()), e))?;
+        let apart = data.canonicalize().ok().as_ref() != Some(&root);
+        let lock = apart.then(|| lock_folder(&root)).transpose()?;
+        let store = LocalFileSystem::new_with_prefix(&root)
+            .map_err(|e| Error::io("opening the storage", e.into()))?;
+        Ok(Folder(Arc::new(Inner { root, store, write_limit, _lock: lock })))
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.0.root.join(key)
+    }
+
+    /// The bytes under a key, from `range.start` to `range.end`.
+    pub(crate) async fn read(&self, key: &str, range: Range<u64>) -> Result<BlobStream, Error> {
+        if range.is_empty() {
+            // object_store refuses empty ranges, and an empty blob has no other.
+            return Ok(stream::empty().boxed());
+        }
+        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+        let result = self
+            .0
+            .store
+            .get_opts(&object_store::path::Path::from(key), options)
+            .await
+            .map_err(|e| Error::io(format!("reading {key}"), e.into()))?;
+        if result.range != range {
+            let short =
+                io::Error::new(io::ErrorKind::UnexpectedEof, format!("only {:?} is there", result.range));
+            return Err(Error::io(format!("reading {key}"), short));
+        }
+        Ok(match result.payload {
+            GetResultPayload::File(file, _) => read_ahead(file, range),
+            GetResultPayload::Stream(bytes) => bytes.map_err(io::Error::from).boxed(),
+        })
+    }
+
+    /// How many bytes lie under a key, if any do.
+    pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
+        let path = self.path(key);
+        blocking(key, move || match std::fs::metadata(path) {
+            Ok(metadata) => Ok(Some(metadata.len())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        })
+        .await
+    }
+
+    /// Opens an upload's bytes where its row says that they end.
+    pub(crate) async fn append(&self, key: &str, offset: u64) -> Result<AppendFile, Error> {
+        let (path, limit) = (self.path(key), self.0.write_limit);
+        blocking(key, move || AppendFile::open(&path, offset, limit)).await
+    }
+
+    /// Makes an upload's durable bytes a blob; the upload keeps them too, until it is removed.
+    pub(crate) async fn place(&self, upload_key: &str, digest: &Digest) -> Result<String, Error> {
+        let key = key::blob(digest);
+        let (from, to) = (self.path(upload_key), self.path(&key));
+        blocking(&key, move || writer::link_over(&from, &to)).await?;
+        Ok(key)
+    }
+
+    /// Writes a small blob whole, and says its key. Like an upload's bytes it keeps the first of its two names, the other one
+    /// told, until [`discard`](Self::discard) hears that the index knows it.
+    pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<(String, String), Error> {
+        let (key, temporary) = (key::blob(digest), key::temporary(Uuid::now_v7()));
+        let (from, to) = (self.path(&temporary), self.path(&key));
+        let limit = self.0.write_limit;
+        blocking(&key, move || match limit.0 {
+            Some(limit) if bytes.len() as u64 > limit => Err(io::ErrorKind::StorageFull.into()),
+            _ => writer::write_whole(&from, &to, &bytes),
+        })
+        .await?;
+        Ok((key, temporary))
+    }
+
+    /// Which blob's name an upload's bytes have been given, if a crash kept its commit from dropping theirs.
+    pub(crate) async fn placed(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
+        let (path, this) = (self.path(upload_key), self.clone());
+        blocking(upload_key, move || {
+            let metadata = match std::fs::metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                metadata => metadata?,
+            };
+            if metadata.nlink() < 2 {
+                return Ok(None);
+            }
+            for algorithm in key::ALGORITHMS {
+                let digest = writer::digest_of(&path, algorithm)?;
+                let blob = std::fs::metadata(this.path(&key::blob(&digest)));
+                if blob.is_ok_and(|blob| (blob.dev(), blob.ino()) == (metadata.dev(), metadata.ino())) {
+                    return Ok(Some(digest));
+                }
+            }
+            Ok(None)
+        })
+        .await
+    }
+
+    /// Removes the bytes under these keys, where they are there, and returns once that is durable.
+    pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
+        let paths: Vec<PathBuf> = keys.iter().map(|key| self.path(key)).collect();
+        blocking("removing", move || {
+            let mut folders: Vec<&Path> = Vec::new();
+            for path in &paths {
+                match std::fs::remove_file(path) {
+                    Ok(()) => folders.extend(path.parent()),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            folders.sort();
+            folders.dedup();
+            folders.into_iter().try_for_each(sync_folder)
+        })
+        .await
+    }
+
+    /// Drops an upload's bytes. What a crash leaves of them the purge finds.
+    pub(crate) async fn discard(&self, upload_key: &str) {
+        let path = self.path(upload_key);
+        match blocking(upload_key, move || std::fs::remove_file(path)).await {
+            Err(Error::Storage { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(key = upload_key, %error, "an upload's bytes stay for the purge"),
+            Ok(()) => {}
+        }
+    }
+
+    /// Every key under a prefix with its size and how long ago it was written.
+    pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
+        let prefix = object_store::path::Path::from(prefix);
+        self.0
+            .store
+            .list(Some(&prefix))
+            .map_ok(|meta| Listed {
+                key: meta.location.to_string(),
+                size_bytes: meta.size,
+                modified_ms: meta.last_modified.timestamp_millis(),
+            })
+            .map_err(|e| Error::io("listing the storage", e.into()))
+            .boxed()
+    }
+
+    /// Does the storage answer?
+    pub(crate) async fn ping(&self) -> Result<(), Error> {
+        let path = self.path(key::UPLOADS);
+        blocking("the storage", move || std::fs::metadata(path).map(drop)).await
+    }
+}
+
+pub(super) fn folder_of(url: &Url) -> Result<PathBuf, Error> {
+    let reason = "expected file:///PATH".to_owned();
+    url.to_file_path().map_err(|()| Error::Config { setting: "storage", reason })
+}
+
+/// Runs file work where it may block.
+pub(super) async fn blocking<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, Error> {
+    spawn_blocking(work).await.map_err(|_| Error::Interrupted)?.map_err(|e| Error::io(what, e))
+}
+
+/// Keeps other servers out of a folder for as long as the file is open.
+pub(super) fn lock_folder(folder: &Path) -> Result<File, Error> {
+    let failed = |e| Error::io(format!("locking {}", folder.display()), e);
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let file = File::create(folder.join("lode.lock")).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::FolderInUse { path: folder.to_owned() }),
+        Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Streams a part of a file, reading the next piece while this one is sent.
+fn read_ahead(file: File, range: Range<u64>) -> BlobStream {
+    type Piece = io::Result<(File, Bytes)>;
+    fn next(mut file: File, at: Range<u64>) -> JoinHandle<Piece> {
+        spawn_blocking(move || {
+            let wanted = (at.end - at.start).min(READ_BYTES as u64);
+            let mut buffer =
+                Vec::with_capacity(READ_BYTES.min(usize::try_from(wanted).unwrap_or(READ_BYTES)));
+            file.seek(SeekFrom::Start(at.start))?;
+            file.by_ref().take(wanted).read_to_end(&mut buffer)?;
+            match buffer.len() as u64 == wanted {
+                true => Ok((file, Bytes::from(buffer))),
+                false => Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        })
+    }
+    let first = next(file, range.clone());
+    stream::try_unfold(Some((first, range)), |state| async move {
+        let Some((reading, at)) = state else { return Ok(None) };
+        let (file, bytes) = reading.await.map_err(io::Error::other)??;
+        let rest = at.start + bytes.len() as u64..at.end;
+        let state = if rest.is_empty() { None } else { Some((next(file, rest.clone()), rest)) };
+        Ok(Some((bytes, state)))
+    })
+    .boxed()
+}

@@ -1,0 +1,45 @@
+//! How large the parts of an upload are: where each begins follows from its number alone, so that whoever goes on with an
+//! upload cuts it as the one before did. They double every thousand, and ten thousand of them, the most that S3 takes, hold
+//! 5 TiB, the most that it keeps in one object.
+
+const MIB: u64 = 1024 * 1024;
+/// The least that S3 takes for any part but the last.
+const FIRST: u64 = 5 * MIB;
+const DOUBLES_EVERY: usize = 1000;
+pub(super) const MOST_PARTS: usize = 10_000;
+
+/// The size of the part with this number, counted from 0.
+pub(super) fn size(part: usize) -> u64 {
+    FIRST << (part / DOUBLES_EVERY).min(MOST_PARTS / DOUBLES_EVERY)
+}
+
+/// Where the part with this number begins.
+pub(super) fn start(part: usize) -> u64 {
+    let (doublings, rest) = (part / DOUBLES_EVERY, part % DOUBLES_EVERY);
+    let whole: u64 = (0..doublings).map(|step| DOUBLES_EVERY as u64 * size(step * DOUBLES_EVERY)).sum();
+    whole + rest as u64 * size(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_next_to_each_other() {
+        for part in 0..MOST_PARTS {
+            assert_eq!(start(part + 1), start(part) + size(part), "{part}");
+        }
+        assert_eq!((start(0), size(0), size(999), size(1000)), (0, FIRST, FIRST, 2 * FIRST));
+    }
+
+    #[test]
+    fn ten_thousand_parts_hold_the_largest_object() {
+        const TIB: u64 = 1 << 40;
+        // S3's limits: 5 TiB an object, 5 GiB a part.
+        assert!(start(MOST_PARTS) > 48 * TIB / 10 && start(MOST_PARTS) <= 5 * TIB);
+        assert!(size(MOST_PARTS - 1) <= 5 << 30);
+        // A blob of 100 GiB takes parts of at most 80 MiB.
+        let hundred = (0..MOST_PARTS).find(|part| start(*part) > 100 << 30).expect("it fits");
+        assert!(size(hundred) <= 80 * MIB, "{hundred}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Bytes in object storage, which any number of servers share. Nothing here keeps state between two requests: what one server
+//! knows of an upload is in its row, and no two of them ever write the same key.
+
+mod growth;
+mod open;
+mod parts;
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use futures::stream::{self, BoxStream, StreamExt};
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::signer::Signer;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload};
+use tokio::sync::Semaphore;
+use url::Url;
+use uuid::Uuid;
+
+use super::{BlobStream, Listed, key};
+use crate::config::Switch;
+use crate::store::UploadRow;
+use crate::{Config, Error};
+
+pub(super) use parts::PartWriter;
+
+/// What all uploads together may hold in parts on their way, beyond one for each.
+const POOL_BYTES: usize = 64 * 1024 * 1024;
+/// An address outlives the slowest download of its blob: some clients resolve it once.
+const ADDRESS_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+/// Readiness is asked for by machines that give up soon.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Clone)]
+pub(crate) struct Remote(Arc<Inner>);
+
+struct Inner {
+    store: Arc<dyn ObjectStore>,
+    multipart: Arc<dyn MultipartStore>,
+    /// Where clients are sent to the storage itself.
+    signer: Option<Arc<dyn Signer>>,
+    /// What comes before every key.
+    prefix: Path,
+    /// Room for parts, in units of 1 MiB.
+    pool: Arc<Semaphore>,
+}
+
+impl Remote {
+    pub(super) fn open(url: &Url, config: &Config) -> Result<Remote, Error> {
+        let doors = open::open(url, config)?;
+        let redirect = match config.redirect {
+            Switch::Auto => doors.is_s3,
+            Switch::On => true,
+            Switch::Off => false,
+        };
+        Ok(Remote(Arc::new(Inner {
+            store: doors.store,
+            multipart: doors.multipart,
+            signer: redirect.then_some(doors.signer),
+            prefix: Path::from_url_path(url.path())
+                .map_err(|error| Error::Config { setting: "storage", reason: error.to_string() })?,
+            pool: Arc::new(Semaphore::new(POOL_BYTES >> 20)),
+        })))
+    }
+
+    fn path(&self, key: &str) -> Path {
+        Path::from_iter(self.0.prefix.parts().chain(Path::from(key).parts()))
+    }
+
+    pub(super) async fn ping(&self) -> Result<(), Error> {
+        let listed = async { self.list(key::UPLOADS).next().await.transpose() };
+        match tokio::time::timeout(PING_TIMEOUT, listed).await {
+            Ok(answer) => answer.map(drop),
+            Err(elapsed) => {
+                Err(Error::Unavailable { what: "the storage".to_owned(), source: elapsed.into() })
+            }
+        }
+    }
+
+    pub(super) async fn read(&self, key: &str, range: Range<u64>) -> Result<BlobStream, Error> {
+        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+        let result = self.0.store.get_opts(&self.path(key), options).await;
+        let result = result.map_err(|error| failed(format!("reading {key}"), error))?;
+        if result.range != range {
+            let short = format!("only {:?} is there", result.range);
+            let short = io::Error::new(io::ErrorKind::UnexpectedEof, short);
+            return Err(Error::io(format!("reading {key}"), short));
+        }
+        Ok(result.into_stream().map_err(io::Error::from).boxed())
+    }
+
+    pub(super) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
+        let Some(signer) = &self.0.signer else { return Ok(None) };
+        let signed = signer.signed_url(http::Method::GET, &self.path(key), ADDRESS_LIFETIME).await;
+        signed.map(Some).map_err(|error| failed(format!("an address for {key}"), error))
+    }
+
+    pub(super) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
+        match self.0.store.head(&self.path(key)).await {
+            Ok(meta) => Ok(Some(meta.size)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(failed(format!("looking at {key}"), error)),
+        }
+    }
+
+    pub(super) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
+        let before = match self.0.prefix.as_ref() {
+            "" => 0,
+            prefix => prefix.len() + 1,
+        };
+        self.0
+            .store
+            .list(Some(&self.path(prefix)))
+            .map_ok(move |meta| Listed {
+                key: meta.location.as_ref().get(before..).unwrap_or_default().to_owned(),
+                size_bytes: meta.size,
+                modified_ms: meta.last_modified.timestamp_millis(),
+            })
+            .map_err(|error| failed("listing the storage".to_owned(), error))
+            .boxed()
+    }
+
+    pub(super) async fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
+        let paths: Vec<_> = keys.iter().map(|key| Ok(self.path(key))).collect();
+        let mut removed = self.0.store.delete_stream(stream::iter(paths).boxed());
+        while let Some(answer) = removed.next().await {
+            match answer {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(failed("removing".to_owned(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes an object whole, in place of one that an earlier try of the same writer may have left.
+    async fn put(&self, key: &str, payload: PutPayload) -> Result<(), Error> {
+        let put = self.0.store.put(&self.path(key), payload).await;
+        put.map(drop).map_err(|error| failed(format!("writing {key}"), error))
+    }
+
+    /// Writes an object of a key that nobody had before.
+    pub(super) async fn put_new(&self, bytes: Bytes) -> Result<String, Error> {
+        let key = key::object(Uuid::new_v4(), 0);
+        self.put(&key, bytes.into()).await?;
+        Ok(key)
+    }
+
+    /// Removes what an upload left, but for what became a blob.
+    pub(super) async fn clear(&self, row: &UploadRow, keep: Option<&str>) -> Result<(), Error> {
+        if let Some((key, id)) = parts::multipart_of(row)?
+            && keep != Some(&key)
+        {
+            match self.0.multipart.abort_multipart(&self.path(&key), &id).await {
+                // It is complete, or gone already.
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(failed(format!("giving up {key}"), error)),
+            }
+        }
+        let mut keys = Vec::new();
+        for prefix in [key::objects(row.id), format!("{}/{}", key::UPLOADS, row.id)] {
+            let mut listed = self.list(&prefix);
+            while let Some(object) = listed.try_next().await? {
+                keys.extend(Some(object.key).filter(|key| keep != Some(key)));
+            }
+        }
+        if keys.is_empty() { Ok(()) } else { self.remove(keys).await }
+    }
+}
+
+/// What went wrong, in words that the server can act on: bytes that are not there are damage, anything else is a storage that
+/// does not do its work, which passes.
+fn failed(
+    what: String,
+    error: impl std::borrow::Borrow<object_store::Error> + Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    match error.borrow() {
+        object_store::Error::NotFound { .. } => {
+            Error::io(what, io::Error::new(io::ErrorKind::NotFound, error))
+        }
+        other if is_full(other) => Error::StorageFull,
+        _ => Error::Unavailable { what, source: error.into() },
+    }
+}
+
+/// Providers have no common word for it: the HTTP status, and what MinIO, Ceph and others say.
+fn is_full(error: &object_store::Error) -> bool {
+    const WORDS: [&str; 5] =
+        ["507 Insufficient", "QuotaExceeded", "XMinioStorageFull", "no space left", "StorageFull"];
+    let text = crate::error::chain(error);
+    WORDS.iter().any(|word| text.contains(word))
+}

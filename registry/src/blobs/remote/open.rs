@@ -1,0 +1,150 @@
+//! From settings to a storage that can be asked: S3 and what speaks its language, Google's, Azure's. What the settings leave
+//! open comes from the variables that each provider's own tools read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::multipart::MultipartStore;
+use object_store::signer::Signer;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use url::Url;
+
+use crate::config::{Secret, Switch};
+use crate::{Config, Error};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a storage may say nothing, for all but parts on their way there.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+/// A part may take its time: the largest are gigabytes.
+const PART_TIMEOUT: Duration = Duration::from_secs(300);
+/// A client waits while we try again, so not for long.
+const RETRIES: usize = 4;
+const RETRY_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A storage as object_store's traits: what `Remote` is made of.
+pub(super) struct Doors {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) multipart: Arc<dyn MultipartStore>,
+    pub(super) signer: Arc<dyn Signer>,
+    /// S3 or what speaks its language.
+    pub(super) is_s3: bool,
+}
+
+pub(super) fn open(url: &Url, config: &Config) -> Result<Doors, Error> {
+    let bucket = url.host_str().unwrap_or_default();
+    if bucket.is_empty() {
+        return Err(refused(format!("expected {}://BUCKET/PREFIX", url.scheme())));
+    }
+    match url.scheme() {
+        "s3" => {
+            let (store, parts) = (s3(bucket, config, READ_TIMEOUT)?, s3(bucket, config, PART_TIMEOUT)?);
+            Ok(doors(Arc::new(store), Arc::new(parts), true))
+        }
+        "gs" => {
+            let (store, parts) =
+                (google(bucket, config, READ_TIMEOUT)?, google(bucket, config, PART_TIMEOUT)?);
+            Ok(doors(Arc::new(store), Arc::new(parts), false))
+        }
+        "az" | "azure" => {
+            let (store, parts) = (azure(bucket, config, READ_TIMEOUT)?, azure(bucket, config, PART_TIMEOUT)?);
+            Ok(doors(Arc::new(store), Arc::new(parts), false))
+        }
+        other => Err(refused(format!("expected file:, s3:, gs: or az:, got {other}:"))),
+    }
+}
+
+fn doors<S: ObjectStore + MultipartStore + Signer>(store: Arc<S>, parts: Arc<S>, is_s3: bool) -> Doors {
+    Doors { store: store.clone(), multipart: parts, signer: store, is_s3 }
+}
+
+fn s3(bucket: &str, config: &Config, timeout: Duration) -> Result<object_store::aws::AmazonS3, Error> {
+    // Path style unless asked otherwise: every S3 takes it, and with an endpoint of one's own it is often the only one.
+    let virtual_hosted = config.storage_path_style == Switch::Off;
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        .with_virtual_hosted_style_request(virtual_hosted)
+        .with_retry(retry())
+        .with_client_options(client(timeout));
+    if let Some(endpoint) = &config.storage_endpoint {
+        builder = builder.with_endpoint(endpoint.as_str().trim_end_matches('/'));
+    }
+    if let Some(region) = &config.storage_region {
+        builder = builder.with_region(region);
+    }
+    if let Some(id) = &config.storage_access_key_id {
+        builder = builder.with_access_key_id(id.expose());
+    }
+    if let Some(secret) = &config.storage_secret_access_key {
+        builder = builder.with_secret_access_key(secret.expose());
+    }
+    builder.build().map_err(unusable)
+}
+
+fn google(
+    bucket: &str,
+    config: &Config,
+    timeout: Duration,
+) -> Result<object_store::gcp::GoogleCloudStorage, Error> {
+    let mut builder = GoogleCloudStorageBuilder::from_env()
+        .with_bucket_name(bucket)
+        .with_retry(retry())
+        .with_client_options(client(timeout));
+    if let Some(endpoint) = &config.storage_endpoint {
+        builder = builder.with_base_url(endpoint.as_str().trim_end_matches('/'));
+    }
+    builder.build().map_err(unusable)
+}
+
+fn azure(
+    container: &str,
+    config: &Config,
+    timeout: Duration,
+) -> Result<object_store::azure::MicrosoftAzure, Error> {
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_container_name(container)
+        .with_retry(retry())
+        .with_client_options(client(timeout));
+    if let Some(endpoint) = &config.storage_endpoint {
+        builder = builder.with_endpoint(endpoint.as_str().trim_end_matches('/').to_owned());
+    }
+    if let Some(account) = &config.storage_access_key_id {
+        builder = builder.with_account(account.expose());
+    }
+    if let Some(key) = config.storage_secret_access_key.as_ref().map(Secret::expose) {
+        builder = builder.with_access_key(key);
+    }
+    builder.build().map_err(unusable)
+}
+
+/// A whole request has no time limit: it may carry any number of bytes at any speed. Silence has.
+fn client(timeout: Duration) -> ClientOptions {
+    ClientOptions::new()
+        // An operator who names an http endpoint means it.
+        .with_allow_http(true)
+        .with_timeout_disabled()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(timeout)
+}
+
+fn retry() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(2),
+            base: 2.0,
+        },
+        max_retries: RETRIES,
+        retry_timeout: RETRY_TIMEOUT,
+    }
+}
+
+fn unusable(error: object_store::Error) -> Error {
+    refused(crate::error::chain(&error))
+}
+
+fn refused(reason: String) -> Error {
+    Error::Config { setting: "storage", reason }
+}

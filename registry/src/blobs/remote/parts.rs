@@ -1,0 +1,340 @@
+//! The writer of one upload: bytes gather until they are a part, parts go out several at a time, and what lies behind the last
+//! of them is kept in an object of its own whenever an offset is told. An upload that never fills a part is one object at the
+//! end, and costs one request.
+//!
+//! A blob is completed only from parts that its row lists, after the row says that these are all (it is sealed). A writer that
+//! another one has replaced cannot seal, so it cannot complete; and parts that it still sends are not those in the list.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt, Shared};
+use futures::{StreamExt, TryStreamExt};
+use lode_model::digest::{Algorithm, Digest, Hasher};
+use object_store::PutPayload;
+use object_store::multipart::PartId;
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::spawn_blocking;
+use uuid::Uuid;
+
+use super::super::{Checkpoint, key};
+use super::{Remote, failed, growth};
+use crate::Error;
+use crate::store::{UploadProgress, UploadRow};
+
+/// How many parts of one upload are on their way at a time.
+const PARTS_AT_ONCE: usize = 4;
+
+/// The notes in an upload's row.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Notes {
+    /// Where the multipart upload will put its object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    /// What the storage calls each part, in order.
+    etags: Vec<String>,
+    /// Where the bytes behind the last part lie.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tail: Option<String>,
+    /// These parts are all.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    sealed: bool,
+}
+
+#[derive(Clone)]
+struct Multipart {
+    key: String,
+    id: String,
+}
+
+pub(crate) struct PartWriter {
+    remote: Remote,
+    upload: Uuid,
+    multipart: Option<Multipart>,
+    parts: Vec<Part>,
+    /// Bytes behind the last part.
+    filling: Vec<Bytes>,
+    filled: u64,
+    /// Where the row says that such bytes lie.
+    tail: Option<String>,
+    sealed: bool,
+    /// Where the blob's bytes lie, once they do.
+    stored: Option<String>,
+}
+
+/// A part that is there, or on its way.
+#[derive(Clone)]
+enum Part {
+    There(String),
+    Sent(Shared<BoxFuture<'static, Result<String, Arc<object_store::Error>>>>),
+}
+
+impl Part {
+    fn is_on_its_way(&self) -> bool {
+        matches!(self, Part::Sent(sending) if sending.peek().is_none())
+    }
+
+    async fn landed(self) -> Result<String, Error> {
+        match self {
+            Part::There(etag) => Ok(etag),
+            Part::Sent(sending) => sending.await.map_err(|error| failed("sending a part".to_owned(), error)),
+        }
+    }
+}
+
+/// The multipart upload that a row names: its key and its id.
+pub(super) fn multipart_of(row: &UploadRow) -> Result<Option<(String, String)>, Error> {
+    let key = notes_of(row)?.key;
+    Ok(key.zip(row.progress.multipart_id.clone()))
+}
+
+fn notes_of(row: &UploadRow) -> Result<Notes, Error> {
+    let Some(text) = &row.progress.parts else { return Ok(Notes::default()) };
+    serde_json::from_str(text).map_err(|_| corrupt(row))
+}
+
+fn corrupt(row: &UploadRow) -> Error {
+    Error::Corrupt { what: "list of parts", value: row.id.to_string() }
+}
+
+impl PartWriter {
+    /// Goes on where the row stands.
+    pub(in crate::blobs) async fn open(remote: Remote, row: &UploadRow) -> Result<PartWriter, Error> {
+        let notes = notes_of(row)?;
+        let mut filling = Vec::new();
+        let start = growth::start(notes.etags.len());
+        let filled =
+            if notes.sealed { 0 } else { row.offset.checked_sub(start).ok_or_else(|| corrupt(row))? };
+        if filled > 0 {
+            let key = notes.tail.as_deref().ok_or_else(|| corrupt(row))?;
+            let broken = |error| Error::io(format!("reading {key}"), error);
+            filling = remote.read(key, 0..filled).await?.try_collect().await.map_err(broken)?;
+        }
+        let multipart = match (&row.progress.multipart_id, notes.key) {
+            (Some(id), Some(key)) => Some(Multipart { key, id: id.clone() }),
+            _ => None,
+        };
+        Ok(PartWriter {
+            remote,
+            upload: row.id,
+            multipart,
+            parts: notes.etags.into_iter().map(Part::There).collect(),
+            filling,
+            filled,
+            tail: notes.tail,
+            sealed: notes.sealed,
+            stored: None,
+        })
+    }
+
+    pub(in crate::blobs) fn room_after(&self, len: u64) -> u64 {
+        let room = growth::size(self.parts.len()).saturating_sub(self.filled + len);
+        if room == 0 { growth::size(self.parts.len() + 1) } else { room }
+    }
+
+    pub(in crate::blobs) fn is_whole(&self) -> bool {
+        self.filled >= growth::size(self.parts.len())
+    }
+
+    pub(in crate::blobs) fn is_at_boundary(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// No byte can follow: somebody set out to commit what is there.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+
+    pub(in crate::blobs) fn write(&mut self, pieces: &[Bytes]) -> Result<(), Error> {
+        if self.parts.len() >= growth::MOST_PARTS {
+            return Err(Error::StorageFull);
+        }
+        self.filled += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        self.filling.extend(pieces.iter().filter(|piece| !piece.is_empty()).cloned());
+        Ok(())
+    }
+
+    /// Opens a multipart upload, if there is none yet. Its notes belong in the row before the first part.
+    pub(crate) async fn begin(&mut self, generation: i64) -> Result<Option<UploadProgress>, Error> {
+        if self.multipart.is_some() {
+            return Ok(None);
+        }
+        let key = key::object(self.upload, generation);
+        let id = self.remote.0.multipart.create_multipart(&self.remote.path(&key)).await;
+        let id = id.map_err(|error| failed(format!("beginning {key}"), error))?;
+        let notes = Notes { key: Some(key.clone()), tail: self.tail.clone(), ..Notes::default() };
+        self.multipart = Some(Multipart { key, id: id.clone() });
+        Ok(Some(progress(Some(id), &notes)?))
+    }
+
+    /// Gives up a multipart upload that the row could not be told of.
+    pub(crate) async fn take_back(&mut self) {
+        if let Some(Multipart { key, id }) = self.multipart.take() {
+            // What is left of it has no part, and costs nothing.
+            let _ = self.remote.0.multipart.abort_multipart(&self.remote.path(&key), &id).await;
+        }
+    }
+
+    /// Sends what has gathered as a part, as soon as there is room for it among those on their way.
+    pub(crate) async fn send(&mut self) -> Result<(), Error> {
+        let permit = self.permit().await?;
+        let Multipart { key, id } = self.multipart.clone().ok_or(Error::Interrupted)?;
+        let (remote, number) = (self.remote.clone(), self.parts.len());
+        let payload = PutPayload::from_iter(std::mem::take(&mut self.filling));
+        self.filled = 0;
+        let sending = tokio::spawn(async move {
+            let _permit = permit;
+            remote.0.multipart.put_part(&remote.path(&key), &id, number, payload).await
+        });
+        let sending = async move {
+            match sending.await {
+                Ok(Ok(part)) => Ok(part.content_id),
+                Ok(Err(error)) => Err(Arc::new(error)),
+                Err(source) => Err(Arc::new(object_store::Error::JoinError { source })),
+            }
+        };
+        self.parts.push(Part::Sent(sending.boxed().shared()));
+        Ok(())
+    }
+
+    /// One part of each upload may always be on its way; more share the pool, so that uploads cannot starve each other.
+    async fn permit(&self) -> Result<Option<OwnedSemaphorePermit>, Error> {
+        let units = u32::try_from(self.filled >> 20).unwrap_or(u32::MAX);
+        let recent = self.parts.iter().rev().take(2 * PARTS_AT_ONCE);
+        let mut flying: Vec<Part> = recent.filter(|part| matches!(part, Part::Sent(_))).cloned().collect();
+        flying.reverse();
+        loop {
+            let mut still = Vec::new();
+            for part in flying {
+                if part.is_on_its_way() { still.push(part) } else { drop(part.landed().await?) }
+            }
+            flying = still;
+            let Some(oldest) = flying.first().cloned() else { return Ok(None) };
+            if flying.len() < PARTS_AT_ONCE
+                && let Ok(permit) = self.remote.0.pool.clone().try_acquire_many_owned(units)
+            {
+                return Ok(Some(permit));
+            }
+            oldest.landed().await?;
+        }
+    }
+
+    /// Everything so far, durable: the parts on their way, and the bytes behind them in an object of their own.
+    pub(in crate::blobs) fn checkpoint(
+        &mut self,
+        generation: i64,
+    ) -> impl Future<Output = Result<Checkpoint, Error>> + Send + 'static {
+        let tail = (self.filled > 0).then(|| key::tail(self.upload, generation));
+        let obsolete = std::mem::replace(&mut self.tail, tail.clone());
+        let payload = PutPayload::from_iter(self.filling.iter().cloned());
+        let (remote, multipart, parts) = (self.remote.clone(), self.multipart.clone(), self.parts.clone());
+        let sealed = self.sealed;
+        async move {
+            let kept = async {
+                match &tail {
+                    Some(key) => remote.put(key, payload).await,
+                    None => Ok(()),
+                }
+            };
+            let landed = async {
+                let mut etags = Vec::with_capacity(parts.len());
+                for part in parts {
+                    etags.push(part.landed().await?);
+                }
+                Ok::<_, Error>(etags)
+            };
+            let (kept, etags) = tokio::join!(kept, landed);
+            kept?;
+            let (key, id) = multipart.map(|multipart| (multipart.key, multipart.id)).unzip();
+            let progress = progress(id, &Notes { key, etags: etags?, tail, sealed })?;
+            Ok(Checkpoint { progress, obsolete })
+        }
+    }
+
+    /// Sends the last, short part. What the row is told next says that these parts are all. False where no part was ever sent.
+    pub(crate) async fn seal(&mut self) -> Result<bool, Error> {
+        if self.multipart.is_none() {
+            return Ok(false);
+        }
+        if self.filled > 0 {
+            self.send().await?;
+        }
+        self.sealed = true;
+        Ok(true)
+    }
+
+    /// Turns a sealed upload, or one without parts, into an object of `len` bytes. Its key is this writer's own, or one that only
+    /// these very parts can fill.
+    pub(crate) async fn store(&mut self, len: u64, generation: i64) -> Result<(), Error> {
+        if self.stored.is_some() {
+            return Ok(());
+        }
+        let key = match self.multipart.clone() {
+            None => {
+                let key = key::object(self.upload, generation);
+                self.remote.put(&key, PutPayload::from_iter(self.filling.iter().cloned())).await?;
+                key
+            }
+            Some(multipart) => {
+                self.complete(&multipart, len).await?;
+                multipart.key
+            }
+        };
+        self.stored = Some(key);
+        Ok(())
+    }
+
+    async fn complete(&self, multipart: &Multipart, len: u64) -> Result<(), Error> {
+        let mut parts = Vec::with_capacity(self.parts.len());
+        for part in self.parts.clone() {
+            parts.push(PartId { content_id: part.landed().await? });
+        }
+        let path = self.remote.path(&multipart.key);
+        let Err(error) = self.remote.0.multipart.complete_multipart(&path, &multipart.id, parts).await else {
+            return Ok(());
+        };
+        // The answer to an earlier try may have been lost: what counts is whether the object is there.
+        if self.remote.size(&multipart.key).await? == Some(len) {
+            return Ok(());
+        }
+        Err(failed(format!("completing {}", multipart.key), error))
+    }
+
+    /// Where the blob's bytes lie, once they do.
+    pub(in crate::blobs) fn key(&self) -> Option<&str> {
+        self.stored.as_deref()
+    }
+
+    /// Where the row says that bytes behind the last part lie.
+    pub(crate) fn tail(&self) -> Option<&str> {
+        self.tail.as_deref()
+    }
+
+    pub(crate) fn has_objects(&self) -> bool {
+        self.multipart.is_some() || self.stored.is_some()
+    }
+
+    pub(in crate::blobs) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
+        let mut hasher = Hasher::new(algorithm);
+        let mut bytes = match &self.stored {
+            Some(key) if len > 0 => self.remote.read(key, 0..len).await?,
+            _ => futures::stream::iter(self.filling.clone()).map(Ok).boxed(),
+        };
+        let broken = |error| Error::io("reading an upload", error);
+        while let Some(piece) = bytes.try_next().await.map_err(broken)? {
+            let hashing = spawn_blocking(move || {
+                hasher.update(&piece);
+                hasher
+            });
+            hasher = hashing.await.map_err(|_| Error::Interrupted)?;
+        }
+        Ok(hasher.finish())
+    }
+}
+
+fn progress(multipart_id: Option<String>, notes: &Notes) -> Result<UploadProgress, Error> {
+    let parts = serde_json::to_string(notes).map_err(|_| Error::Interrupted)?;
+    Ok(UploadProgress { multipart_id, parts: Some(parts) })
+}
