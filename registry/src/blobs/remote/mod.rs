@@ -35,6 +35,14 @@ const ADDRESS_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Readiness is asked for by machines that give up soon.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a write that was in another's way waits before each new try.
+const CONFLICT_PAUSES: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+];
+
 #[derive(Clone)]
 pub(crate) struct Remote(Arc<Inner>);
 
@@ -138,7 +146,8 @@ impl Remote {
 
     /// Writes an object whole, in place of one that an earlier try of the same writer may have left.
     async fn put(&self, key: &str, payload: PutPayload) -> Result<(), Error> {
-        let put = self.0.store.put(&self.path(key), payload).await;
+        let path = self.path(key);
+        let put = despite_conflicts(|| self.0.store.put(&path, payload.clone())).await;
         put.map(drop).map_err(|error| failed(format!("writing {key}"), error))
     }
 
@@ -169,6 +178,19 @@ impl Remote {
         }
         if keys.is_empty() { Ok(()) } else { self.remove(keys).await }
     }
+}
+
+/// Storages answer 409 to a write that meets another operation near it, such as a deletion that empties the same folder.
+async fn despite_conflicts<T, F: Future<Output = object_store::Result<T>>>(
+    mut write: impl FnMut() -> F,
+) -> object_store::Result<T> {
+    for pause in CONFLICT_PAUSES {
+        match write().await {
+            Err(object_store::Error::AlreadyExists { .. }) => tokio::time::sleep(pause).await,
+            outcome => return outcome,
+        }
+    }
+    write().await
 }
 
 /// What went wrong, in words that the server can act on: bytes that are not there are damage, anything else is a storage that

@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
 use super::super::{Checkpoint, key};
-use super::{Remote, failed, growth};
+use super::{Remote, despite_conflicts, failed, growth};
 use crate::Error;
 use crate::store::{UploadProgress, UploadRow};
 
@@ -162,7 +162,8 @@ impl PartWriter {
             return Ok(None);
         }
         let key = key::object(self.upload, generation);
-        let id = self.remote.0.multipart.create_multipart(&self.remote.path(&key)).await;
+        let path = self.remote.path(&key);
+        let id = despite_conflicts(|| self.remote.0.multipart.create_multipart(&path)).await;
         let id = id.map_err(|error| failed(format!("beginning {key}"), error))?;
         let notes = Notes { key: Some(key.clone()), tail: self.tail.clone(), ..Notes::default() };
         self.multipart = Some(Multipart { key, id: id.clone() });
@@ -292,9 +293,9 @@ impl PartWriter {
             parts.push(PartId { content_id: part.landed().await? });
         }
         let path = self.remote.path(&multipart.key);
-        let Err(error) = self.remote.0.multipart.complete_multipart(&path, &multipart.id, parts).await else {
-            return Ok(());
-        };
+        let door = &self.remote.0.multipart;
+        let complete = || door.complete_multipart(&path, &multipart.id, parts.clone());
+        let Err(error) = despite_conflicts(complete).await else { return Ok(()) };
         // The answer to an earlier try may have been lost: what counts is whether the object is there.
         if self.remote.size(&multipart.key).await? == Some(len) {
             return Ok(());
