@@ -166,6 +166,12 @@ pub(crate) struct Serve {
         hide_env_values = true
     )]
     pub(crate) log_format: LogFormat,
+    /// Speak https with this certificate chain, a PEM file; it is read again when it changes
+    #[arg(long, env = "LODE_TLS_CERT", value_name = "FILE", hide_env_values = true)]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The private key of the certificate, a PEM file without a passphrase
+    #[arg(long, env = "LODE_TLS_KEY", value_name = "FILE", hide_env_values = true)]
+    pub(crate) tls_key: Option<PathBuf>,
     /// Print the settings in force as TOML, secrets hidden, and exit
     #[arg(long)]
     pub(crate) print_config: bool,

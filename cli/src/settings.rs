@@ -52,6 +52,8 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
         ("allow_anonymous", args.allow_anonymous.map(Value::from)),
         ("public_url", list_or_one::<lode_registry::Config>("public_url", &args.public_url)),
         ("trusted_proxies", list(&args.trusted_proxy)),
+        ("tls_cert", args.tls_cert.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
+        ("tls_key", args.tls_key.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
     ];
     let registry: lode_registry::Config = resolve(table, env, None, flags)?;
     worker.retain(|key, _| LOCAL_WORKER_KEYS.contains(&key));

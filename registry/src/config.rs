@@ -42,6 +42,10 @@ pub struct Config {
     pub public_url: Option<Url>,
     /// Proxies whose `X-Forwarded-*` headers are believed.
     pub trusted_proxies: Vec<Cidr>,
+    /// The certificate chain that the server shows, as PEM; read again when it changes. Set together with `tls_key`.
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key, as PEM without a passphrase.
+    pub tls_key: Option<PathBuf>,
     /// Serve beyond loopback with everything open. Anyone who can reach the address can then delete.
     pub allow_anonymous: bool,
     /// Accept manifests that name absent layers or children.
@@ -87,6 +91,8 @@ impl Default for Config {
             redirect: Switch::Auto,
             public_url: None,
             trusted_proxies: Vec::new(),
+            tls_cert: None,
+            tls_key: None,
             allow_anonymous: false,
             allow_sparse: false,
             upload_lease: 24 * HOUR,

@@ -18,6 +18,7 @@ mod serve;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod upstream;
 
 pub use app::{
@@ -28,5 +29,6 @@ pub use app::{
 pub use config::{Cidr, Config, ConfigError, Secret, Switch};
 pub use error::Error;
 pub use router::router;
-pub use serve::serve;
+pub use serve::{Listeners, serve};
+pub use tls::{Tls, TlsError};
 pub use upstream::MirrorConfig;

@@ -18,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
 use crate::http::stall::Patient;
+use crate::tls::Tls;
 use crate::{Error, Registry, router};
 
 /// How long a connection may take to send the head of a request, and rest between two.
@@ -26,12 +27,43 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long to wait when the process has run out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Serves the registry on `listener` until `shutdown` is done, then waits for requests in flight, at most `shutdown_grace`.
+/// How long a client may take over its TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Where a server is reached.
+pub struct Listeners {
+    /// For clients.
+    pub public: TcpListener,
+    /// Spoken on the public one, where it is set.
+    pub tls: Option<Tls>,
+    /// Plain HTTP on loopback for what belongs to this process: its worker knows no name that the certificate has.
+    pub internal: Option<TcpListener>,
+}
+
+impl From<TcpListener> for Listeners {
+    fn from(public: TcpListener) -> Listeners {
+        Listeners { public, tls: None, internal: None }
+    }
+}
+
+/// How a request came in, beside it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) https: bool,
+    /// On the internal listener, which web pages must not reach either.
+    pub(crate) internal: bool,
+}
+
+/// Serves the registry on `listeners` until `shutdown` is done, then waits for requests in flight, at most `shutdown_grace`.
 pub async fn serve(
     registry: Registry,
-    listener: TcpListener,
+    listeners: impl Into<Listeners>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
+    let Listeners { public, tls, internal } = listeners.into();
+    if let Some(tls) = &tls {
+        registry.start(tls.clone().watch());
+    }
     let routes = router(registry.clone());
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
@@ -40,25 +72,43 @@ pub async fn serve(
 
     let mut shutdown = pin!(shutdown);
     loop {
-        let (stream, peer) = tokio::select! {
-            accepted = accept(&listener) => accepted,
+        let ((stream, peer), internal) = tokio::select! {
+            accepted = accept(&public) => (accepted, false),
+            accepted = accept_some(internal.as_ref()) => (accepted, true),
             () = &mut shutdown => break,
         };
+        let tls = tls.clone().filter(|_| !internal);
+        let arrival = Arrival { https: tls.is_some(), internal };
         let routes = routes.clone();
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
+            request.extensions_mut().insert(arrival);
             routes.clone().oneshot(request.map(Body::new))
         });
-        let connection = http.serve_connection(TokioIo::new(Patient::new(stream)), service).into_owned();
-        let connection = connections.watch(connection);
+        let (http, watcher) = (http.clone(), connections.watcher());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = match tls {
+                None => {
+                    let stream = TokioIo::new(Patient::new(stream));
+                    watcher.watch(http.serve_connection(stream, service).into_owned()).await
+                }
+                Some(tls) => {
+                    let handshake = tls.acceptor().accept(Patient::new(stream));
+                    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
+                        Ok(Ok(stream)) => TokioIo::new(stream),
+                        Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS connection"),
+                        Err(_) => return tracing::debug!(%peer, "no TLS connection in time"),
+                    };
+                    watcher.watch(http.serve_connection(stream, service).into_owned()).await
+                }
+            };
+            if let Err(error) = ended {
                 tracing::debug!(%peer, error, "connection ended");
             }
         });
     }
 
-    drop(listener);
+    drop((public, internal));
     let in_flight = connections.count();
     tracing::info!(in_flight, "stopping");
     if tokio::time::timeout(registry.config().shutdown_grace, connections.shutdown()).await.is_err() {
@@ -66,6 +116,13 @@ pub async fn serve(
     }
     registry.close().await;
     Ok(())
+}
+
+async fn accept_some(listener: Option<&TcpListener>) -> (TcpStream, SocketAddr) {
+    match listener {
+        Some(listener) => accept(listener).await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {

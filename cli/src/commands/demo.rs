@@ -34,12 +34,13 @@ const FILES: &[(&str, &[u8])] = carried![
 ];
 
 /// Makes the demo model be there, then says what to try. What goes wrong is said and does not stop the server.
-pub(crate) async fn install(base: String, can_run: bool, stopped: impl Future<Output = ()>) {
+/// `base`: how this process reaches itself; `shown`: how people do.
+pub(crate) async fn install(base: String, shown: String, can_run: bool, stopped: impl Future<Output = ()>) {
     tokio::select! {
         outcome = import_if_absent(&base) => match outcome {
             Ok(found) => {
                 let how = if found { "found" } else { "imported" };
-                if let Err(failure) = say_what_to_try(&base, how, can_run) {
+                if let Err(failure) = say_what_to_try(&shown, how, can_run) {
                     tracing::debug!(%failure, "nobody reads what there is to try");
                 }
             }
@@ -66,7 +67,7 @@ async fn import_if_absent(base: &str) -> Outcome<bool> {
 
 fn say_what_to_try(base: &str, how: &str, can_run: bool) -> Outcome {
     ui::line(format!("demo model {NAME}: {how}"))?;
-    let host = base.strip_prefix("http://").unwrap_or(base);
+    let host = base.split_once("://").map_or(base, |(_, host)| host);
     let variable = if base == "http://127.0.0.1:5000" { String::new() } else { format!("LODE_HOST={base} ") };
     ui::line("\nTry, in another terminal:\n")?;
     if can_run {

@@ -5,12 +5,13 @@ use std::{
     path::PathBuf,
 };
 
+use futures::future::BoxFuture;
 use tokio::{net::TcpListener, sync::watch};
 
 use super::demo;
 use crate::{
     args::Serve,
-    error::{Failure, Outcome},
+    error::{COULD_NOT, Failure, Outcome},
     settings::{self, ServeSettings},
     ui,
 };
@@ -22,11 +23,22 @@ pub(crate) async fn run(args: Serve) -> Outcome {
             settings => settings,
         };
     refuse_unsafe(&config)?;
+    let tls = tls(&config)?;
     // Told to stop while it starts, it must not go on.
     let stop = stop_signal()?;
-    let listener = bind(config.listen).await?;
-    let address = listener.local_addr().map_err(|error| Failure::because("cannot listen", &error))?;
-    let base = local_url(address);
+    let public = bind(config.listen).await?;
+    let address = local_addr(&public)?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let shown = local_url(scheme, address);
+    // The certificate names another host than this process would ask for.
+    let internal = match tls.is_some() && (!no_worker || demo) {
+        true => Some(bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?),
+        false => None,
+    };
+    let base = match &internal {
+        Some(internal) => local_url("http", local_addr(internal)?),
+        None => shown.clone(),
+    };
     let data = config.data.clone();
     config.wait_for_worker |= !no_worker;
     if demo && config.wait_for_model.is_none() {
@@ -35,23 +47,63 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     let worker = (!no_worker).then(|| local_worker(worker, &config, &base));
 
     let registry = lode_registry::open(config).await.map_err(|error| cannot_open(&error, &data))?;
-    let serving = tokio::spawn(lode_registry::serve(registry, listener, told(stop.clone())));
-    ui::line(format!("listening on http://{address}"))?;
+    let (stop_server, server_stopped) = watch::channel(false);
+    let listeners = lode_registry::Listeners { public, tls, internal };
+    // Boxed, so that this function's callers do not carry the whole server in their types.
+    let serving: BoxFuture<'static, _> =
+        Box::pin(lode_registry::serve(registry, listeners, told(server_stopped)));
+    let mut serving = tokio::spawn(serving);
+    ui::line(format!("listening on {scheme}://{address}"))?;
 
     let worker = match worker {
         Some(config) => start_worker(config?, stop.clone()).await,
         None => None,
     };
-    let demo = demo.then(|| tokio::spawn(demo::install(base, worker.is_some(), told(stop.clone()))));
+    let demo = demo.then(|| tokio::spawn(demo::install(base, shown, worker.is_some(), told(stop.clone()))));
 
-    let served = serving.await.map_err(|error| Failure::because("the server stopped", &error));
+    let ended = tokio::select! {
+        ended = &mut serving => Some(ended),
+        () = told(stop) => None,
+    };
     if let Some(demo) = demo {
         demo.abort();
     }
+    // The worker signs off while the server still hears it, so that nobody is sent to it any more.
     if let Some(worker) = worker {
         worker.stop().await;
     }
-    served?.map_err(|error| Failure::because("the server stopped", &error))
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
+            stop_server.send_replace(true);
+            serving.await
+        }
+    };
+    ended
+        .map_err(|error| Failure::because("the server stopped", &error))?
+        .map_err(|error| Failure::because("the server stopped", &error))
+}
+
+/// The certificate to serve with, if the settings name one.
+fn tls(config: &lode_registry::Config) -> Outcome<Option<lode_registry::Tls>> {
+    match (&config.tls_cert, &config.tls_key) {
+        (None, None) => Ok(None),
+        (Some(cert), Some(key)) => {
+            let loaded = lode_registry::Tls::load(cert, key);
+            loaded.map(Some).map_err(|error| Failure::because("cannot serve https", &error).code(COULD_NOT))
+        }
+        (cert, _) => {
+            let (given, missing) = match cert {
+                Some(_) => ("--tls-cert", "--tls-key"),
+                None => ("--tls-key", "--tls-cert"),
+            };
+            Err(Failure::new(format!("{given} is set without {missing}")).code(COULD_NOT))
+        }
+    }
+}
+
+fn local_addr(listener: &TcpListener) -> Outcome<SocketAddr> {
+    listener.local_addr().map_err(|error| Failure::because("cannot listen", &error))
 }
 
 /// Beyond loopback everyone could read, write and delete.
@@ -96,13 +148,13 @@ fn cannot_open(error: &lode_registry::Error, data: &std::path::Path) -> Failure 
 }
 
 /// How this process reaches itself.
-fn local_url(address: SocketAddr) -> String {
+fn local_url(scheme: &str, address: SocketAddr) -> String {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// The local worker's settings: it joins this server, keeps its cache in the data folder and maps the server's blobs where they lie.
@@ -201,8 +253,22 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_needs_its_key() {
+        let said = |cert: Option<&str>, key: Option<&str>| {
+            let (tls_cert, tls_key) = (cert.map(PathBuf::from), key.map(PathBuf::from));
+            let config = lode_registry::Config { tls_cert, tls_key, ..lode_registry::Config::default() };
+            tls(&config).err().map(|failure| failure.to_string()).unwrap_or_default()
+        };
+        assert_eq!(said(None, None), "");
+        assert!(said(Some("/nowhere/c.pem"), None).contains("--tls-cert is set without --tls-key"));
+        assert!(said(None, Some("/nowhere/k.pem")).contains("--tls-key is set without --tls-cert"));
+        assert!(said(Some("/nowhere/c.pem"), Some("/nowhere/k.pem")).contains("/nowhere/c.pem"));
+    }
+
+    #[test]
     fn the_server_reaches_itself_on_loopback() {
-        let check = |address: &str, expect: &str| assert_eq!(local_url(address.parse().unwrap()), expect);
+        let check =
+            |address: &str, expect: &str| assert_eq!(local_url("http", address.parse().unwrap()), expect);
         check("127.0.0.1:5000", "http://127.0.0.1:5000");
         check("0.0.0.0:1", "http://127.0.0.1:1");
         check("[::]:1", "http://[::1]:1");

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::{agent, forwarded};
 use crate::app::BlobLink;
+use crate::serve::Arrival;
 use crate::{Config, Registry};
 
 /// What stays as it is in a query value.
@@ -78,7 +79,11 @@ impl FromRequestParts<Registry> for Links {
 /// `scheme://host` as the client wrote it, where it can be told. Forwarded headers count only from a proxy we trust.
 fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Option<String> {
     let seen = forwarded::seen(&parts.headers, &config.trusted_proxies, peer);
-    let scheme = seen.scheme.unwrap_or("http");
+    let arrived = match parts.extensions.get::<Arrival>() {
+        Some(Arrival { https: true, .. }) => "https",
+        _ => "http",
+    };
+    let scheme = seen.scheme.unwrap_or(arrived);
     let host = seen.host.or_else(|| host(parts))?;
     let plain = !host.is_empty()
         && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:-_[]".contains(&byte));

@@ -10,19 +10,22 @@ use http::{Uri, header};
 use url::Url;
 
 use super::{Failure, links};
+use crate::serve::Arrival;
 use crate::{Config, Registry};
 
 pub(crate) async fn check(State(registry): State<Registry>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
-    match verdict(registry.config(), links::host(&parts), origin.as_deref()) {
+    let internal = parts.extensions.get::<Arrival>().is_some_and(|arrival| arrival.internal);
+    match verdict(registry.config(), internal, links::host(&parts), origin.as_deref()) {
         Ok(()) => next.run(Request::from_parts(parts, body)).await,
         Err(failure) => failure.into_response(),
     }
 }
 
-fn verdict(config: &Config, host: Option<&str>, origin: Option<&str>) -> Result<(), Failure> {
-    if !config.listen.ip().to_canonical().is_loopback() || !config.is_open() {
+fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&str>) -> Result<(), Failure> {
+    let on_loopback = internal || config.listen.ip().to_canonical().is_loopback();
+    if !on_loopback || !config.is_open() {
         return Ok(());
     }
     // Every browser sends Host, so a request without one is no page's.
@@ -63,8 +66,13 @@ mod tests {
     fn who_may_ask() {
         let config = Config { public_url: "https://models.example".parse().ok(), ..Config::default() };
         let allowed = |host: &str, origin: &str| {
-            verdict(&config, Some(host).filter(|h| !h.is_empty()), Some(origin).filter(|o| !o.is_empty()))
-                .is_ok()
+            verdict(
+                &config,
+                false,
+                Some(host).filter(|h| !h.is_empty()),
+                Some(origin).filter(|o| !o.is_empty()),
+            )
+            .is_ok()
         };
         for host in [
             "localhost",
@@ -106,6 +114,7 @@ mod tests {
             assert_eq!(allowed("localhost", origin), origin.is_empty(), "{origin}");
         }
         let wide = Config { listen: "0.0.0.0:5000".parse().unwrap(), ..Config::default() };
-        assert!(verdict(&wide, Some("example.com"), Some("http://example.org")).is_ok());
+        assert!(verdict(&wide, false, Some("example.com"), Some("http://example.org")).is_ok());
+        assert!(verdict(&wide, true, Some("example.com"), None).is_err());
     }
 }

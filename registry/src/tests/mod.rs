@@ -12,6 +12,7 @@ mod pull;
 mod push;
 mod routes;
 mod tags;
+mod tls;
 mod wire;
 
 use axum::Router;

@@ -10,18 +10,23 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::App;
-use crate::{Error, serve};
+use crate::{Error, Listeners, Tls, serve};
 
 pub(super) struct Server {
-    address: SocketAddr,
+    pub(super) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     end: JoinHandle<Result<(), Error>>,
 }
 
 impl Server {
     pub(super) async fn start(app: &App) -> Server {
+        Server::start_with(app, None).await
+    }
+
+    pub(super) async fn start_with(app: &App, tls: Option<Tls>) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        let listener = Listeners { tls, ..listener.into() };
         let (stop, stopped) = oneshot::channel();
         let shutdown = async move { stopped.await.unwrap_or_default() };
         let end = tokio::spawn(serve(app.registry.clone(), listener, shutdown));
