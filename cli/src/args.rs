@@ -94,6 +94,8 @@ pub(crate) enum Command {
     Gc(Gc),
     /// Compare the index with the stored bytes
     Fsck(Fsck),
+    /// Copy a server's index and blobs to a folder while it goes on
+    Backup(Backup),
     /// Print a completion script for a shell
     Completions(Completions),
     /// The process of one loaded model; a worker starts it
@@ -495,6 +497,45 @@ pub(crate) struct Fsck {
     /// Read all bytes and compare their digests
     #[arg(long)]
     pub(crate) verify: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where a server keeps what it has.
+#[derive(Debug, Args)]
+pub(crate) struct Kept {
+    /// The server's data folder [default: ./lode-data]
+    #[arg(long, env = "LODE_DATA", value_name = "DIR", hide_env_values = true)]
+    pub(crate) data: Option<PathBuf>,
+    /// Its index, if it is not in that folder
+    #[arg(long, env = "LODE_DATABASE", value_name = "URL", hide_env_values = true)]
+    pub(crate) database: Option<String>,
+    /// Its bytes, if they are not in that folder
+    #[arg(long, env = "LODE_STORAGE", value_name = "URL", hide_env_values = true)]
+    pub(crate) storage: Option<String>,
+    /// Its file of settings
+    #[arg(long, env = "LODE_CONFIG", value_name = "FILE", hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+For a server with SQLite and a folder, on its own machine, running or not. The backup is a data folder: serve a copy of
+it to restore. Repeated into the same folder, only what is new is copied.
+
+Examples:
+  lode backup --data /srv/lode --to /backup/lode
+  lode backup --data /srv/lode --to /srv/snapshots/monday --link")]
+pub(crate) struct Backup {
+    /// The folder to write to
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: PathBuf,
+    #[command(flatten)]
+    pub(crate) from: Kept,
+    /// Give blobs a second name instead of copying them: at once, and on the same file system only
+    #[arg(long)]
+    pub(crate) link: bool,
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -61,6 +61,20 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
     Ok(ServeSettings { registry, worker, no_worker, demo })
 }
 
+/// Where a server keeps what it has, by the same settings that it runs with.
+pub(crate) fn kept(args: &args::Kept, env: Env) -> Outcome<lode_registry::Config> {
+    let mut table = read_file(args.config.as_deref())?;
+    for other in ["no_worker", "demo", "worker"] {
+        table.remove(other);
+    }
+    let flags = [
+        ("data", args.data.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
+        ("database", args.database.clone().map(Value::from)),
+        ("storage", args.storage.clone().map(Value::from)),
+    ];
+    resolve(table, env, None, flags)
+}
+
 pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Config> {
     let mut table = read_file(args.config.as_deref())?;
     let worker = take_table(&mut table, "worker")?;

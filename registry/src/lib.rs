@@ -4,6 +4,7 @@
 mod api;
 mod app;
 pub mod auth;
+mod backup;
 mod blobs;
 mod config;
 mod error;
@@ -26,6 +27,8 @@ pub use app::{
     Heartbeat, JoinProof, LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration,
     Registry, StoredManifest, TaggedModel, UploadStatus, Worker, WorkerAnnouncement, open,
 };
+pub use backup::{BackupReport, backup};
+pub use blobs::Take;
 pub use config::{Cidr, Config, ConfigError, Secret, Switch};
 pub use error::Error;
 pub use router::router;

@@ -1,5 +1,6 @@
 //! One file a command. Each takes its arguments, does one thing and says what it did; `run` picks the one that was typed.
 
+mod backup;
 mod completions;
 mod cp;
 mod create;
@@ -54,6 +55,7 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Logout(args) => login::logout(&connect()?, args)?,
         Command::Gc(args) => gc::run(&connect()?, args).await?,
         Command::Fsck(args) => return fsck::run(&connect()?, args).await,
+        Command::Backup(args) => backup::run(args).await?,
         Command::Completions(args) => completions::run(args)?,
     }
     Ok(ExitCode::SUCCESS)

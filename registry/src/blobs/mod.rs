@@ -9,6 +9,7 @@ mod folder;
 pub(crate) mod key;
 mod lock;
 mod remote;
+mod take;
 mod writer;
 
 use std::fs::File;
@@ -28,6 +29,8 @@ use crate::{Config, Error};
 use folder::Folder;
 pub(crate) use lock::{Held, Locks};
 use remote::{PartWriter, Remote};
+pub use take::Take;
+pub(crate) use take::{lock_target, root_of, take};
 use writer::AppendFile;
 pub(crate) use writer::WriteLimit;
 

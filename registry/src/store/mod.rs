@@ -1,6 +1,7 @@
 //! All SQL of the registry, and only here: one text for SQLite and Postgres, run by the `on!` macro over two pools.
 //! `app` and `jobs` call these methods; what belongs together they put in one `Tx`.
 
+mod backup;
 mod blobs;
 mod check;
 mod collect;
@@ -29,6 +30,7 @@ use url::Url;
 
 use crate::{Error, metrics};
 
+pub(crate) use backup::{index_file, snapshot};
 pub(crate) use blobs::StoredBlob;
 pub(crate) use check::DanglingKind;
 pub(crate) use collect::{Doomed, Place};

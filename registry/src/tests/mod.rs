@@ -1,6 +1,7 @@
 //! The router as a value: requests in, answers out, on a temporary folder with SQLite.
 //! What only a socket shows is in `wire`.
 
+mod backup;
 mod bad_input;
 mod gateway;
 mod mirror;

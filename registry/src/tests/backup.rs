@@ -1,0 +1,120 @@
+//! A backup taken while pushes, deletions and collections go on, restored into an empty folder and checked to the last byte.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lode_client::{NoProgress, Progress};
+use tempfile::TempDir;
+
+use super::App;
+use crate::auth::Caller;
+use crate::{BackupReport, Config, Error, Take, backup, open, router};
+
+fn quiet(_bytes: u64) -> Arc<dyn Progress> {
+    Arc::new(NoProgress)
+}
+
+/// A server on a copy of a backup.
+async fn restore(from: &Path) -> App {
+    let data = tempfile::tempdir().unwrap();
+    copy_folder(from, data.path());
+    let registry = open(Config { data: data.path().to_owned(), ..Config::default() }).await.unwrap();
+    App { router: router(registry.clone()), registry, _data: data }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir_all(&target).unwrap();
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+async fn take(app: &App, to: &TempDir, how: Take) -> BackupReport {
+    backup(app.registry.config(), to.path(), how, quiet).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn while_everything_goes_on() {
+    // No grace at all: blobs go between the copy of the index and their own.
+    let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
+    let app = Arc::new(App::with(config).await);
+    for n in 0..20 {
+        app.push_image("stays", &format!("v{n}"), &format!("layer {n}")).await;
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let busy = {
+        let (app, stop) = (app.clone(), stop.clone());
+        tokio::spawn(async move {
+            let mut n = 0;
+            while !stop.load(Ordering::SeqCst) {
+                app.push_blob("comes", format!("blob {n}")).await;
+                app.push_image("goes", "latest", "one and the same").await;
+                app.delete("/v2/goes/manifests/latest").await;
+                app.registry.gc_run(&Caller::Internal, false).await.unwrap();
+                n += 1;
+            }
+            n
+        })
+    };
+    let to = tempfile::tempdir().unwrap();
+    let first = take(&app, &to, Take::Copy).await;
+    assert!(first.blobs >= 40 && first.blobs_copied >= first.blobs, "{first:?}");
+    for _ in 0..3 {
+        // Into the same folder again: what is there is not copied twice.
+        let again = take(&app, &to, Take::Link).await;
+        assert!(again.blobs_copied < 40, "{again:?}");
+        let restored = restore(to.path()).await;
+        let report = restored.registry.fsck(&Caller::Internal, true).await.unwrap();
+        assert!(report.is_sound() && report.orphans.is_empty(), "{report:?}");
+        assert_eq!(report.blobs, again.blobs);
+        for n in 0..20 {
+            let manifest = restored.get(&format!("/v2/stays/manifests/v{n}")).await.json();
+            let layer = manifest["layers"][0]["digest"].as_str().unwrap().to_owned();
+            assert_eq!(restored.get(&format!("/v2/stays/blobs/{layer}")).await.text(), format!("layer {n}"));
+        }
+        // It goes on as a registry of its own.
+        restored.push_image("new", "latest", "after the restore").await;
+        restored.registry.close().await;
+    }
+    stop.store(true, Ordering::SeqCst);
+    assert!(busy.await.unwrap() > 0);
+}
+
+#[tokio::test]
+async fn what_is_gone_leaves_the_backup_and_damage_stops_it() {
+    let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
+    let app = App::with(config).await;
+    let digest = app.push_image("a", "latest", "kept").await;
+    app.push_blob("a", "dropped").await;
+    app.upload("a").await;
+    let to = tempfile::tempdir().unwrap();
+    assert_eq!(take(&app, &to, Take::Copy).await.blobs, 4);
+    app.registry.gc_run(&Caller::Internal, false).await.unwrap();
+    let report = take(&app, &to, Take::Copy).await;
+    assert_eq!((report.blobs, report.blobs_copied, report.blobs_removed), (3, 0, 1));
+
+    // A row without its bytes is damage; the backup before it stays as it is.
+    let path = app._data.path().join("blobs/sha256").join(digest.hex());
+    std::fs::remove_file(path).unwrap();
+    let fresh = tempfile::tempdir().unwrap();
+    let failed = backup(app.registry.config(), fresh.path(), Take::Copy, quiet).await.unwrap_err();
+    assert!(failed.to_string().contains(digest.as_str()), "{failed}");
+    assert!(!fresh.path().join("lode.db").exists());
+    let restored = restore(to.path()).await;
+    assert!(restored.registry.fsck(&Caller::Internal, true).await.unwrap().is_sound());
+
+    // Never into a folder that is being served, and only what lies in files.
+    let own = backup(app.registry.config(), app._data.path(), Take::Copy, quiet).await;
+    assert!(matches!(own, Err(Error::FolderInUse { .. })), "{own:?}");
+    let elsewhere = Config { database: Some("postgres://db/lode".parse().unwrap()), ..Config::default() };
+    let refused = backup(&elsewhere, to.path(), Take::Copy, quiet).await;
+    assert!(matches!(refused, Err(Error::Config { setting: "database", .. })), "{refused:?}");
+}
