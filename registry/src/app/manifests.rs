@@ -21,13 +21,13 @@ impl Registry {
         reference: &Reference,
     ) -> Result<StoredManifest, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
-        let mut found = self.store.manifest_find(repository, reference).await?;
+        let mut found = self.store.manifest_read(repository, reference).await?;
         if self.mirror_manifest(caller, repository, reference, found.is_some()).await? {
-            found = self.store.manifest_find(repository, reference).await?;
+            found = self.store.manifest_read(repository, reference).await?;
         }
         match found {
             Some(row) => {
-                Ok(StoredManifest { digest: row.digest, media_type: row.media_type, bytes: row.bytes.into() })
+                Ok(StoredManifest { digest: row.digest, media_type: row.media_type, bytes: row.bytes })
             }
             None => Err(self.manifest_unknown(repository, reference).await?),
         }

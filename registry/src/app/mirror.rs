@@ -192,7 +192,7 @@ impl Registry {
     async fn fetch_is_done(&self, wanted: &Wanted) -> Result<bool, Error> {
         let Wanted { upstream, ours, what, .. } = wanted;
         match what {
-            What::Manifest(reference) => Ok(self.store.manifest_find(ours, reference).await?.is_some()
+            What::Manifest(reference) => Ok(self.store.manifest_read(ours, reference).await?.is_some()
                 && self.manifest_is_fresh(upstream, ours, reference).await?),
             What::Blob(digest) => Ok(self.store.blob_find(ours, digest).await?.is_some()),
         }
@@ -236,7 +236,7 @@ impl Registry {
 
     async fn manifest_bring(&self, wanted: &Wanted, reference: &Reference) -> Result<(), Error> {
         let Wanted { upstream, ours, theirs, .. } = wanted;
-        let held = self.store.manifest_find(ours, reference).await?;
+        let held = self.store.manifest_read(ours, reference).await?;
         // 1. Where a tag points can be asked without fetching what it points at.
         if let Some(held) = &held {
             let asked =

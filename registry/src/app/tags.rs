@@ -22,15 +22,16 @@ impl Registry {
         if let Some(page) = self.mirror_tags(caller, repository, limit(n), last).await? {
             return Ok(page);
         }
-        if !self.store.repository_exists(repository).await? {
-            return Err(Error::NameUnknown { repository: repository.clone() });
-        }
         let limit = limit(n);
         let items = if limit == 0 {
             Vec::new()
         } else {
-            self.store.tag_list(repository, last.unwrap_or_default(), i64::from(limit) + 1).await?
+            self.store.tag_page(repository, last.unwrap_or_default(), i64::from(limit) + 1).await?
         };
+        // A repository with a tag is there.
+        if items.is_empty() && !self.store.repository_exists(repository).await? {
+            return Err(Error::NameUnknown { repository: repository.clone() });
+        }
         Ok(Page::cut(items, limit))
     }
 

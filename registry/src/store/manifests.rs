@@ -1,9 +1,11 @@
 //! Manifests of a repository, what they name, and the listing of a subject's referrers.
 //! A link, a manifest and what it names change in one transaction, so that the collection never sees half of it.
 
+use bytes::Bytes;
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 
+use super::recent::Known;
 use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed};
 use crate::Error;
 
@@ -11,7 +13,7 @@ use crate::Error;
 pub(crate) struct ManifestRow {
     pub(crate) digest: Digest,
     pub(crate) media_type: String,
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: Bytes,
 }
 
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -34,7 +36,20 @@ pub(crate) struct Named {
 }
 
 impl Store {
-    pub(crate) async fn manifest_find(
+    pub(crate) async fn manifest_read(
+        &self,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Option<ManifestRow>, Error> {
+        let key = match reference {
+            Reference::Digest(digest) => format!("{repository}@{digest}"),
+            Reference::Tag(tag) => format!("{repository}:{tag}"),
+        };
+        let from = |known| if let Known::Manifest(row) = known { Some(row) } else { None };
+        self.recent(key, self.manifest_find(repository, reference), Known::Manifest, from).await
+    }
+
+    async fn manifest_find(
         &self,
         repository: &Repository,
         reference: &Reference,
@@ -50,7 +65,7 @@ impl Store {
                 .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?,
         };
         row.map(|(digest, media_type, bytes)| {
-            Ok(ManifestRow { digest: parsed("digest", &digest)?, media_type, bytes })
+            Ok(ManifestRow { digest: parsed("digest", &digest)?, media_type, bytes: bytes.into() })
         })
         .transpose()
     }

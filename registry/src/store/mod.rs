@@ -11,12 +11,14 @@ mod locks;
 mod manifests;
 mod mirror;
 mod models;
+mod recent;
 mod tags;
 mod uploads;
 mod workers;
 
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lode_model::digest::Digest;
@@ -29,6 +31,7 @@ use sqlx::{Postgres, Sqlite, Transaction};
 use url::Url;
 
 use crate::{Error, metrics};
+use recent::{Known, Look, Recent};
 
 pub(crate) use backup::{index_file, snapshot};
 pub(crate) use blobs::StoredBlob;
@@ -74,6 +77,8 @@ struct SqlitePools {
     /// One connection: SQLite has one writer at a time, and waiting here is fair where its lock is not.
     write: SqlitePool,
     read: SqlitePool,
+    /// Where no other process writes to the file.
+    recent: Option<Arc<Recent>>,
 }
 
 /// A transaction; dropped without `commit` it changes nothing.
@@ -83,13 +88,13 @@ impl Store {
     /// Opens the index named by `url` (default: `lode.db` in `data`) and brings its schema up to date.
     pub(crate) async fn open(url: Option<&Url>, data: &Path) -> Result<Store, Error> {
         let store = match url {
-            None => Store::open_sqlite(&data.join("lode.db")).await?,
+            None => Store::open_sqlite(&data.join("lode.db"), Some(Arc::default())).await?,
             Some(url) => match url.scheme() {
                 // `sqlite:PATH`, and `sqlite://PATH` where the first part of a relative path reads as a host.
                 "sqlite" => {
                     let path = format!("{}{}", url.host_str().unwrap_or_default(), url.path());
                     let path = percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned();
-                    Store::open_sqlite(Path::new(&path)).await?
+                    Store::open_sqlite(Path::new(&path), None).await?
                 }
                 "postgres" | "postgresql" => Store(Engine::Postgres(
                     PgPoolOptions::new().max_connections(POSTGRES_CONNECTIONS).connect(url.as_str()).await?,
@@ -110,7 +115,7 @@ impl Store {
         Ok(store)
     }
 
-    async fn open_sqlite(path: &Path) -> Result<Store, Error> {
+    async fn open_sqlite(path: &Path, recent: Option<Arc<Recent>>) -> Result<Store, Error> {
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
@@ -120,14 +125,27 @@ impl Store {
             .foreign_keys(true)
             .busy_timeout(BUSY_TIMEOUT)
             .pragma("journal_size_limit", "67108864");
-        let write = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
+        let watcher = recent.clone();
+        let write = SqlitePoolOptions::new()
+            .max_connections(1)
+            .after_connect(move |connection, _| {
+                let watcher = watcher.clone();
+                Box::pin(async move {
+                    match watcher {
+                        Some(recent) => recent.watch(connection).await,
+                        None => Ok(()),
+                    }
+                })
+            })
+            .connect_with(options)
+            .await?;
         let readers = SqliteConnectOptions::new()
             .filename(path)
             .read_only(true)
             .foreign_keys(true)
             .busy_timeout(BUSY_TIMEOUT);
         let read = SqlitePoolOptions::new().max_connections(READERS).connect_with(readers).await?;
-        Ok(Store(Engine::Sqlite(SqlitePools { write, read })))
+        Ok(Store(Engine::Sqlite(SqlitePools { write, read, recent })))
     }
 
     /// Where a query that changes nothing goes.
@@ -144,6 +162,27 @@ impl Store {
             Engine::Sqlite(pools) => Engine::Sqlite(&pools.write),
             Engine::Postgres(pool) => Engine::Postgres(pool),
         }
+    }
+
+    /// Answers from what was read before where nothing has changed since, and otherwise asks.
+    async fn recent<T>(
+        &self,
+        key: String,
+        ask: impl Future<Output = Result<Option<T>, Error>>,
+        to: fn(T) -> Known,
+        from: fn(Known) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let Engine::Sqlite(SqlitePools { recent: Some(recent), write, .. }) = &self.0 else {
+            return ask.await;
+        };
+        let asked_at = match recent.look(write, &key) {
+            Look::Known(known) => return Ok(from(known)),
+            Look::Unknown(at) => at,
+        };
+        let Some(answer) = ask.await? else { return Ok(None) };
+        let known = to(answer);
+        recent.keep(asked_at, key, &known);
+        Ok(from(known))
     }
 
     pub(crate) async fn begin(&self) -> Result<Tx, Error> {

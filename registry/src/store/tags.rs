@@ -3,17 +3,26 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
+use super::recent::Known;
 use super::{Store, Tx, now_ms, on, parsed};
 use crate::Error;
 
 impl Store {
     /// Tags after `after` (exclusive), at most `limit`.
-    pub(crate) async fn tag_list(
+    pub(crate) async fn tag_page(
         &self,
         repository: &Repository,
         after: &str,
         limit: i64,
     ) -> Result<Vec<Tag>, Error> {
+        // No repository or tag has a `?` in its name.
+        let key = format!("{repository}?{limit}?{after}");
+        let ask = async { self.tag_list(repository, after, limit).await.map(Some) };
+        let from = |known| if let Known::Tags(tags) = known { Some(tags) } else { None };
+        Ok(self.recent(key, ask, Known::Tags, from).await?.unwrap_or_default())
+    }
+
+    async fn tag_list(&self, repository: &Repository, after: &str, limit: i64) -> Result<Vec<Tag>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select name from tags where repository = $1 and name > $2 order by name limit $3")
             .bind(repository.as_str()).bind(after).bind(limit).fetch_all(c).await)?;

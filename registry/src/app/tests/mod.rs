@@ -5,6 +5,7 @@ mod collect;
 mod crash;
 mod listings;
 mod manifests;
+mod recent;
 mod replicas;
 mod uploads;
 
