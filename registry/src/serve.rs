@@ -17,6 +17,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
+use crate::http::outlet::{Outlet, Plain};
 use crate::http::stall::Patient;
 use crate::tls::Tls;
 use crate::{Error, Registry, router};
@@ -79,16 +80,22 @@ pub async fn serve(
         };
         let tls = tls.clone().filter(|_| !internal);
         let arrival = Arrival { https: tls.is_some(), internal };
-        let routes = routes.clone();
+        // What is encrypted has to pass through this process.
+        let outlet = tls.is_none().then(Outlet::default);
+        let (routes, files) = (routes.clone(), outlet.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
             request.extensions_mut().insert(arrival);
+            if let Some(outlet) = &files {
+                request.extensions_mut().insert(outlet.clone());
+            }
             routes.clone().oneshot(request.map(Body::new))
         });
         let (http, watcher) = (http.clone(), connections.watcher());
         tokio::spawn(async move {
             let ended = match tls {
                 None => {
+                    let stream = Plain::new(stream, outlet.unwrap_or_default());
                     let stream = TokioIo::new(Patient::new(stream));
                     watcher.watch(http.serve_connection(stream, service).into_owned()).await
                 }

@@ -38,6 +38,7 @@ use crate::upstream::Upstream;
 use crate::{Config, Error, jobs, metrics};
 
 pub use crate::blobs::BlobStream;
+pub(crate) use blobs::Shortcut;
 use flights::Flights;
 pub use fsck::{Damage, FsckReport};
 pub use gc::GcReport;

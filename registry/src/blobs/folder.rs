@@ -84,6 +84,19 @@ impl Folder {
         })
     }
 
+    /// The file under a key, which has to be as long as its blob.
+    pub(crate) async fn file(&self, key: &str, size_bytes: u64) -> Result<File, Error> {
+        let path = self.path(key);
+        blocking(key, move || {
+            let file = File::open(path)?;
+            match file.metadata()?.len() < size_bytes {
+                true => Err(io::ErrorKind::UnexpectedEof.into()),
+                false => Ok(file),
+            }
+        })
+        .await
+    }
+
     /// How many bytes lie under a key, if any do.
     pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
         let path = self.path(key);

@@ -96,6 +96,14 @@ impl Blobs {
         }
     }
 
+    /// The file under a key, where the storage has files.
+    pub(crate) async fn file(&self, key: &str, size_bytes: u64) -> Result<Option<File>, Error> {
+        match &self.room {
+            Room::Folder(folder) => folder.file(key, size_bytes).await.map(Some),
+            Room::Remote(_) => Ok(None),
+        }
+    }
+
     /// How many bytes lie under a key, if any do.
     pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
         match &self.room {

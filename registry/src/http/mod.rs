@@ -11,6 +11,7 @@ pub(crate) mod layers;
 pub(crate) mod links;
 pub(crate) mod observe;
 pub(crate) mod origin;
+pub(crate) mod outlet;
 pub(crate) mod range;
 pub(crate) mod stall;
 

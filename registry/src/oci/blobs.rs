@@ -11,9 +11,10 @@ use lode_model::reference::Repository;
 use url::Url;
 
 use super::DOCKER_CONTENT_DIGEST;
-use crate::app::BlobInfo;
+use crate::app::{BlobInfo, Shortcut};
 use crate::auth::Caller;
 use crate::http::links::header_value;
+use crate::http::outlet::{FileBody, WayOut};
 use crate::http::range::{Wanted, wanted};
 use crate::http::{Failure, Links, Path, Query, agent};
 use crate::{Error, Registry};
@@ -23,6 +24,7 @@ pub(crate) async fn get(
     caller: Caller,
     links: Links,
     uri: Uri,
+    WayOut(outlet): WayOut,
     headers: HeaderMap,
     Path((repository, digest)): Path<(Repository, Digest)>,
     query: Query,
@@ -35,18 +37,21 @@ pub(crate) async fn get(
         Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
         Wanted::Unsatisfiable => return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into()),
     };
-    if let Some(address) = registry.blob_address(&caller, &repository, &digest).await?
-        && may_follow(&headers, &uri, &address)
-    {
-        let headers = [
-            (header::LOCATION, header_value(address.as_str())),
-            (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
-        ];
-        return Ok((StatusCode::TEMPORARY_REDIRECT, headers).into_response());
-    }
-    let (info, bytes) = registry.blob_open(&caller, &repository, &digest, range.clone()).await?;
+    let body = match (registry.blob_shortcut(&caller, &repository, &digest).await?, outlet) {
+        (Some(Shortcut::Address(address)), _) if may_follow(&headers, &uri, &address) => {
+            let headers = [
+                (header::LOCATION, header_value(address.as_str())),
+                (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
+            ];
+            return Ok((StatusCode::TEMPORARY_REDIRECT, headers).into_response());
+        }
+        (Some(Shortcut::File(file)), Some(outlet)) => {
+            Body::new(FileBody::new(outlet, file, range.clone().unwrap_or(0..info.size_bytes)))
+        }
+        _ => Body::from_stream(registry.blob_open(&caller, &repository, &digest, range.clone()).await?.1),
+    };
 
-    let mut response = (status, headers_of(&info, &etag), Body::from_stream(bytes)).into_response();
+    let mut response = (status, headers_of(&info, &etag), body).into_response();
     if let Some(range) = range {
         let described = format!("bytes {}-{}/{}", range.start, range.end - 1, info.size_bytes);
         response.headers_mut().insert(header::CONTENT_RANGE, header_value(&described));

@@ -55,7 +55,7 @@ async fn a_read_sees_every_write_that_was_answered() {
 /// A client that leaves may leave in the middle of a commit; what is kept after that agrees with the index.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_write_that_was_given_up_leaves_no_stale_answer() {
-    let mut f = Fixture::start(None, &|_| {}, WriteLimit::default()).await;
+    let mut f = Fixture::start(None, None, &|_| {}, WriteLimit::default()).await;
     let layer = f.push("r", b"layer").await;
     let mut manifests = Vec::new();
     for i in 0..2 {
