@@ -22,6 +22,10 @@ pub enum Error {
     #[error("there is no upload {id} in this repository")]
     UploadUnknown { id: Uuid },
 
+    /// The storage no longer has what the upload's row lists. Only the start helps.
+    #[error("the storage lost upload {id}; it has to begin again")]
+    UploadLost { id: Uuid },
+
     /// The chunk does not start where the upload stands, or another writer took the upload over.
     #[error("the upload stands at byte {offset}; the next chunk has to start there")]
     UploadConflict { id: Uuid, offset: u64 },

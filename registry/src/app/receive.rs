@@ -111,8 +111,11 @@ impl Registry {
         let state = writing.hasher.as_ref().map(Hasher::save).unwrap_or_default();
         writing.synced = offset;
         writing.checkpoint = Some(tokio::spawn(async move {
-            let Checkpoint { progress, obsolete } = durable.await?;
+            let Checkpoint { progress, fresh, obsolete } = durable.await?;
             if !this.store.upload_save(id, generation, offset, &state, &progress).await? {
+                if let Some(key) = fresh {
+                    this.blobs.discard(&key).await;
+                }
                 return Err(Error::UploadUnknown { id });
             }
             if let Some(key) = obsolete {

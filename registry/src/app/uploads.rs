@@ -274,6 +274,13 @@ impl Registry {
                 let row = self.upload_row(repository, id).await?;
                 Err(Error::UploadConflict { id, offset: row.offset })
             }
+            Err(Error::UploadLost { id }) => {
+                // What is left of it is of no use. Whatever keeps it here, it expires.
+                if let Ok(Some(row)) = self.store.upload_find(repository, id).await {
+                    let _ = self.upload_end(row).await;
+                }
+                Err(Error::UploadLost { id })
+            }
             outcome => outcome,
         }
     }
@@ -309,11 +316,18 @@ impl Registry {
             // Another server stored the same content meanwhile.
             Ok(false) => self.upload_spare(writing).await,
             Err(error) => {
-                // Only a commit that another writer forestalled is certain not to have happened. In object storage that writer
-                // goes on with what is there.
-                if matches!(error, Error::UploadUnknown { .. }) && !self.blobs.is_shared() {
+                // Only a commit that another writer forestalled is certain not to have happened. Parts that became an object are
+                // that writer's as well.
+                if matches!(error, Error::UploadUnknown { .. }) {
                     // The first error counts; what cannot be undone now is when the upload goes on or is purged.
-                    let _ = self.blob_unplace(digest).await;
+                    match &writing.file {
+                        Append::File(_) => drop(self.blob_unplace(digest).await),
+                        Append::Parts(parts) => {
+                            if let Some(key) = parts.own_object() {
+                                self.blobs.discard(key).await;
+                            }
+                        }
+                    }
                 }
                 Err(error)
             }

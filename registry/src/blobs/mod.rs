@@ -23,11 +23,14 @@ use lode_model::digest::{Algorithm, Digest};
 use url::Url;
 use uuid::Uuid;
 
+use crate::metrics::storage;
 use crate::store::{UploadProgress, UploadRow};
 use crate::{Config, Error};
 
 use folder::Folder;
 pub(crate) use lock::{Held, Locks};
+#[cfg(test)]
+pub(crate) use remote::testing;
 use remote::{PartWriter, Remote};
 pub use take::Take;
 pub(crate) use take::{lock_target, root_of, take};
@@ -83,8 +86,8 @@ impl Blobs {
             return Ok(stream::empty().boxed());
         }
         match &self.room {
-            Room::Folder(folder) => folder.read(key, range).await,
-            Room::Remote(remote) => remote.read(key, range).await,
+            Room::Folder(folder) => storage("read", folder.read(key, range)).await,
+            Room::Remote(remote) => storage("read", remote.read(key, range)).await,
         }
     }
 
@@ -107,8 +110,8 @@ impl Blobs {
     /// How many bytes lie under a key, if any do.
     pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
         match &self.room {
-            Room::Folder(folder) => folder.size(key).await,
-            Room::Remote(remote) => remote.size(key).await,
+            Room::Folder(folder) => storage("size", folder.size(key)).await,
+            Room::Remote(remote) => storage("size", remote.size(key)).await,
         }
     }
 
@@ -123,8 +126,8 @@ impl Blobs {
     /// Removes the bytes under these keys, where they are there, and returns once that is durable.
     pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
         match &self.room {
-            Room::Folder(folder) => folder.remove(keys).await,
-            Room::Remote(remote) => remote.remove(keys).await,
+            Room::Folder(folder) => storage("remove", folder.remove(keys)).await,
+            Room::Remote(remote) => storage("remove", remote.remove(keys)).await,
         }
     }
 
@@ -152,7 +155,7 @@ impl Blobs {
         digest: &Digest,
     ) -> Result<String, Error> {
         match (&self.room, upload) {
-            (Room::Folder(folder), _) => folder.place(row_key, digest).await,
+            (Room::Folder(folder), _) => storage("place", folder.place(row_key, digest)).await,
             (Room::Remote(_), Append::Parts(parts)) => {
                 parts.key().map(str::to_owned).ok_or(Error::Interrupted)
             }
@@ -164,7 +167,7 @@ impl Blobs {
     pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<Placed, Error> {
         Ok(match &self.room {
             Room::Folder(folder) => {
-                let (key, temporary) = folder.put(digest, bytes).await?;
+                let (key, temporary) = storage("put", folder.put(digest, bytes)).await?;
                 Placed { key, temporary: Some(temporary) }
             }
             Room::Remote(remote) => Placed { key: remote.put_new(bytes).await?, temporary: None },
@@ -219,10 +222,12 @@ pub(crate) enum Append {
     Parts(Box<PartWriter>),
 }
 
-/// What a checkpoint made durable: the notes for the row, and what is not needed once the row has them.
+/// What a checkpoint made durable: the notes for the row, the object that it made, and the one that is not needed once the row
+/// has the notes.
 #[derive(Default)]
 pub(crate) struct Checkpoint {
     pub(crate) progress: UploadProgress,
+    pub(crate) fresh: Option<String>,
     pub(crate) obsolete: Option<String>,
 }
 
@@ -238,7 +243,7 @@ impl Append {
     /// Writes the pieces one after the other from `offset` on.
     pub(crate) async fn write(&mut self, offset: u64, pieces: Arc<Vec<Bytes>>) -> Result<(), Error> {
         match self {
-            Append::File(file) => file.write(offset, pieces).await,
+            Append::File(file) => storage("write", file.write(offset, pieces)).await,
             Append::Parts(parts) => parts.write(&pieces),
         }
     }
@@ -279,7 +284,7 @@ impl Append {
         };
         async move {
             match durable {
-                Durable::File(file) => file.save().await.map(|()| Checkpoint::default()),
+                Durable::File(file) => storage("sync", file.save()).await.map(|()| Checkpoint::default()),
                 Durable::Parts(parts) => parts.await,
             }
         }

@@ -132,7 +132,8 @@ fn status_of(error: &Error) -> StatusCode {
         Error::BlobUnknown { .. }
         | Error::ManifestUnknown { .. }
         | Error::NameUnknown { .. }
-        | Error::UploadUnknown { .. } => StatusCode::NOT_FOUND,
+        | Error::UploadUnknown { .. }
+        | Error::UploadLost { .. } => StatusCode::NOT_FOUND,
         Error::UploadConflict { .. } | Error::RangeMismatch { .. } | Error::RangeUnsatisfiable { .. } => {
             StatusCode::RANGE_NOT_SATISFIABLE
         }

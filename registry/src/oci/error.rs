@@ -90,7 +90,7 @@ fn code_of(error: &Error) -> Code {
         Error::BlobUnknown { .. } => ErrorCode::BlobUnknown,
         Error::ManifestUnknown { .. } => ErrorCode::ManifestUnknown,
         Error::NameUnknown { .. } => ErrorCode::NameUnknown,
-        Error::UploadUnknown { .. } => ErrorCode::BlobUploadUnknown,
+        Error::UploadUnknown { .. } | Error::UploadLost { .. } => ErrorCode::BlobUploadUnknown,
         Error::UploadConflict { .. } | Error::BodyCut(_) => ErrorCode::BlobUploadInvalid,
         Error::DigestMismatch { .. } => ErrorCode::DigestInvalid,
         Error::RangeMismatch { .. }

@@ -40,8 +40,12 @@ pub(crate) async fn post(
                 Err(_) => None,
             }
         }
-        (None, Some(digest)) if is_announcement(&headers) => {
-            registry.blob_mount(&caller, &repository, &digest, None).await?
+        (None, Some(digest)) if is_announcement(&headers, &digest) => {
+            // Those that do not say that they can do without an upload cannot: they take a 201 for an error.
+            match tells_of_redirects(&headers) {
+                true => registry.blob_mount(&caller, &repository, &digest, None).await?,
+                false => None,
+            }
         }
         (None, Some(digest)) => {
             Some(registry.blob_put(&caller, &repository, &digest, declared(&headers)?, stream(body)).await?)
@@ -109,7 +113,13 @@ pub(crate) async fn delete(
 }
 
 /// Ollama's transfer client posts a digest without the bytes, to hear whether they are needed; elsewhere a digest comes with its bytes.
-fn is_announcement(headers: &HeaderMap) -> bool {
+/// Older ones have no header of their own for it, and are known by a body that is no blob of that digest.
+fn is_announcement(headers: &HeaderMap, digest: &Digest) -> bool {
+    let is_empty = content_length(headers) == Some(0);
+    tells_of_redirects(headers) || (is_empty && *digest != Digest::of(digest.algorithm(), b""))
+}
+
+fn tells_of_redirects(headers: &HeaderMap) -> bool {
     headers.contains_key("x-redirect-uploads") || headers.contains_key("x-content-length")
 }
 

@@ -1,5 +1,5 @@
 //! The rules of the registry, tried on each database with each storage that is at hand: SQLite and a fresh data folder always,
-//! Postgres where LODE_TEST_POSTGRES names a server on which schemas may be made, S3 where LODE_TEST_S3 names a bucket.
+//! Postgres where LODE_TEST_POSTGRES names a server on which schemas may be made, S3 where LODE_TEST_S3 names a bucket (otherwise object storage in memory).
 
 mod collect;
 mod crash;
@@ -7,8 +7,10 @@ mod listings;
 mod manifests;
 mod recent;
 mod replicas;
+mod shared;
 mod uploads;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +26,7 @@ use uuid::Uuid;
 
 use super::{Body, BodyError, ChunkRange, ManifestPut, Registry, open_limited};
 use crate::auth::Caller;
+use crate::blobs::testing::{self, Storage};
 use crate::blobs::{WriteLimit, key};
 use crate::{Config, Error};
 
@@ -202,15 +205,22 @@ async fn each_folder_with(change: &dyn Fn(&mut Config), limit: WriteLimit, test:
     }
 }
 
-/// Runs a test once for each database, with object storage, if there is one.
+/// Runs a test once for each database, with S3 or, where there is none, object storage in memory.
 async fn each_bucket_with(change: &dyn Fn(&mut Config), test: impl AsyncFn(Fixture)) {
     let limit = WriteLimit::default();
-    if let Some(bucket) = bucket_for_test() {
-        test(Fixture::start(None, Some(bucket), change, limit).await).await;
-        if let Some(database) = crate::store::postgres_for_test().await {
-            test(Fixture::start(Some(database), bucket_for_test(), change, limit).await).await;
-        }
+    let bucket = bucket_for_test().unwrap_or_else(|| memory_for_test().1);
+    // A prefix of its own for each.
+    let bucket = |name: &str| Some(format!("{bucket}/{name}").parse().unwrap());
+    test(Fixture::start(None, bucket("sqlite"), change, limit).await).await;
+    if let Some(database) = crate::store::postgres_for_test().await {
+        test(Fixture::start(Some(database), bucket("postgres"), change, limit).await).await;
     }
+}
+
+/// Object storage of this process, which fails on demand.
+fn memory_for_test() -> (Arc<Storage>, Url) {
+    let name = Uuid::new_v4().simple().to_string();
+    (testing::storage(&name), format!("memory://{name}").parse().unwrap())
 }
 
 /// A prefix of its own in the bucket that LODE_TEST_S3 names, if it names one.

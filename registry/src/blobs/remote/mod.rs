@@ -4,6 +4,8 @@
 mod growth;
 mod open;
 mod parts;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::io;
 use std::ops::Range;
@@ -23,6 +25,7 @@ use uuid::Uuid;
 
 use super::{BlobStream, Listed, key};
 use crate::config::Switch;
+use crate::metrics::storage;
 use crate::store::UploadRow;
 use crate::{Config, Error};
 
@@ -68,7 +71,7 @@ impl Remote {
         Ok(Remote(Arc::new(Inner {
             store: doors.store,
             multipart: doors.multipart,
-            signer: redirect.then_some(doors.signer),
+            signer: doors.signer.filter(|_| redirect),
             prefix: Path::from_url_path(url.path())
                 .map_err(|error| Error::Config { setting: "storage", reason: error.to_string() })?,
             pool: Arc::new(Semaphore::new(POOL_BYTES >> 20)),
@@ -147,7 +150,7 @@ impl Remote {
     /// Writes an object whole, in place of one that an earlier try of the same writer may have left.
     async fn put(&self, key: &str, payload: PutPayload) -> Result<(), Error> {
         let path = self.path(key);
-        let put = despite_conflicts(|| self.0.store.put(&path, payload.clone())).await;
+        let put = storage("put", despite_conflicts(|| self.0.store.put(&path, payload.clone()))).await;
         put.map(drop).map_err(|error| failed(format!("writing {key}"), error))
     }
 

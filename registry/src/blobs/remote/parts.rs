@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::super::{Checkpoint, key};
 use super::{Remote, despite_conflicts, failed, growth};
 use crate::Error;
+use crate::metrics::storage;
 use crate::store::{UploadProgress, UploadRow};
 
 /// How many parts of one upload are on their way at a time.
@@ -76,10 +77,18 @@ impl Part {
         matches!(self, Part::Sent(sending) if sending.peek().is_none())
     }
 
-    async fn landed(self) -> Result<String, Error> {
-        match self {
-            Part::There(etag) => Ok(etag),
-            Part::Sent(sending) => sending.await.map_err(|error| failed("sending a part".to_owned(), error)),
+    async fn landed(self, id: Uuid) -> Result<String, Error> {
+        let error = match self {
+            Part::There(etag) => return Ok(etag),
+            Part::Sent(sending) => match sending.await {
+                Ok(etag) => return Ok(etag),
+                Err(error) => error,
+            },
+        };
+        match *error {
+            // Somebody gave the multipart upload up, or completed it.
+            object_store::Error::NotFound { .. } => Err(Error::UploadLost { id }),
+            _ => Err(failed(format!("sending a part of upload {id}"), error)),
         }
     }
 }
@@ -163,7 +172,8 @@ impl PartWriter {
         }
         let key = key::object(self.upload, generation);
         let path = self.remote.path(&key);
-        let id = despite_conflicts(|| self.remote.0.multipart.create_multipart(&path)).await;
+        let create = despite_conflicts(|| self.remote.0.multipart.create_multipart(&path));
+        let id = storage("begin", create).await;
         let id = id.map_err(|error| failed(format!("beginning {key}"), error))?;
         let notes = Notes { key: Some(key.clone()), tail: self.tail.clone(), ..Notes::default() };
         self.multipart = Some(Multipart { key, id: id.clone() });
@@ -187,7 +197,8 @@ impl PartWriter {
         self.filled = 0;
         let sending = tokio::spawn(async move {
             let _permit = permit;
-            remote.0.multipart.put_part(&remote.path(&key), &id, number, payload).await
+            let path = remote.path(&key);
+            storage("part", remote.0.multipart.put_part(&path, &id, number, payload)).await
         });
         let sending = async move {
             match sending.await {
@@ -209,7 +220,7 @@ impl PartWriter {
         loop {
             let mut still = Vec::new();
             for part in flying {
-                if part.is_on_its_way() { still.push(part) } else { drop(part.landed().await?) }
+                if part.is_on_its_way() { still.push(part) } else { drop(part.landed(self.upload).await?) }
             }
             flying = still;
             let Some(oldest) = flying.first().cloned() else { return Ok(None) };
@@ -218,7 +229,7 @@ impl PartWriter {
             {
                 return Ok(Some(permit));
             }
-            oldest.landed().await?;
+            oldest.landed(self.upload).await?;
         }
     }
 
@@ -231,7 +242,7 @@ impl PartWriter {
         let obsolete = std::mem::replace(&mut self.tail, tail.clone());
         let payload = PutPayload::from_iter(self.filling.iter().cloned());
         let (remote, multipart, parts) = (self.remote.clone(), self.multipart.clone(), self.parts.clone());
-        let sealed = self.sealed;
+        let (sealed, upload) = (self.sealed, self.upload);
         async move {
             let kept = async {
                 match &tail {
@@ -242,15 +253,16 @@ impl PartWriter {
             let landed = async {
                 let mut etags = Vec::with_capacity(parts.len());
                 for part in parts {
-                    etags.push(part.landed().await?);
+                    etags.push(part.landed(upload).await?);
                 }
                 Ok::<_, Error>(etags)
             };
             let (kept, etags) = tokio::join!(kept, landed);
             kept?;
             let (key, id) = multipart.map(|multipart| (multipart.key, multipart.id)).unzip();
+            let fresh = tail.clone();
             let progress = progress(id, &Notes { key, etags: etags?, tail, sealed })?;
-            Ok(Checkpoint { progress, obsolete })
+            Ok(Checkpoint { progress, fresh, obsolete })
         }
     }
 
@@ -290,17 +302,24 @@ impl PartWriter {
     async fn complete(&self, multipart: &Multipart, len: u64) -> Result<(), Error> {
         let mut parts = Vec::with_capacity(self.parts.len());
         for part in self.parts.clone() {
-            parts.push(PartId { content_id: part.landed().await? });
+            parts.push(PartId { content_id: part.landed(self.upload).await? });
         }
         let path = self.remote.path(&multipart.key);
         let door = &self.remote.0.multipart;
         let complete = || door.complete_multipart(&path, &multipart.id, parts.clone());
-        let Err(error) = despite_conflicts(complete).await else { return Ok(()) };
+        let Err(error) = storage("complete", despite_conflicts(complete)).await else { return Ok(()) };
         // The answer to an earlier try may have been lost: what counts is whether the object is there.
         if self.remote.size(&multipart.key).await? == Some(len) {
             return Ok(());
         }
-        Err(failed(format!("completing {}", multipart.key), error))
+        match error {
+            object_store::Error::NotFound { .. } => Err(Error::UploadLost { id: self.upload }),
+            // A writer that this one replaced sent another part in place of one that is listed.
+            error if crate::error::chain(&error).contains("InvalidPart") => {
+                Err(Error::UploadLost { id: self.upload })
+            }
+            error => Err(failed(format!("completing {}", multipart.key), error)),
+        }
     }
 
     /// Where the blob's bytes lie, once they do.
@@ -311,6 +330,11 @@ impl PartWriter {
     /// Where the row says that bytes behind the last part lie.
     pub(crate) fn tail(&self) -> Option<&str> {
         self.tail.as_deref()
+    }
+
+    /// The object that is this writer's alone: no other one can have counted on it.
+    pub(crate) fn own_object(&self) -> Option<&str> {
+        self.stored.as_deref().filter(|_| self.multipart.is_none())
     }
 
     pub(crate) fn has_objects(&self) -> bool {

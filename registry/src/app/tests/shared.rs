@@ -1,0 +1,330 @@
+//! Object storage that several servers share, and what becomes of an upload when one of them dies, or the storage fails, at any
+//! step. `a` and `b` are two servers with one index and one storage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::blobs::testing::Fault;
+use crate::store::now_ms;
+
+const MIB: usize = 1024 * 1024;
+
+async fn each_pair(test: impl AsyncFn(Arc<Storage>, Fixture, Fixture)) {
+    let folder = tempfile::tempdir().unwrap();
+    let sqlite = format!("sqlite:{}", folder.path().join("index.db").display()).parse().unwrap();
+    for database in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
+        let (storage, url) = memory_for_test();
+        let start =
+            || Fixture::start(Some(database.clone()), Some(url.clone()), &|_| {}, WriteLimit::default());
+        let (a, b) = (start().await, start().await);
+        test(storage, a, b).await;
+    }
+}
+
+/// In pieces as a connection brings them.
+fn body(bytes: &[u8]) -> Body {
+    pieces(bytes, 64 * 1024)
+}
+
+/// Drives `work` until the storage holds something. Its result, if it ended before.
+async fn until_held<T>(storage: &Storage, work: impl Future<Output = T>) -> Option<T> {
+    let held = async {
+        while storage.held() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        done = work => Some(done),
+        () = held => None,
+    }
+}
+
+/// What a client does that lost its server: asks where the upload stands and goes on there, or begins again.
+async fn go_on(f: &Fixture, id: Uuid, bytes: &[u8], digest: &Digest) {
+    match f.offset("r", id).await {
+        Ok(offset) => {
+            let rest = body(&bytes[usize::try_from(offset).unwrap()..]);
+            assert_eq!(f.finish("r", id, rest, digest).await.unwrap(), bytes.len() as u64);
+        }
+        Err(Error::UploadUnknown { .. }) => {
+            if f.registry.blob_stat(&CALLER, &repo("r"), digest).await.is_err() {
+                f.push("r", bytes).await;
+            }
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Nothing is left that only a search of the whole storage would find.
+async fn assert_tidy(storage: &Storage, f: &Fixture) {
+    f.assert_sound().await;
+    let lost: Vec<String> =
+        f.leftovers().await.into_iter().filter(|key| key.starts_with("objects/")).collect();
+    assert_eq!(lost, Vec::<String>::new());
+    assert_eq!(storage.unfinished_parts(), 0);
+}
+
+#[tokio::test]
+async fn half_here_and_half_there() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        let bytes = noise(23 * MIB + 17);
+        for cuts in
+            [&[1, 2, 3][..], &[5 * MIB], &[7 * MIB, 7 * MIB + 1, 20 * MIB], &[10 * MIB, 23 * MIB + 17]]
+        {
+            let id = a.upload("r").await;
+            let mut start = 0;
+            for (turn, end) in cuts.iter().enumerate() {
+                let f = if turn % 2 == 0 { &b } else { &a };
+                assert_eq!(
+                    f.append("r", id, None, pieces(&bytes[start..*end], 100_000)).await.unwrap(),
+                    *end as u64
+                );
+                start = *end;
+            }
+            assert_eq!(a.offset("r", id).await.unwrap(), start as u64);
+            let digest = Digest::sha256(&bytes[..start + (bytes.len() - start) / 2]);
+            let rest = pieces(&bytes[start..start + (bytes.len() - start) / 2], 100_000);
+            a.finish("r", id, rest, &digest).await.unwrap();
+            assert_eq!(Digest::sha256(&b.pull("r", &digest).await.unwrap()), digest);
+            assert_tidy(&storage, &b).await;
+        }
+        assert_eq!(a.leftovers().await, Vec::<String>::new());
+        assert_eq!(storage.unfinished(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_may_die_at_any_step() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        let bytes = noise(11 * MIB);
+        for (sizes, patched) in [((11 * MIB), 6 * MIB), (100_000, 40_000)] {
+            for fault in [Fault::HeldBefore, Fault::HeldAfter] {
+                for step in 0.. {
+                    // Content of its own for each.
+                    let bytes = [&bytes[..sizes], format!("{fault:?} {step}").as_bytes()].concat();
+                    let digest = Digest::sha256(&bytes);
+                    let id = a.upload("r").await;
+                    storage.fail_at(step, fault);
+                    let push = async {
+                        a.append("r", id, None, body(&bytes[..patched])).await.unwrap();
+                        a.finish("r", id, body(&bytes[patched..]), &digest).await.unwrap()
+                    };
+                    let done = until_held(&storage, push).await;
+                    storage.forget_plan();
+                    go_on(&b, id, &bytes, &digest).await;
+                    assert_eq!(b.pull("r", &digest).await.unwrap(), bytes, "{fault:?} {step}");
+                    assert_tidy(&storage, &b).await;
+                    if done.is_some() {
+                        assert!(step > 2, "{fault:?} {step}");
+                        break;
+                    }
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn answers_may_be_lost_and_requests_refused() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        let bytes = noise(11 * MIB);
+        for (number, kind) in ["put", "create", "part", "complete", "head", "delete"].into_iter().enumerate()
+        {
+            for fault in [Fault::AnswerLost, Fault::Refused] {
+                let bytes = [&bytes[..], format!("{fault:?} {kind}").as_bytes()].concat();
+                let digest = Digest::sha256(&bytes);
+                let id = a.upload("r").await;
+                storage.fail(kind, fault, 1);
+                let pushed = async {
+                    a.append("r", id, None, body(&bytes[..(6 + number % 2) * MIB])).await?;
+                    let offset = usize::try_from(a.offset("r", id).await?).unwrap();
+                    a.finish("r", id, body(&bytes[offset..]), &digest).await
+                };
+                match pushed.await {
+                    Ok(_) => {}
+                    Err(Error::Unavailable { .. }) => {
+                        assert!(a.pull("r", &digest).await.is_err(), "{fault:?} {kind}");
+                        go_on(&b, id, &bytes, &digest).await;
+                    }
+                    Err(other) => panic!("{fault:?} {kind}: {other}"),
+                }
+                // What counts is whether it was done.
+                storage.release();
+                assert_eq!(a.pull("r", &digest).await.unwrap(), bytes, "{fault:?} {kind}");
+                assert_tidy(&storage, &b).await;
+            }
+        }
+        storage.fail("complete", Fault::AnswerLost, 1);
+        a.push("r", &noise(6 * MIB)).await;
+        assert_tidy(&storage, &a).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_storage_that_is_away_comes_back() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, _b: Fixture| {
+        let held = a.push("r", b"held").await;
+        let bytes = noise(7 * MIB);
+        let id = a.upload("r").await;
+        a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
+        storage.fail("any", Fault::Refused, usize::MAX);
+        assert_eq!(a.registry.ready().await.unwrap_err(), ["the storage does not answer"]);
+        let away = |error: &Error| matches!(error, Error::Unavailable { .. });
+        assert!(away(&a.pull("r", &held).await.unwrap_err()));
+        assert!(away(&a.append("r", id, None, body(b"x")).await.unwrap_err()));
+        assert!(away(&a.finish("r", id, body(b""), &Digest::sha256(&bytes[..6 * MIB])).await.unwrap_err()));
+        let (digest, chunk) = (Digest::sha256(b"new"), ChunkRange::default());
+        let answer = a.registry.blob_put(&CALLER, &repo("r"), &digest, chunk, body(b"new")).await;
+        assert!(away(&answer.unwrap_err()));
+        assert!(away(&a.put("r", "t", &image(&held, &[])).await.unwrap_err()));
+        assert!(away(&a.registry.fsck(&CALLER, false).await.unwrap_err()));
+        // Where an upload stands is known all the same.
+        assert_eq!(a.offset("r", id).await.unwrap(), 6 * MIB as u64);
+
+        storage.release();
+        a.registry.ready().await.unwrap();
+        assert_eq!(a.pull("r", &held).await.unwrap(), b"held");
+        a.finish("r", id, body(&bytes[6 * MIB..]), &Digest::sha256(&bytes)).await.unwrap();
+        a.put("r", "t", &image(&held, &[])).await.unwrap();
+        a.push("r", b"new").await;
+        // The sessions that the storage failed go as any that are given up.
+        for row in a.registry.store().uploads_resting(now_ms() + 1, 100).await.unwrap() {
+            assert!(a.registry.upload_end(row).await.unwrap());
+        }
+        assert_tidy(&storage, &a).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_writer_that_was_replaced_changes_nothing() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        // The old writer is cut off from the storage at each operation that writes, and gets through much too late, with other
+        // bytes than the client that came back sends.
+        let (old, new) = (vec![7; 11 * MIB], noise(11 * MIB));
+        for (kind, len) in [("part", 11 * MIB), ("put", 50_000), ("complete", 11 * MIB), ("create", 11 * MIB)]
+        {
+            for early in [false, true] {
+                let new = [&new[..len], format!("{kind} {early}").as_bytes()].concat();
+                let (old_digest, digest) = (Digest::sha256(&old[..len]), Digest::sha256(&new));
+                let id = a.upload("r").await;
+                storage.fail(kind, Fault::HeldBefore, 1);
+                let stale = a.finish("r", id, body(&old[..len]), &old_digest);
+                tokio::pin!(stale);
+                assert!(until_held(&storage, &mut stale).await.is_none(), "{kind}");
+                storage.forget_plan();
+                let offset = b.offset("r", id).await.unwrap();
+                let fresh = b.finish("r", id, body(&new[usize::try_from(offset).unwrap()..]), &digest);
+                let (stale, fresh) = if early {
+                    let release = async {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                        storage.release();
+                    };
+                    let (stale, fresh, ()) = tokio::join!(stale, fresh, release);
+                    (stale, fresh)
+                } else {
+                    let fresh = fresh.await;
+                    storage.release();
+                    (stale.await, fresh)
+                };
+                // One of the two at most, and what is there is what its name says.
+                assert!(!(stale.is_ok() && fresh.is_ok()), "{kind} {early} {stale:?} {fresh:?}");
+                for (outcome, digest, bytes) in [(&stale, &old_digest, &old[..len]), (&fresh, &digest, &new)]
+                {
+                    match outcome {
+                        Ok(_) => assert_eq!(b.pull("r", digest).await.unwrap(), bytes, "{kind} {early}"),
+                        Err(error) => assert!(
+                            matches!(
+                                error,
+                                Error::UploadConflict { .. }
+                                    | Error::UploadUnknown { .. }
+                                    | Error::UploadLost { .. }
+                                    | Error::DigestMismatch { .. }
+                            ),
+                            "{kind} {early} {error}"
+                        ),
+                    }
+                }
+                // The client begins again, if it has to.
+                b.push("r", &new).await;
+                assert_eq!(b.pull("r", &digest).await.unwrap(), new);
+                if let Ok(Some(row)) = b.registry.store().upload_find_anywhere(id).await {
+                    assert!(b.registry.upload_end(row).await.unwrap());
+                }
+                assert_tidy(&storage, &b).await;
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_same_content_at_once_is_one_blob() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        for len in [6 * MIB, 1000] {
+            let bytes = noise(len);
+            let kind = if len > 5 * MIB { "complete" } else { "put" };
+            storage.fail(kind, Fault::HeldBefore, 1);
+            let slow = a.push("slow", &bytes);
+            tokio::pin!(slow);
+            assert!(until_held(&storage, &mut slow).await.is_none());
+            storage.forget_plan();
+            let digest = b.push("fast", &bytes).await;
+            storage.release();
+            assert_eq!(slow.await, digest);
+            for repository in ["slow", "fast"] {
+                assert_eq!(b.pull(repository, &digest).await.unwrap(), bytes);
+            }
+            assert_eq!(b.leftovers().await, Vec::<String>::new());
+            assert_tidy(&storage, &b).await;
+        }
+        // A manifest as well.
+        let config = a.push("r", b"{}").await;
+        storage.fail("put", Fault::HeldBefore, 1);
+        let manifest = image(&config, &[]);
+        let slow = a.put("r", "slow", &manifest);
+        tokio::pin!(slow);
+        assert!(until_held(&storage, &mut slow).await.is_none());
+        storage.forget_plan();
+        let fast = b.put("r", "fast", &manifest).await.unwrap().digest;
+        storage.release();
+        assert_eq!(slow.await.unwrap().digest, fast);
+        assert_eq!(b.get("r", "slow").await.unwrap(), fast);
+        assert_eq!(b.leftovers().await, Vec::<String>::new());
+        assert_tidy(&storage, &b).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_stays_of_what_is_given_up() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        let bytes = noise(12 * MIB);
+        // Cancelled, under a wrong name in either algorithm, and content that is there already.
+        let id = a.upload("r").await;
+        a.append("r", id, None, body(&bytes)).await.unwrap();
+        b.registry.upload_cancel(&CALLER, &repo("r"), id).await.unwrap();
+        for wrong in [Digest::sha256(b"wrong"), sha512(b"wrong")] {
+            let id = a.upload("r").await;
+            a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
+            let answer = b.finish("r", id, body(&bytes[6 * MIB..]), &wrong).await;
+            assert!(matches!(answer, Err(Error::DigestMismatch { .. })), "{answer:?}");
+        }
+        assert_eq!((a.leftovers().await, storage.unfinished()), (Vec::new(), 0));
+        let digest = a.push("r", &bytes).await;
+        b.push("other", &bytes).await;
+        assert_eq!((a.leftovers().await, storage.unfinished()), (Vec::new(), 0));
+        // Neither algorithm announced: read again, and right.
+        let id = a.upload("r").await;
+        a.finish("r", id, body(&bytes), &sha512(&bytes)).await.unwrap();
+        assert_eq!(b.pull("r", &sha512(&bytes)).await.unwrap(), bytes);
+        assert_eq!(b.pull("other", &digest).await.unwrap(), bytes);
+        assert_eq!((a.leftovers().await, storage.unfinished()), (Vec::new(), 0));
+        a.assert_sound().await;
+    })
+    .await;
+}
