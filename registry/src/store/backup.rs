@@ -37,7 +37,7 @@ pub(crate) async fn snapshot(from: &Path, to: &Path) -> Result<(), Error> {
 impl Store {
     /// Opens an index as it is: its schema may be a running server's business.
     pub(crate) async fn peek(file: &Path) -> Result<Store, Error> {
-        Store::open_sqlite(file).await
+        Store::open_sqlite(file, None).await
     }
 
     /// Drops what belongs to a running server and not to its content: its uploads have no bytes elsewhere.
