@@ -1,6 +1,9 @@
 //! The registry: OCI distribution and our own APIs over an index in SQL and bytes in object storage.
 //! `open` makes a `Registry` out of a `Config`; whoever holds it serves it or calls its methods.
 
+// Handlers nest futures deeply; an optimised build counts every layer.
+#![recursion_limit = "256"]
+
 mod api;
 mod app;
 pub mod auth;
