@@ -22,6 +22,11 @@ pub struct Config {
     /// The index: `sqlite:PATH` or `postgres://...`. Default: `lode.db` in the data folder.
     #[serde(serialize_with = "without_password")]
     pub database: Option<Url>,
+    /// How many connections to Postgres this process keeps at most. All replicas together must stay below the server's limit.
+    pub database_connections: u32,
+    /// How long a start waits for a database that is not up yet.
+    #[serde(with = "duration")]
+    pub database_wait: Duration,
     /// The bytes: `file:///PATH`, or object storage that any number of servers share: `s3://BUCKET/PREFIX`, `gs://`, `az://`.
     /// Default: the data folder.
     pub storage: Option<Url>,
@@ -82,6 +87,8 @@ impl Default for Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 5000)),
             data: PathBuf::from("lode-data"),
             database: None,
+            database_connections: 16,
+            database_wait: Duration::from_secs(30),
             storage: None,
             storage_endpoint: None,
             storage_region: None,

@@ -105,12 +105,29 @@ pub enum Error {
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
+        let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
         // SQLITE_FULL is 13; Postgres says disk_full with 53100.
-        let full = error
-            .as_database_error()
-            .and_then(|e| e.code())
-            .is_some_and(|code| code == "13" || code == "53100");
-        if full { Error::StorageFull } else { Error::Database(error) }
+        if code == "13" || code == "53100" {
+            return Error::StorageFull;
+        }
+        let silent = match &error {
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed => true,
+            // Connection exceptions, too many connections, starting or stopping, a standby that took over as read-only; and
+            // SQLite's file locked by another program for longer than we wait.
+            _ => {
+                code.starts_with("08")
+                    || ["53300", "57P01", "57P02", "57P03", "25006", "5", "261", "517"].contains(&&code[..])
+            }
+        };
+        match silent {
+            true => Error::Unavailable { what: "the database".to_owned(), source: Box::new(error) },
+            false => Error::Database(error),
+        }
     }
 }
 

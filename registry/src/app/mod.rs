@@ -33,7 +33,7 @@ use tracing::Instrument;
 
 use crate::blobs::{Blobs, Locks, WriteLimit};
 use crate::gateway::Gateway;
-use crate::store::{self, Store};
+use crate::store::{self, Reach, Store};
 use crate::upstream::Upstream;
 use crate::{Config, Error, jobs, metrics};
 
@@ -165,7 +165,8 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
     let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limit))
         .await
         .map_err(|_| Error::Interrupted)??;
-    let store = Store::open(config.database.as_ref(), &config.data).await?;
+    let reach = Reach { connections: config.database_connections, wait: config.database_wait };
+    let store = Store::open_reach(config.database.as_ref(), &config.data, reach).await?;
     let registry = Registry(Arc::new(Inner {
         config,
         store,

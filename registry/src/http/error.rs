@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
-use http::{StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use lode_model::digest::DigestError;
 use lode_model::reference::ReferenceError;
 use uuid::Uuid;
@@ -12,8 +12,8 @@ use uuid::Uuid;
 use crate::gateway::GatewayError;
 use crate::{Error, api, oci};
 
-/// When a client may try again after the storage or the database was away.
-const RETRY_AFTER_SECONDS: u32 = 5;
+/// Seconds after which a client may ask again what could not be answered now.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 
 /// Why a request is not answered with what it asked for.
 #[derive(Debug, thiserror::Error)]
@@ -110,15 +110,28 @@ impl Failure {
         }
     }
 
+    /// May it work if it is tried again?
+    fn is_passing(&self) -> bool {
+        matches!(
+            self,
+            Failure::Registry(Error::Unavailable { .. })
+                | Failure::Upload { source: Error::Unavailable { .. }, .. }
+        )
+    }
+
     /// What the caller may read. Of the server's own trouble that is nothing, but for what the caller can act on.
     pub(crate) fn message(&self) -> String {
-        let full = matches!(
-            self,
-            Failure::Registry(Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_))
-                | Failure::Upload { source: Error::StorageFull, .. }
-        );
+        let told = match self {
+            Failure::Registry(error) | Failure::Upload { source: error, .. } => {
+                matches!(error, Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_))
+            }
+            _ => false,
+        };
+        if self.is_passing() {
+            return "the server cannot do this for now; try again".to_owned();
+        }
         if self.status().is_server_error()
-            && !full
+            && !told
             && !matches!(self, Failure::Gateway(_) | Failure::Worker { .. })
         {
             return "the server could not answer; its log has the reason".to_owned();
@@ -181,11 +194,6 @@ impl IntoResponse for Failure {
 /// Puts a failed response into the words of the surface that `path` belongs to.
 pub(crate) fn word(path: &str, response: Response) -> Response {
     let Some(failed) = response.extensions().get::<Failed>().cloned() else { return response };
-    let unavailable = matches!(
-        *failed.0,
-        Failure::Registry(Error::Unavailable { .. })
-            | Failure::Upload { source: Error::Unavailable { .. }, .. }
-    );
     let mut worded = if path == "/v2" || path.starts_with("/v2/") {
         oci::error::respond(&failed.0)
     } else if path.starts_with("/v1/") {
@@ -193,9 +201,26 @@ pub(crate) fn word(path: &str, response: Response) -> Response {
     } else {
         api::error::respond(&failed.0)
     };
-    if unavailable {
-        worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS.into());
+    if failed.0.is_passing() {
+        worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     }
     worded.extensions_mut().insert(failed);
     worded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_reached_says_when_to_ask_again() {
+        let error =
+            || Error::Unavailable { what: "the database".to_owned(), source: "connection refused".into() };
+        assert_eq!(Failure::Registry(error()).message(), "the server cannot do this for now; try again");
+        for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models"] {
+            let answer = word(path, Failure::Registry(error()).into_response());
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+            assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
+        }
+    }
 }

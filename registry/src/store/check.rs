@@ -60,7 +60,7 @@ impl Store {
         let mut found = Vec::new();
         for (kind, query) in QUERIES {
             let rows: Vec<(String, String, String)> =
-                on!(self.read(), c => sqlx::query_as(query).fetch_all(c).await)?;
+                on!(patiently self.read(), c => sqlx::query_as(query).fetch_all(c).await)?;
             found.extend(rows.into_iter().map(|(repository, from, digest)| Dangling {
                 kind,
                 repository,

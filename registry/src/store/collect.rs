@@ -53,7 +53,7 @@ impl Store {
 
     /// Repositories that hold nothing: few, for each goes with the collection that finds it.
     pub(crate) async fn repositories_empty(&self) -> Result<Vec<Repository>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+        let rows: Vec<(String,)> = on!(patiently self.read(), c => sqlx::query_as(
             "select name from repositories
              where not exists (select 1 from links where repository = repositories.name)")
             .fetch_all(c).await)?;

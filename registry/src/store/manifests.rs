@@ -174,7 +174,8 @@ impl Tx {
             "insert into manifests (repository, digest, media_type, artifact_type, bytes, created_at)
              values ($1, $2, $3, $4, $5, $6)
              on conflict (repository, digest) do update
-             set media_type = excluded.media_type, artifact_type = excluded.artifact_type, unreferenced_at = null")
+             set media_type = excluded.media_type, artifact_type = excluded.artifact_type, unreferenced_at = null,
+                 untagged_at = excluded.created_at")
             .bind(repository.as_str()).bind(digest.as_str()).bind(media_type).bind(artifact_type)
             .bind(bytes).bind(now_ms()).execute(c).await.map(drop))?;
         on!(self.conn(), c => sqlx::query("update links set unreferenced_at = null where repository = $1 and digest = $2")
@@ -289,7 +290,7 @@ impl Tx {
         at: i64,
     ) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
-            "update manifests set unreferenced_at = $3
+            "update manifests set unreferenced_at = $3, untagged_at = $3
              where repository = $1 and digest = $2
                and not exists (select 1 from tags t where t.repository = $1 and t.digest = $2)")
             .bind(repository.as_str()).bind(digest.as_str()).bind(at).execute(c).await.map(drop))?;

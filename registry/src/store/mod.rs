@@ -11,6 +11,7 @@ mod locks;
 mod manifests;
 mod mirror;
 mod models;
+mod postgres;
 mod recent;
 mod tags;
 mod uploads;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lode_model::digest::Digest;
-use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnection, PgPool};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteSynchronous,
@@ -40,12 +41,12 @@ pub(crate) use collect::{Doomed, Place};
 pub(crate) use locks::Turn;
 pub(crate) use manifests::{Named, ReferrerRow};
 pub(crate) use models::{ModelRow, TaggedRow, TensorRow};
+pub(crate) use postgres::Reach;
 pub(crate) use uploads::{NewUpload, UploadProgress, UploadRow};
 pub(crate) use workers::WorkerRow;
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const READERS: u32 = 8;
-const POSTGRES_CONNECTIONS: u32 = 16;
 
 /// One thing for each engine.
 pub(crate) enum Engine<S, P> {
@@ -53,20 +54,31 @@ pub(crate) enum Engine<S, P> {
     Postgres(P),
 }
 
-/// Runs one query text on whichever engine is behind `$target`.
-macro_rules! on {
-    ($target:expr, $c:ident => $run:expr) => {{
-        // Measured under the name of the function that asks.
+/// Measures a query under the name of the function that asks.
+macro_rules! measured {
+    ($run:expr) => {{
         fn here() {}
         let operation = $crate::metrics::function_name(::std::any::type_name_of_val(&here));
-        $crate::metrics::database(operation, async {
-            match $target {
-                $crate::store::Engine::Sqlite($c) => $run,
-                $crate::store::Engine::Postgres($c) => $run,
-            }
-        })
-        .await
+        $crate::metrics::database(operation, async { $run }).await
     }};
+}
+pub(crate) use measured;
+
+/// Runs one query text on whichever engine is behind `$target`. `patiently`: one that looks at the whole index, however long
+/// that takes.
+macro_rules! on {
+    (patiently $target:expr, $c:ident => $run:expr) => {
+        $crate::store::measured!(match $target {
+            $crate::store::Engine::Sqlite($c) => $run,
+            $crate::store::Engine::Postgres($c) => $run,
+        })
+    };
+    ($target:expr, $c:ident => $run:expr) => {
+        $crate::store::measured!(match $target {
+            $crate::store::Engine::Sqlite($c) => $run,
+            $crate::store::Engine::Postgres($c) => $crate::store::postgres::in_time(async { $run }).await,
+        })
+    };
 }
 pub(crate) use on;
 
@@ -87,6 +99,10 @@ pub(crate) struct Tx(Engine<Transaction<'static, Sqlite>, Transaction<'static, P
 impl Store {
     /// Opens the index named by `url` (default: `lode.db` in `data`) and brings its schema up to date.
     pub(crate) async fn open(url: Option<&Url>, data: &Path) -> Result<Store, Error> {
+        Store::open_reach(url, data, Reach::default()).await
+    }
+
+    pub(crate) async fn open_reach(url: Option<&Url>, data: &Path, reach: Reach) -> Result<Store, Error> {
         let store = match url {
             None => Store::open_sqlite(&data.join("lode.db"), Some(Arc::default())).await?,
             Some(url) => match url.scheme() {
@@ -96,9 +112,7 @@ impl Store {
                     let path = percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned();
                     Store::open_sqlite(Path::new(&path), None).await?
                 }
-                "postgres" | "postgresql" => Store(Engine::Postgres(
-                    PgPoolOptions::new().max_connections(POSTGRES_CONNECTIONS).connect(url.as_str()).await?,
-                )),
+                "postgres" | "postgresql" => Store(Engine::Postgres(postgres::connect(url, reach).await?)),
                 other => {
                     return Err(Error::Config {
                         setting: "database",
@@ -109,6 +123,7 @@ impl Store {
         };
         match &store.0 {
             Engine::Sqlite(pools) => sqlx::migrate!("../migrations/sqlite").run(&pools.write).await,
+            // Under a lock of the database's: of several replicas that start at once, one does it.
             Engine::Postgres(pool) => sqlx::migrate!("../migrations/postgres").run(pool).await,
         }
         .map_err(Error::Migrate)?;
@@ -189,7 +204,7 @@ impl Store {
         let begun = async {
             Ok::<_, sqlx::Error>(match &self.0 {
                 Engine::Sqlite(pools) => Engine::Sqlite(pools.write.begin_with("begin immediate").await?),
-                Engine::Postgres(pool) => Engine::Postgres(pool.begin().await?),
+                Engine::Postgres(pool) => Engine::Postgres(postgres::in_time(pool.begin()).await?),
             })
         };
         Ok(Tx(metrics::database("begin", begun).await?))
@@ -224,7 +239,7 @@ impl Tx {
         let committed = async {
             match self.0 {
                 Engine::Sqlite(tx) => tx.commit().await,
-                Engine::Postgres(tx) => tx.commit().await,
+                Engine::Postgres(tx) => postgres::in_time(tx.commit()).await,
             }
         };
         Ok(metrics::database("commit", committed).await?)
@@ -234,7 +249,7 @@ impl Tx {
     pub(crate) async fn rollback(self) -> Result<(), Error> {
         match self.0 {
             Engine::Sqlite(tx) => tx.rollback().await?,
-            Engine::Postgres(tx) => tx.rollback().await?,
+            Engine::Postgres(tx) => postgres::in_time(tx.rollback()).await?,
         }
         Ok(())
     }

@@ -39,19 +39,29 @@ impl Store {
 }
 
 impl Tx {
-    /// Points a tag at a manifest of this repository, wherever it pointed before.
+    /// Points a tag at a manifest of this repository, and says what it pointed at before. The repository is locked.
     pub(crate) async fn tag_put(
         &mut self,
         repository: &Repository,
         tag: &Tag,
         digest: &Digest,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<Digest>, Error> {
+        let now = now_ms();
+        let before: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "select digest from tags where repository = $1 and name = $2")
+            .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
         on!(self.conn(), c => sqlx::query(
             "insert into tags (repository, name, digest, updated_at) values ($1, $2, $3, $4)
              on conflict (repository, name) do update set digest = excluded.digest, updated_at = excluded.updated_at")
-            .bind(repository.as_str()).bind(tag.as_str()).bind(digest.as_str()).bind(now_ms())
+            .bind(repository.as_str()).bind(tag.as_str()).bind(digest.as_str()).bind(now)
             .execute(c).await.map(drop))?;
-        Ok(())
+        let before: Option<Digest> = before.map(|(text,)| parsed("digest", &text)).transpose()?;
+        if let Some(left) = before.as_ref().filter(|before| *before != digest) {
+            on!(self.conn(), c => sqlx::query(
+                "update manifests set untagged_at = $3 where repository = $1 and digest = $2")
+                .bind(repository.as_str()).bind(left.as_str()).bind(now).execute(c).await.map(drop))?;
+        }
+        Ok(before)
     }
 
     /// Removes a tag and says what it pointed at.

@@ -3,6 +3,7 @@
 
 mod collect;
 mod crash;
+mod database;
 mod listings;
 mod manifests;
 mod recent;

@@ -1,0 +1,170 @@
+//! A database that refuses, is cut off, falls silent, or loses its answer after the work was done: a proxy in front of
+//! Postgres plays each part. Run where LODE_TEST_POSTGRES names a server.
+
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::*;
+use crate::store::{Reach, Store};
+
+/// Longer than any limit on the way to the database, with a busy machine in mind.
+const SOON: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Pass,
+    /// Connections break, and new ones are turned away.
+    Cut,
+    /// Answers do not come.
+    Silent,
+    /// The next commit reaches the database, and then nothing comes back.
+    LoseCommit,
+}
+
+struct Proxy {
+    url: Url,
+    mode: watch::Sender<Mode>,
+}
+
+impl Proxy {
+    /// Stands before the tests' Postgres, if there is one.
+    async fn start(mode: Mode) -> Option<Proxy> {
+        let mut url = crate::store::postgres_for_test().await?;
+        let upstream = (url.host_str().unwrap().to_owned(), url.port().unwrap_or(5432));
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_port(Some(listener.local_addr().unwrap().port())).unwrap();
+        let mode = watch::Sender::new(mode);
+        let modes = mode.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if *modes.borrow() == Mode::Cut {
+                    continue;
+                }
+                let server = TcpStream::connect((&upstream.0[..], upstream.1)).await.unwrap();
+                tokio::spawn(pass(client, server, modes.clone()));
+            }
+        });
+        Some(Proxy { url, mode })
+    }
+
+    fn set(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+}
+
+async fn pass(client: TcpStream, server: TcpStream, modes: watch::Sender<Mode>) {
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (client.into_split(), server.into_split());
+    let mut cut = modes.subscribe();
+    let (asking, mut answering) = (modes.clone(), modes.subscribe());
+    let up = async {
+        let mut buffer = [0; 8192];
+        while let Ok(n @ 1..) = from_client.read(&mut buffer).await {
+            if *asking.borrow() == Mode::LoseCommit && buffer[..n].windows(6).any(|word| word == b"COMMIT") {
+                asking.send_replace(Mode::Silent);
+            }
+            to_server.write_all(&buffer[..n]).await.unwrap();
+        }
+    };
+    let down = async {
+        let mut buffer = [0; 8192];
+        while let Ok(n @ 1..) = from_server.read(&mut buffer).await {
+            if *answering.borrow() == Mode::Silent {
+                // This connection has lost its answer for good.
+                std::future::pending::<()>().await;
+            }
+            answering.mark_unchanged();
+            to_client.write_all(&buffer[..n]).await.unwrap();
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+        _ = cut.wait_for(|mode| *mode == Mode::Cut) => {}
+    }
+}
+
+fn unavailable<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_database_that_goes_away_and_comes_back() {
+    let Some(proxy) = Proxy::start(Mode::Pass).await else { return };
+    let f = Fixture::start(Some(proxy.url.clone()), &no_grace, WriteLimit::default()).await;
+    let (manifest, blobs) = f.image("r", "t", "1").await;
+    for mode in [Mode::Cut, Mode::Silent] {
+        proxy.set(mode);
+        let asked = Instant::now();
+        unavailable(&f.get("r", "t").await);
+        assert!(asked.elapsed() < SOON);
+        unavailable(&f.put("r", "other", &image(&blobs[0], &[])).await);
+        unavailable(&f.registry.upload_create(&CALLER, &repo("r"), None).await);
+        unavailable(&f.delete("r", "t").await);
+        unavailable(&f.registry.gc_run(&CALLER, false).await);
+        assert!(f.registry.ready().await.is_err());
+        // Back again, and nobody has to be told.
+        proxy.set(Mode::Pass);
+        assert_eq!(f.get("r", "t").await.unwrap(), manifest);
+        assert!(f.get("r", "other").await.is_err());
+        assert!(f.registry.ready().await.is_ok());
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+    }
+    f.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost() {
+    let Some(proxy) = Proxy::start(Mode::Pass).await else { return };
+    let f = Fixture::start(Some(proxy.url.clone()), &no_grace, WriteLimit::default()).await;
+    let (_, [config, layer]) = f.image("r", "t", "1").await;
+    // 1. A manifest: it may be there or not, and doing it again is right in either case.
+    let manifest = image(&config, &[&layer, &config]);
+    proxy.set(Mode::LoseCommit);
+    unavailable(&f.put("r", "new", &manifest).await);
+    proxy.set(Mode::Pass);
+    let digest = f.get("r", "new").await.unwrap();
+    assert_eq!(f.put("r", "new", &manifest).await.unwrap().digest, digest);
+    f.assert_sound().await;
+    // 2. A deletion.
+    proxy.set(Mode::LoseCommit);
+    unavailable(&f.delete("r", "new").await);
+    proxy.set(Mode::Pass);
+    assert!(matches!(f.delete("r", "new").await, Err(Error::ManifestUnknown { .. })));
+    // 3. A collection.
+    proxy.set(Mode::LoseCommit);
+    unavailable(&f.registry.gc_run(&CALLER, false).await);
+    proxy.set(Mode::Pass);
+    f.registry.gc_run(&CALLER, false).await.unwrap();
+    assert!(f.get("r", digest.as_str()).await.is_err());
+    assert!(f.pull("r", &layer).await.is_ok());
+    f.assert_sound().await;
+}
+
+#[tokio::test]
+async fn a_start_waits_for_the_database() {
+    let Some(proxy) = Proxy::start(Mode::Cut).await else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let open = async |wait| {
+        let reach = Reach { wait, ..Reach::default() };
+        Store::open_reach(Some(&proxy.url), folder.path(), reach).await.map(drop)
+    };
+    unavailable(&open(Duration::ZERO).await);
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        proxy.set(Mode::Pass);
+    };
+    let (opened, ()) = tokio::join!(open(SOON), late);
+    opened.unwrap();
+    // One that is there and refuses is not waited for.
+    let mut url = proxy.url.clone();
+    url.set_path("/no_such_database");
+    let asked = Instant::now();
+    let refused =
+        Store::open_reach(Some(&url), folder.path(), Reach { wait: SOON, ..Reach::default() }).await;
+    assert!(matches!(refused.map(drop), Err(Error::Database(_))) && asked.elapsed() < SOON);
+}
