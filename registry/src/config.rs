@@ -10,6 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
+use crate::retention::RetentionRule;
+
 use crate::upstream::MirrorConfig;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,6 +66,12 @@ pub struct Config {
     /// How often the collection runs by itself.
     #[serde(with = "duration")]
     pub gc_interval: Duration,
+    /// How long a removed manifest or tag can be brought back. Default: as long as the grace.
+    #[serde(with = "duration_option")]
+    pub gc_undo: Option<Duration>,
+    /// How long the record of what was removed is kept.
+    #[serde(with = "duration")]
+    pub gc_history: Duration,
     /// How long an upload may rest before its session and its bytes are dropped.
     #[serde(with = "duration")]
     pub upload_expiry: Duration,
@@ -78,6 +86,8 @@ pub struct Config {
     pub worker_token: Option<Secret>,
     /// Prefixes whose repositories are fetched from other registries.
     pub mirror: Vec<MirrorConfig>,
+    /// `[[retention]]`: what the collection takes although it is referred to. None: nothing.
+    pub retention: Vec<RetentionRule>,
 }
 
 impl Default for Config {
@@ -105,11 +115,14 @@ impl Default for Config {
             upload_lease: 24 * HOUR,
             gc_grace: 24 * HOUR,
             gc_interval: HOUR,
+            gc_undo: None,
+            gc_history: 30 * 24 * HOUR,
             upload_expiry: 72 * HOUR,
             shutdown_grace: Duration::from_secs(30),
             wait_for_worker: false,
             wait_for_model: None,
             worker_token: None,
+            retention: Vec::new(),
             mirror: Vec::new(),
         }
     }
@@ -271,6 +284,29 @@ pub(crate) mod duration {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         humantime::parse_duration(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
+pub(crate) mod duration_option {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(
+        value: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => serializer.collect_str(&humantime::format_duration(*value)),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
     }
 }
 

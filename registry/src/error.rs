@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lode_model::digest::Digest;
 use lode_model::manifest::ManifestError;
-use lode_model::reference::{Reference, Repository};
+use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
 
 use crate::app::BodyError;
@@ -19,6 +19,11 @@ pub enum Error {
     ManifestUnknown { reference: Reference },
     #[error("repository {repository} is not known")]
     NameUnknown { repository: Repository },
+    #[error("nothing that was removed as {reference} can come back")]
+    RemovalUnknown { reference: Reference },
+    /// An undo of a tag that names something again.
+    #[error("tag {tag} is in use; remove it first, or undo by digest")]
+    TagInUse { tag: Tag },
     #[error("there is no upload {id} in this repository")]
     UploadUnknown { id: Uuid },
 

@@ -17,6 +17,7 @@ mod hub;
 mod jobs;
 mod metrics;
 mod oci;
+mod retention;
 mod router;
 mod serve;
 mod store;
@@ -28,12 +29,14 @@ mod upstream;
 pub use app::{
     BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport,
     Heartbeat, JoinProof, LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration,
-    Registry, StoredManifest, TaggedModel, UploadStatus, Worker, WorkerAnnouncement, open,
+    Registry, Removal, RemovalPage, Restored, StoredManifest, TaggedModel, UploadStatus, Worker,
+    WorkerAnnouncement, open,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::Take;
 pub use config::{Cidr, Config, ConfigError, Secret, Switch};
 pub use error::Error;
+pub use retention::RetentionRule;
 pub use router::router;
 pub use serve::{Listeners, serve};
 pub use tls::{Tls, TlsError};

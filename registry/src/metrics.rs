@@ -159,7 +159,9 @@ pub(crate) fn collection(outcome: &Result<GcReport, Error>, took: Duration) {
         return counter!(GC_RUNS, "outcome" => "failed").increment(1);
     };
     counter!(GC_RUNS, "outcome" => "done").increment(1);
-    for (kind, count) in [("manifest", report.manifests), ("link", report.links), ("blob", report.blobs)] {
+    for (kind, count) in
+        [("tag", report.tags), ("manifest", report.manifests), ("link", report.links), ("blob", report.blobs)]
+    {
         counter!(GC_REMOVED, "kind" => kind).increment(count);
     }
     counter!(GC_BYTES).increment(report.size_bytes);

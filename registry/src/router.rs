@@ -84,6 +84,8 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/workers", get(workers::list).post(workers::register))
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
         .route("/lode/v1/gc", post(maintenance::gc))
+        .route("/lode/v1/gc/removals", get(maintenance::removals))
+        .route("/lode/v1/gc/undo", post(maintenance::undo))
         .route("/lode/v1/fsck", post(maintenance::fsck))
 }
 

@@ -1,13 +1,32 @@
-//! `lode gc`: one collection, now, on the server. It waits for one that is running.
+//! `lode gc`: one collection, now, on the server, after the one that may be running; what was removed so far, and how it
+//! comes back.
 
-use serde_json::{Value, json};
+use lode_model::reference::Name;
+use serde_json::{Map, Value, json};
 
-use crate::{args::Gc, connect::Connection, error::Outcome, ui};
+use super::list::short_digest;
+use crate::{
+    args::{Gc, GcCommand, GcHistory, GcUndo},
+    connect::Connection,
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// How many removals the server tells at a time.
+const PAGE: u32 = 1000;
 
 pub(crate) async fn run(connection: &Connection, args: Gc) -> Outcome {
+    match args.command {
+        Some(GcCommand::History(args)) => history(connection, args).await,
+        Some(GcCommand::Undo(args)) => undo(connection, args).await,
+        None => collect(connection, &args).await,
+    }
+}
+
+async fn collect(connection: &Connection, args: &Gc) -> Outcome {
     let registry = connection.default_registry()?;
     let waiting = ui::Meter::wait("collecting");
-    let report: Value = registry.json_post("lode/v1/gc", &json!({ "dry_run": args.dry_run })).await?;
+    let mut report: Value = registry.json_post("lode/v1/gc", &json!({ "dry_run": args.dry_run })).await?;
     waiting.end();
     if args.json {
         return ui::json(&report);
@@ -15,7 +34,107 @@ pub(crate) async fn run(connection: &Connection, args: Gc) -> Outcome {
     if args.dry_run {
         ui::line("nothing was removed (dry run)")?;
     }
-    report_lines(&report)
+    let removals = report.as_object_mut().and_then(|report| report.remove("removals"));
+    report_lines(&report)?;
+    match removals {
+        Some(Value::Array(removals)) if !removals.is_empty() => {
+            ui::line("")?;
+            let rows: Vec<Vec<String>> = objects(&removals).map(|r| vec![what(r), why(r)]).collect();
+            ui::table(&["WOULD GO", "WHY"], &rows)
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn history(connection: &Connection, args: GcHistory) -> Outcome {
+    let (registry, filter) = match &args.repository {
+        Some(name) => {
+            let name: Name = name
+                .parse()
+                .map_err(|error| Failure::because(format!("`{name}` is not a repository"), &error))?;
+            (connection.registry(name.host.as_deref())?, format!("&repository={}", name.repository))
+        }
+        None => (connection.default_registry()?, String::new()),
+    };
+    let (mut all, mut after) = (Vec::new(), String::new());
+    while all.len() < args.limit as usize {
+        let n = (args.limit - all.len() as u32).min(PAGE);
+        let path = format!("lode/v1/gc/removals?n={n}{filter}{after}");
+        let mut page: Value = registry.json_get(&path).await?;
+        if let Some(Value::Array(removals)) = page.get_mut("removals").map(Value::take) {
+            all.extend(removals);
+        }
+        match page.get("next").and_then(Value::as_str) {
+            Some(next) => after = format!("&after={next}"),
+            None => break,
+        }
+    }
+    if args.json {
+        return ui::json(&json!({ "removals": all }));
+    }
+    if all.is_empty() {
+        ui::say("nothing was removed");
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> =
+        objects(&all).map(|r| vec![time(r, "removed_at"), what(r), why(r), undoable(r)]).collect();
+    ui::table(&["REMOVED", "WHAT", "WHY", "UNDO"], &rows)
+}
+
+async fn undo(connection: &Connection, args: GcUndo) -> Outcome {
+    let target = connection.target(&args.name)?;
+    let body = json!({ "repository": target.repository, "reference": target.reference.to_string() });
+    let restored: Value = target.registry.json_post("lode/v1/gc/undo", &body).await?;
+    if args.json {
+        return ui::json(&restored);
+    }
+    for (kind, label) in [("manifests", "manifest"), ("tags", "tag")] {
+        for name in restored.get(kind).and_then(Value::as_array).into_iter().flatten() {
+            ui::say(format!("{label} {} is back", name.as_str().unwrap_or_default()));
+        }
+    }
+    Ok(())
+}
+
+fn objects(values: &[Value]) -> impl Iterator<Item = &Map<String, Value>> {
+    values.iter().filter_map(Value::as_object)
+}
+
+fn text<'a>(removal: &'a Map<String, Value>, key: &str) -> &'a str {
+    removal.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn time(removal: &Map<String, Value>, key: &str) -> String {
+    text(removal, key).chars().take(16).collect::<String>().replace('T', " ")
+}
+
+/// A tag by its name, a manifest by its digest so that an undo can be told it, a blob by the digits that people compare.
+fn what(removal: &Map<String, Value>) -> String {
+    let (repository, digest) = (text(removal, "repository"), text(removal, "digest"));
+    match text(removal, "kind") {
+        "tag" => format!("{repository}:{}", text(removal, "tag")),
+        "manifest" => format!("{repository}@{digest}"),
+        kind => format!("{kind} {} {repository}", short_digest(digest)).trim_end().to_owned(),
+    }
+}
+
+fn why(removal: &Map<String, Value>) -> String {
+    let rule = removal.get("rule").and_then(Value::as_u64).unwrap_or_default();
+    match text(removal, "reason") {
+        "deleted" => "deleted".to_owned(),
+        "unreferenced" => "nothing referred to it".to_owned(),
+        "keep_last" => format!("retention rule {rule}: not among the last tags"),
+        "untagged" => format!("retention rule {rule}: untagged for too long"),
+        other => other.to_owned(),
+    }
+}
+
+fn undoable(removal: &Map<String, Value>) -> String {
+    match (text(removal, "restored_at"), text(removal, "undo_until")) {
+        ("", "") => String::new(),
+        ("", _) => format!("until {}", time(removal, "undo_until")),
+        _ => "is back".to_owned(),
+    }
 }
 
 /// A flat report, one `name: value` a line; bytes are shown as sizes, lists one item a line.
@@ -38,4 +157,25 @@ pub(crate) fn report_lines(report: &Value) -> Outcome {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removals_read_as_sentences() {
+        let check = |removal: Value, expect: [&str; 3]| {
+            let removal = removal.as_object().unwrap();
+            assert_eq!([what(removal), why(removal), undoable(removal)], expect);
+        };
+        let tag = json!({"kind": "tag", "repository": "ci/x", "tag": "7", "digest": "sha256:0123456789abcdef",
+            "reason": "keep_last", "rule": 2, "undo_until": "2023-11-14T22:13:20Z"});
+        check(tag, ["ci/x:7", "retention rule 2: not among the last tags", "until 2023-11-14 22:13"]);
+        let manifest = json!({"kind": "manifest", "repository": "x", "digest": "sha256:01", "reason": "deleted",
+            "undo_until": "2023-11-14T22:13:20Z", "restored_at": "2023-11-14T22:13:20Z"});
+        check(manifest, ["x@sha256:01", "deleted", "is back"]);
+        let blob = json!({"kind": "blob", "digest": "sha256:0123456789abcdef", "reason": "unreferenced"});
+        check(blob, ["blob 0123456789ab", "nothing referred to it", ""]);
+    }
 }

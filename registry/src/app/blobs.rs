@@ -113,7 +113,7 @@ impl Registry {
     async fn blob_unlink(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
         let unknown = || Error::BlobUnknown { digest: digest.clone() };
         let mut tx = self.store.begin().await?;
-        tx.blob_lock(digest).await?.ok_or_else(unknown)?;
+        let (size_bytes, _) = tx.blob_lock(digest).await?.ok_or_else(unknown)?;
         // What a manifest of the repository is made of stays for as long as the manifest does.
         if tx.link_is_referenced(repository, digest).await? {
             return Err(Error::BlobReferenced { digest: digest.clone() });
@@ -121,6 +121,7 @@ impl Registry {
         if !tx.unlink(repository, digest).await? {
             return Err(unknown());
         }
+        tx.blob_removed(Some(repository), digest, size_bytes, &self.why_blob_deleted()).await?;
         tx.commit().await
     }
 

@@ -11,7 +11,7 @@ use super::{ManifestPut, Registry, StoredManifest, again};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::Placed;
-use crate::store::{Named, ReferrerRow, now_ms};
+use crate::store::{Named, ReferrerRow};
 
 impl Registry {
     pub async fn manifest_get(
@@ -22,7 +22,7 @@ impl Registry {
     ) -> Result<StoredManifest, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
         let mut found = self.store.manifest_read(repository, reference).await?;
-        if self.mirror_manifest(caller, repository, reference, found.is_some()).await? {
+        if Box::pin(self.mirror_manifest(caller, repository, reference, found.is_some())).await? {
             found = self.store.manifest_read(repository, reference).await?;
         }
         match found {
@@ -44,7 +44,15 @@ impl Registry {
         tags: &[Tag],
     ) -> Result<ManifestPut, Error> {
         self.may_push(caller, repository)?;
-        self.manifest_store(repository, reference, content_type, bytes, tags, self.config.allow_sparse).await
+        Box::pin(self.manifest_store(
+            repository,
+            reference,
+            content_type,
+            bytes,
+            tags,
+            self.config.allow_sparse,
+        ))
+        .await
     }
 
     /// As `manifest_put`, for whoever may. `sparse`: what the manifest names may be absent.
@@ -205,12 +213,12 @@ impl Registry {
     async fn manifest_remove(&self, repository: &Repository, reference: &Reference) -> Result<bool, Error> {
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
-        let now = now_ms();
+        let why = self.why_deleted();
         let found = match reference {
-            Reference::Digest(digest) => tx.manifest_delete(repository, digest, now).await?,
-            Reference::Tag(tag) => match tx.tag_delete(repository, tag).await? {
+            Reference::Digest(digest) => tx.manifest_delete(repository, digest, why.at, &why).await?,
+            Reference::Tag(tag) => match tx.tag_delete(repository, tag, &why).await? {
                 Some(digest) => {
-                    tx.manifest_untagged(repository, &digest, now).await?;
+                    tx.manifest_untagged(repository, &digest, why.at).await?;
                     true
                 }
                 None => false,

@@ -33,6 +33,7 @@ use tracing::Instrument;
 
 use crate::blobs::{Blobs, Locks, WriteLimit};
 use crate::gateway::Gateway;
+use crate::retention::Retention;
 use crate::store::{self, Reach, Store};
 use crate::upstream::Upstream;
 use crate::{Config, Error, jobs, metrics};
@@ -41,7 +42,7 @@ pub use crate::blobs::BlobStream;
 pub(crate) use blobs::Shortcut;
 use flights::Flights;
 pub use fsck::{Damage, FsckReport};
-pub use gc::GcReport;
+pub use gc::{GcReport, Removal, RemovalPage, Restored};
 pub use links::BlobLink;
 pub use models::{Model, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
@@ -127,6 +128,7 @@ pub struct Inner {
     writers: Locks<Uuid>,
     /// Commits and deletions of one digest take turns.
     digests: Locks<Digest>,
+    retention: Retention,
     /// One collection at a time.
     collecting: tokio::sync::Mutex<()>,
     /// Permits to read models out of manifests in the background.
@@ -161,6 +163,7 @@ pub async fn open(config: Config) -> Result<Registry, Error> {
 async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
     let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror).map(Arc::new));
     let upstreams = upstreams.collect::<Result<_, Error>>()?;
+    let retention = Retention::new(&config.retention)?;
     let settings = config.clone();
     let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limit))
         .await
@@ -173,6 +176,7 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         blobs,
         writers: Locks::default(),
         digests: Locks::default(),
+        retention,
         collecting: tokio::sync::Mutex::default(),
         indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
         gateway: Gateway::new()?,

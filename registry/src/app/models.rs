@@ -166,7 +166,7 @@ impl Registry {
         (to, name): (&Repository, &Reference),
     ) -> Result<bool, Error> {
         let Some(stored) = known(self.manifest_get(caller, from, reference).await)? else { return Ok(false) };
-        self.copy_manifest(caller, from, to, name, stored, MAX_DEPTH).await?;
+        Box::pin(self.copy_manifest(caller, from, to, name, stored, MAX_DEPTH)).await?;
         Ok(true)
     }
 

@@ -145,8 +145,10 @@ fn status_of(error: &Error) -> StatusCode {
         Error::BlobUnknown { .. }
         | Error::ManifestUnknown { .. }
         | Error::NameUnknown { .. }
+        | Error::RemovalUnknown { .. }
         | Error::UploadUnknown { .. }
         | Error::UploadLost { .. } => StatusCode::NOT_FOUND,
+        Error::TagInUse { .. } => StatusCode::CONFLICT,
         Error::UploadConflict { .. } | Error::RangeMismatch { .. } | Error::RangeUnsatisfiable { .. } => {
             StatusCode::RANGE_NOT_SATISFIABLE
         }

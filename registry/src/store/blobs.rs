@@ -5,7 +5,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
 use super::collect::Doomed;
-use super::{Engine, Store, Tx, bigint, digest_list, now_ms, on, parsed, size};
+use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed, size};
 use crate::Error;
 
 /// A live blob as a repository sees it.
@@ -92,23 +92,13 @@ impl Tx {
     }
 
     async fn blob_lock_any(&mut self, digest: &Digest) -> Result<Option<LockedBlob>, Error> {
-        let row: Option<(i64, String, String)> = match self.conn() {
-            // The transaction is the one writer.
-            Engine::Sqlite(c) => {
-                sqlx::query_as("select size_bytes, store_key, state from blobs where digest = $1")
-                    .bind(digest.as_str())
-                    .fetch_optional(c)
-                    .await
-            }
-            Engine::Postgres(c) => {
-                sqlx::query_as(
-                    "select size_bytes, store_key, state from blobs where digest = $1 for no key update",
-                )
-                .bind(digest.as_str())
-                .fetch_optional(c)
-                .await
-            }
-        }?;
+        // On SQLite the transaction is the one writer.
+        let query = match self.locks_rows() {
+            false => "select size_bytes, store_key, state from blobs where digest = $1",
+            true => "select size_bytes, store_key, state from blobs where digest = $1 for no key update",
+        };
+        let row: Option<(i64, String, String)> = on!(self.conn(), c => sqlx::query_as(query)
+            .bind(digest.as_str()).fetch_optional(c).await)?;
         row.map(|(size_bytes, store_key, state)| {
             Ok(LockedBlob { size_bytes: size(size_bytes)?, store_key, live: state == "live" })
         })
@@ -117,17 +107,13 @@ impl Tx {
 
     /// Keeps the collection, and nobody else, from these blobs until the transaction ends.
     pub(crate) async fn blobs_share(&mut self, digests: &[&Digest]) -> Result<(), Error> {
-        match self.conn() {
-            Engine::Sqlite(_) => Ok(()),
+        if self.locks_rows() {
             // In digest order, so that two who want the same cannot wait for each other.
-            Engine::Postgres(c) => Ok(sqlx::query(
-                "select digest from blobs where digest in (select value from json_each($1)) order by digest for share",
-            )
-            .bind(digest_list(digests.iter().copied()))
-            .execute(c)
-            .await
-            .map(drop)?),
+            on!(self.conn(), c => sqlx::query(
+                "select digest from blobs where digest in (select value from json_each($1)) order by digest for share")
+                .bind(digest_list(digests.iter().copied())).execute(c).await.map(drop))?;
         }
+        Ok(())
     }
 
     /// Records bytes that are durable under `store_key`, in place of ones that are on their way out or `damaged` (their key).

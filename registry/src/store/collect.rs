@@ -4,6 +4,7 @@
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 
+use super::removals::Why;
 use super::{Store, Tx, bigint, now_ms, on, parsed, size};
 use crate::Error;
 
@@ -19,7 +20,7 @@ pub(crate) struct Doomed {
 pub(crate) type Place = (String, String);
 
 impl Store {
-    /// Blobs that no repository links since before `cutoff`.
+    /// Blobs that no repository links since before `cutoff`, and that no undo needs.
     pub(crate) async fn blobs_unlinked(
         &self,
         cutoff: i64,
@@ -28,9 +29,49 @@ impl Store {
     ) -> Result<Vec<Doomed>, Error> {
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from blobs
-             where state = 'live' and unlinked_at <= $1 and digest > $2 order by digest limit $3")
-            .bind(cutoff).bind(after).bind(limit).fetch_all(c).await)?;
+             where state = 'live' and unlinked_at <= $1 and digest > $2
+               and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $4)
+             order by digest limit $3")
+            .bind(cutoff).bind(after).bind(limit).bind(now_ms()).fetch_all(c).await)?;
         rows.into_iter().map(doomed).collect()
+    }
+
+    /// Manifests that nothing names since before `cutoff`: their repository, digest, and since when.
+    pub(crate) async fn manifests_unreferenced(
+        &self,
+        cutoff: i64,
+        after: &Place,
+        limit: i64,
+    ) -> Result<Vec<(Repository, Digest, i64)>, Error> {
+        let rows: Vec<(String, String, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select repository, digest, unreferenced_at from manifests
+             where unreferenced_at <= $1 and (repository, digest) > ($2, $3)
+             order by repository, digest limit $4")
+            .bind(cutoff).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|(repository, digest, at)| {
+                Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
+            })
+            .collect()
+    }
+
+    /// Links that no manifest of their repository names since before `cutoff` and that no lease keeps.
+    pub(crate) async fn links_unreferenced(
+        &self,
+        cutoff: i64,
+        after: &Place,
+        limit: i64,
+    ) -> Result<Vec<(Repository, Digest, i64)>, Error> {
+        let rows: Vec<(String, String, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select repository, digest, unreferenced_at from links
+             where unreferenced_at <= $1 and leased_until <= $2 and (repository, digest) > ($3, $4)
+             order by repository, digest limit $5")
+            .bind(cutoff).bind(now_ms()).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|(repository, digest, at)| {
+                Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
+            })
+            .collect()
     }
 
     /// Bytes that are to be deleted, in the order of their keys.
@@ -66,25 +107,6 @@ fn doomed((digest, size_bytes, store_key): (String, i64, String)) -> Result<Doom
 }
 
 impl Tx {
-    /// Manifests that nothing names since before `cutoff`: their repository, digest, and since when.
-    pub(crate) async fn manifests_unreferenced(
-        &mut self,
-        cutoff: i64,
-        after: &Place,
-        limit: i64,
-    ) -> Result<Vec<(Repository, Digest, i64)>, Error> {
-        let rows: Vec<(String, String, i64)> = on!(self.conn(), c => sqlx::query_as(
-            "select repository, digest, unreferenced_at from manifests
-             where unreferenced_at <= $1 and (repository, digest) > ($2, $3)
-             order by repository, digest limit $4")
-            .bind(cutoff).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(repository, digest, at)| {
-                Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
-            })
-            .collect()
-    }
-
     /// Locks a manifest that is still past its grace. False if a push came first.
     pub(crate) async fn manifest_lock(
         &mut self,
@@ -100,18 +122,28 @@ impl Tx {
         Ok(rows > 0)
     }
 
-    /// Does a tag, an index or (for one with a subject that is here) its subject still want this manifest?
-    pub(crate) async fn manifest_is_wanted(
+    /// Does a tag or an index name this manifest?
+    pub(crate) async fn manifest_is_named(
         &mut self,
         repository: &Repository,
         digest: &Digest,
     ) -> Result<bool, Error> {
         let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
             "select (select count(*) from tags where repository = $1 and digest = $2)
-                  + (select count(*) from manifest_blobs where repository = $1 and digest = $2 and kind = 'child')
-                  + (select count(*) from referrers r
-                     join manifests m on m.repository = r.repository and m.digest = r.subject
-                     where r.repository = $1 and r.digest = $2)")
+                  + (select count(*) from manifest_blobs where repository = $1 and digest = $2 and kind = 'child')")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
+        Ok(count > 0)
+    }
+
+    /// Is its subject here? It goes when that does.
+    pub(crate) async fn manifest_has_subject(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<bool, Error> {
+        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
+            "select count(*) from referrers r join manifests m on m.repository = r.repository and m.digest = r.subject
+             where r.repository = $1 and r.digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
         Ok(count > 0)
     }
@@ -140,25 +172,6 @@ impl Tx {
         Ok(())
     }
 
-    /// Links that no manifest of their repository names since before `cutoff` and that no lease keeps.
-    pub(crate) async fn links_unreferenced(
-        &mut self,
-        cutoff: i64,
-        after: &Place,
-        limit: i64,
-    ) -> Result<Vec<(Repository, Digest, i64)>, Error> {
-        let rows: Vec<(String, String, i64)> = on!(self.conn(), c => sqlx::query_as(
-            "select repository, digest, unreferenced_at from links
-             where unreferenced_at <= $1 and leased_until <= $2 and (repository, digest) > ($3, $4)
-             order by repository, digest limit $5")
-            .bind(cutoff).bind(now_ms()).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(repository, digest, at)| {
-                Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
-            })
-            .collect()
-    }
-
     /// Removes a link that is still past its grace and lease. False if a push came first.
     pub(crate) async fn link_collect(
         &mut self,
@@ -176,21 +189,12 @@ impl Tx {
         Ok(rows > 0)
     }
 
-    /// How many blobs, and bytes, no repository links since before `cutoff`.
-    pub(crate) async fn blobs_unlinked_total(&mut self, cutoff: i64) -> Result<(u64, u64), Error> {
-        let (count, bytes): (i64, i64) = on!(self.conn(), c => sqlx::query_as(
-            "select count(*), cast(coalesce(sum(size_bytes), 0) as bigint) from blobs
-             where state = 'live' and unlinked_at <= $1
-               and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $2)")
-            .bind(cutoff).bind(now_ms()).fetch_one(c).await)?;
-        Ok((size(count)?, size(bytes)?))
-    }
-
     /// Turns those of these blobs into tombstones that nothing links. Not the ones that a push has in hand, or came first with.
     pub(crate) async fn blobs_condemn(
         &mut self,
         blobs: &[Doomed],
         cutoff: i64,
+        why: &Why,
     ) -> Result<Vec<Doomed>, Error> {
         // 1. Lock the rows. A link made before has cleared `unlinked_at`, one made later waits for us.
         let locked = self.blobs_take(blobs.iter().map(|blob| &blob.digest)).await?;
@@ -209,7 +213,8 @@ impl Tx {
         // 3. From here on the bytes may go at any time.
         let condemned: Vec<Doomed> = condemned.into_iter().map(doomed).collect::<Result<_, _>>()?;
         for blob in &condemned {
-            self.tombstone_put(blob, "unreferenced").await?;
+            self.tombstone_put(blob, why.reason.word()).await?;
+            self.blob_removed(None, &blob.digest, blob.size_bytes, why).await?;
         }
         Ok(condemned)
     }

@@ -24,12 +24,9 @@ impl Store {
             return Ok(Some(Turn(None)));
         }
         let mut tx = self.begin().await?;
-        let Engine::Postgres(c) = tx.conn() else { return Ok(Some(Turn(None))) };
-        let (ours,): (bool,) =
-            sqlx::query_as("select pg_try_advisory_xact_lock(hashtext($1), hashtext(current_schema()))")
-                .bind(name)
-                .fetch_one(c)
-                .await?;
+        let (ours,): (bool,) = on!(tx.conn(), c => sqlx::query_as(
+            "select pg_try_advisory_xact_lock(hashtext($1), hashtext(current_schema()))")
+            .bind(name).fetch_one(c).await)?;
         match ours {
             true => Ok(Some(Turn(Some(tx)))),
             false => tx.rollback().await.map(|()| None),
@@ -48,6 +45,11 @@ impl Store {
 }
 
 impl Tx {
+    /// Can rows be locked? On SQLite the transaction is the one writer, and there is nothing to lock.
+    pub(super) fn locks_rows(&self) -> bool {
+        matches!(self.0, Engine::Postgres(_))
+    }
+
     /// Locks those of these blobs that nobody is at, for the collection: it does not wait, and its next run looks again.
     /// Returns them as a list parameter.
     pub(crate) async fn blobs_take(
@@ -55,17 +57,13 @@ impl Tx {
         digests: impl IntoIterator<Item = &Digest>,
     ) -> Result<String, Error> {
         let list = digest_list(digests);
-        let Engine::Postgres(c) = self.conn() else {
-            // The transaction is the one writer.
+        if !self.locks_rows() {
             return Ok(list);
-        };
-        let locked: Vec<(String,)> = sqlx::query_as(
+        }
+        let locked: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
             "select digest from blobs where digest in (select value from json_each($1))
-             order by digest for update skip locked",
-        )
-        .bind(list)
-        .fetch_all(c)
-        .await?;
+             order by digest for update skip locked")
+            .bind(list).fetch_all(c).await)?;
         Ok(serde_json::Value::from_iter(locked.into_iter().map(|(digest,)| digest)).to_string())
     }
 

@@ -6,6 +6,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 
 use super::recent::Known;
+use super::removals::Why;
 use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed};
 use crate::Error;
 
@@ -49,7 +50,8 @@ impl Store {
         self.recent(key, self.manifest_find(repository, reference), Known::Manifest, from).await
     }
 
-    async fn manifest_find(
+    /// As the index has it now.
+    pub(crate) async fn manifest_find(
         &self,
         repository: &Repository,
         reference: &Reference,
@@ -230,25 +232,35 @@ impl Tx {
         Ok(())
     }
 
-    /// Removes a manifest with its tags, and starts the grace (at `at`) of what it alone named. False if it was not there.
+    /// Removes a manifest with its tags, says why, and starts the grace (at `at`) of what it alone named. False if it was not
+    /// there. The repository is locked.
     pub(crate) async fn manifest_delete(
         &mut self,
         repository: &Repository,
         digest: &Digest,
         at: i64,
+        why: &Why,
     ) -> Result<bool, Error> {
         // 1. Children of an index may now be alone, and so may the blobs; keep their names past the cascade.
         let named: Vec<(String, String)> = on!(self.conn(), c => sqlx::query_as(
             "select digest, kind from manifest_blobs where repository = $1 and manifest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
         // 2. The manifest goes with its tags; what it names and its place among referrers go by cascade.
-        on!(self.conn(), c => sqlx::query("delete from tags where repository = $1 and digest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
-        let rows = on!(self.conn(), c => sqlx::query("delete from manifests where repository = $1 and digest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(|r| r.rows_affected()))?;
-        if rows == 0 {
+        let (found,): (i64,) = on!(self.conn(), c => sqlx::query_as(
+            "select count(*) from manifests where repository = $1 and digest = $2")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
+        if found == 0 {
             return Ok(false);
         }
+        let tags: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "delete from tags where repository = $1 and digest = $2 returning name")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
+        for (tag,) in tags {
+            self.tag_removed(repository, &tag, digest, why).await?;
+        }
+        self.manifest_removed(repository, digest, why).await?;
+        on!(self.conn(), c => sqlx::query("delete from manifests where repository = $1 and digest = $2")
+            .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
         // 3. An index that lists it goes on without it.
         on!(self.conn(), c => sqlx::query(
             "update manifest_blobs set required = 0 where repository = $1 and digest = $2 and kind = 'child'")

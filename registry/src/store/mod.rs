@@ -11,8 +11,11 @@ mod locks;
 mod manifests;
 mod mirror;
 mod models;
+mod plan;
 mod postgres;
 mod recent;
+mod removals;
+mod retention;
 mod tags;
 mod uploads;
 mod workers;
@@ -42,6 +45,8 @@ pub(crate) use locks::Turn;
 pub(crate) use manifests::{Named, ReferrerRow};
 pub(crate) use models::{ModelRow, TaggedRow, TensorRow};
 pub(crate) use postgres::Reach;
+pub(crate) use removals::{Reason, RemovalRow, Why};
+pub(crate) use retention::AgedTag;
 pub(crate) use uploads::{NewUpload, UploadProgress, UploadRow};
 pub(crate) use workers::WorkerRow;
 
@@ -59,7 +64,8 @@ macro_rules! measured {
     ($run:expr) => {{
         fn here() {}
         let operation = $crate::metrics::function_name(::std::any::type_name_of_val(&here));
-        $crate::metrics::database(operation, async { $run }).await
+        // Boxed: sqlx's futures are deep and large, and every caller would carry them.
+        $crate::metrics::database(operation, ::std::boxed::Box::pin(async { $run })).await
     }};
 }
 pub(crate) use measured;

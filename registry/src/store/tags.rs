@@ -4,6 +4,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
 use super::recent::Known;
+use super::removals::Why;
 use super::{Store, Tx, now_ms, on, parsed};
 use crate::Error;
 
@@ -64,15 +65,19 @@ impl Tx {
         Ok(before)
     }
 
-    /// Removes a tag and says what it pointed at.
+    /// Removes a tag, says why, and what it pointed at. The repository is locked.
     pub(crate) async fn tag_delete(
         &mut self,
         repository: &Repository,
         tag: &Tag,
+        why: &Why,
     ) -> Result<Option<Digest>, Error> {
         let row: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
             "delete from tags where repository = $1 and name = $2 returning digest")
             .bind(repository.as_str()).bind(tag.as_str()).fetch_optional(c).await)?;
-        row.map(|(digest,)| parsed("digest", &digest)).transpose()
+        let Some((digest,)) = row else { return Ok(None) };
+        let digest = parsed("digest", &digest)?;
+        self.tag_removed(repository, tag.as_str(), &digest, why).await?;
+        Ok(Some(digest))
     }
 }

@@ -63,6 +63,8 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("PUT", "/lode/v1/workers/{id}", "{}"),
     ("DELETE", "/lode/v1/workers/{id}", ""),
     ("POST", "/lode/v1/gc", "{}"),
+    ("GET", "/lode/v1/gc/removals", ""),
+    ("POST", "/lode/v1/gc/undo", r#"{"repository":"m","reference":"latest"}"#),
     ("POST", "/lode/v1/fsck", "{}"),
 ];
 

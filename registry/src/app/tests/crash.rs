@@ -1,5 +1,6 @@
 //! Crashes and damage: what a restart finds, and what `fsck` says of it.
 
+use super::replicas::why;
 use super::*;
 use crate::app::Damage;
 use crate::store::now_ms;
@@ -101,7 +102,7 @@ async fn a_deletion_cut_short_is_finished_or_taken_back() {
         // Condemned, and then the process died; of one the bytes are gone already.
         let doomed = f.registry.store().blobs_unlinked(now_ms(), "", 10).await.unwrap();
         let mut tx = f.registry.store().begin().await.unwrap();
-        assert_eq!(tx.blobs_condemn(&doomed, now_ms()).await.unwrap().len(), 2);
+        assert_eq!(tx.blobs_condemn(&doomed, now_ms(), &why()).await.unwrap().len(), 2);
         tx.commit().await.unwrap();
         std::fs::remove_file(f.blob_path(&taken_back)).unwrap();
 

@@ -88,6 +88,13 @@ async fn pass(client: TcpStream, server: TcpStream, modes: watch::Sender<Mode>) 
     }
 }
 
+/// Waits until what runs behind a push has made its own commit.
+async fn indexed(f: &Fixture, digest: &Digest) {
+    while f.registry.store().model_find(digest).await.unwrap().is_none() {
+        tokio::task::yield_now().await;
+    }
+}
+
 fn unavailable<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
     assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
 }
@@ -95,7 +102,7 @@ fn unavailable<T: std::fmt::Debug>(outcome: &Result<T, Error>) {
 #[tokio::test]
 async fn a_database_that_goes_away_and_comes_back() {
     let Some(proxy) = Proxy::start(Mode::Pass).await else { return };
-    let f = Fixture::start(Some(proxy.url.clone()), &no_grace, WriteLimit::default()).await;
+    let f = Fixture::start(Some(proxy.url.clone()), None, &no_grace, WriteLimit::default()).await;
     let (manifest, blobs) = f.image("r", "t", "1").await;
     for mode in [Mode::Cut, Mode::Silent] {
         proxy.set(mode);
@@ -120,8 +127,9 @@ async fn a_database_that_goes_away_and_comes_back() {
 #[tokio::test]
 async fn a_commit_whose_answer_is_lost() {
     let Some(proxy) = Proxy::start(Mode::Pass).await else { return };
-    let f = Fixture::start(Some(proxy.url.clone()), &no_grace, WriteLimit::default()).await;
-    let (_, [config, layer]) = f.image("r", "t", "1").await;
+    let f = Fixture::start(Some(proxy.url.clone()), None, &no_grace, WriteLimit::default()).await;
+    let (first, [config, layer]) = f.image("r", "t", "1").await;
+    indexed(&f, &first).await;
     // 1. A manifest: it may be there or not, and doing it again is right in either case.
     let manifest = image(&config, &[&layer, &config]);
     proxy.set(Mode::LoseCommit);
@@ -129,6 +137,7 @@ async fn a_commit_whose_answer_is_lost() {
     proxy.set(Mode::Pass);
     let digest = f.get("r", "new").await.unwrap();
     assert_eq!(f.put("r", "new", &manifest).await.unwrap().digest, digest);
+    indexed(&f, &digest).await;
     f.assert_sound().await;
     // 2. A deletion.
     proxy.set(Mode::LoseCommit);

@@ -7,6 +7,7 @@ mod database;
 mod listings;
 mod manifests;
 mod recent;
+mod removals;
 mod replicas;
 mod shared;
 mod uploads;

@@ -4,10 +4,14 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::{Doomed, Store, Tx, millis, now_ms};
+use crate::store::{Doomed, Reason, Store, Tx, Why, millis, now_ms};
 
 /// Long enough for whoever does not wait for a lock.
 const WHILE: Duration = Duration::from_millis(300);
+
+pub(super) fn why() -> Why {
+    Why { reason: Reason::Unreferenced, at: now_ms(), undo_until: 0 }
+}
 
 /// Another replica's hands on the index.
 async fn other(f: &Fixture) -> Store {
@@ -28,7 +32,7 @@ async fn insert(store: &Store, digest: &Digest, key: &str, damaged: Option<&str>
 
 async fn condemn(tx: &mut Tx, digest: &Digest, key: &str) -> usize {
     let doomed = Doomed { digest: digest.clone(), size_bytes: 7, store_key: key.to_owned() };
-    tx.blobs_condemn(&[doomed], now_ms()).await.unwrap().len()
+    tx.blobs_condemn(&[doomed], now_ms(), &why()).await.unwrap().len()
 }
 
 async fn tombstones(store: &Store) -> Vec<String> {
@@ -178,7 +182,7 @@ async fn the_last_manifest_of_a_layer_goes_while_another_arrives() {
         let config = f.push("r", b"config of the new one").await;
         let mut tx = store.begin().await.unwrap();
         tx.repository_lock(&repo("r")).await.unwrap();
-        assert!(tx.manifest_delete(&repo("r"), &old, now_ms()).await.unwrap());
+        assert!(tx.manifest_delete(&repo("r"), &old, now_ms(), &why()).await.unwrap());
         let manifest = image(&config, &[&layer]);
         let mut putting = Box::pin(f.put("r", "new", &manifest));
         waits(&mut putting).await;

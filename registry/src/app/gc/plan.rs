@@ -1,0 +1,238 @@
+//! The collection that only looks: what would go and why, worked out from reads alone, so that nobody waits for it.
+//! It follows the steps of the real one, with what would be gone by then held in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+
+use super::{BATCH, GcReport, Removal, Run};
+use crate::Error;
+use crate::app::Registry;
+use crate::retention::Rule;
+use crate::store::{Place, Reason, millis};
+
+/// How many removals a report lists.
+const LISTED: usize = 10_000;
+
+impl Registry {
+    pub(super) async fn gc_plan(&self, run: Run) -> Result<GcReport, Error> {
+        let report = GcReport { dry_run: true, ..GcReport::default() };
+        let mut plan = Plan {
+            registry: self,
+            run,
+            report,
+            tags: BTreeSet::new(),
+            manifests: BTreeSet::new(),
+            loose: Vec::new(),
+            let_go: BTreeMap::new(),
+            links: BTreeSet::new(),
+            released: BTreeMap::new(),
+            kept: BTreeSet::new(),
+        };
+        plan.retention().await?;
+        plan.manifests().await?;
+        plan.links().await?;
+        plan.blobs().await?;
+        Ok(plan.report)
+    }
+}
+
+type Here = (Repository, Digest);
+
+struct Plan<'a> {
+    registry: &'a Registry,
+    run: Run,
+    report: GcReport,
+    /// What would be gone.
+    tags: BTreeSet<(Repository, Tag)>,
+    manifests: BTreeSet<Here>,
+    links: BTreeSet<Here>,
+    /// Manifests to look at, and since when nothing refers to them.
+    loose: Vec<(Here, i64)>,
+    /// What manifests that would be gone let go of, and since when.
+    let_go: BTreeMap<Here, i64>,
+    released: BTreeMap<Digest, i64>,
+    /// What they need to come back.
+    kept: BTreeSet<Digest>,
+}
+
+impl Plan<'_> {
+    fn list(&mut self, removal: Removal) {
+        if self.report.removals.len() < LISTED {
+            self.report.removals.push(removal);
+        }
+    }
+
+    async fn retention(&mut self) -> Result<(), Error> {
+        let (registry, mut after) = (self.registry, String::new());
+        while let Some(page) = registry.repositories_ruled(&mut after).await? {
+            for (repository, rule) in page {
+                self.tags_beyond(&repository, rule).await?;
+                let Some(limit) = rule.remove_untagged_after else { continue };
+                let (cutoff, mut last) = (self.run.now.saturating_sub(millis(limit)), String::new());
+                loop {
+                    let untagged =
+                        registry.store.manifests_untagged(&repository, cutoff, &last, BATCH).await?;
+                    let Some(digest) = untagged.last() else { break };
+                    last = digest.as_str().to_owned();
+                    for digest in untagged {
+                        let reason = Reason::Untagged { rule: rule.number };
+                        self.remove((repository.clone(), digest), self.run.now, reason).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn tags_beyond(&mut self, repository: &Repository, rule: &Rule) -> Result<(), Error> {
+        let beyond = self.registry.tags_beyond(repository, rule).await?;
+        let reason = Reason::KeepLast { rule: rule.number };
+        for tag in &beyond {
+            self.report.tags += 1;
+            self.tags.insert((repository.clone(), tag.name.clone()));
+            let removal = Removal::foreseen("tag", Some(repository), tag.digest.as_str(), reason);
+            self.list(Removal { tag: Some(tag.name.to_string()), ..removal });
+        }
+        for tag in beyond {
+            let here = (repository.clone(), tag.digest);
+            if rule.remove_untagged_after.is_some_and(|limit| limit.is_zero()) {
+                self.remove_if_loose(here, self.run.now, Reason::Untagged { rule: rule.number }).await?;
+            } else if self.run.now <= self.run.cutoff {
+                self.loose.push((here, self.run.now));
+            }
+        }
+        Ok(())
+    }
+
+    async fn manifests(&mut self) -> Result<(), Error> {
+        let mut place = Some(Place::default());
+        while let Some(after) = place.take() {
+            let some = self.registry.store.manifests_unreferenced(self.run.cutoff, &after, BATCH).await?;
+            place = some.last().map(|(r, d, _)| (r.as_str().to_owned(), d.as_str().to_owned()));
+            self.loose.extend(some.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
+        }
+        // What goes lets go of others, which may hold on to yet others.
+        loop {
+            let (before, loose) = (self.report.manifests, std::mem::take(&mut self.loose));
+            for (here, at) in loose {
+                if !self.remove_if_loose(here.clone(), at, Reason::Unreferenced).await? {
+                    self.loose.push((here, at));
+                }
+            }
+            if self.report.manifests == before {
+                return Ok(());
+            }
+        }
+    }
+
+    /// False: something holds on to it.
+    async fn remove_if_loose(&mut self, here: Here, at: i64, reason: Reason) -> Result<bool, Error> {
+        if self.manifests.contains(&here) {
+            return Ok(true);
+        }
+        let holders = self.registry.store.manifest_holders(&here.0, &here.1).await?;
+        let there = |digest: &Digest| !self.manifests.contains(&(here.0.clone(), digest.clone()));
+        let held = !holders.exists
+            || holders.leased
+            || holders.tags.iter().any(|tag| !self.tags.contains(&(here.0.clone(), tag.clone())))
+            || holders.indexes.iter().any(there)
+            || holders.subject.as_ref().is_some_and(there);
+        if !held {
+            self.remove(here, at, reason).await?;
+        }
+        Ok(!held)
+    }
+
+    async fn remove(&mut self, here: Here, at: i64, reason: Reason) -> Result<(), Error> {
+        if !self.manifests.insert(here.clone()) {
+            return Ok(());
+        }
+        self.report.manifests += 1;
+        self.list(Removal::foreseen("manifest", Some(&here.0), here.1.as_str(), reason));
+        let (mut blobs, children) = self.registry.store.manifest_names(&here.0, &here.1).await?;
+        blobs.push(here.1.clone());
+        if self.run.undo_until > self.run.now {
+            self.kept.extend(blobs.iter().cloned());
+        }
+        if at <= self.run.cutoff {
+            self.loose.extend(children.iter().map(|child| ((here.0.clone(), child.clone()), at)));
+        }
+        for digest in blobs.into_iter().chain(children) {
+            let since = self.let_go.entry((here.0.clone(), digest)).or_insert(at);
+            *since = at.max(*since);
+        }
+        Ok(())
+    }
+
+    async fn links(&mut self) -> Result<(), Error> {
+        let mut let_go = std::mem::take(&mut self.let_go);
+        let mut place = Some(Place::default());
+        while let Some(after) = place.take() {
+            let some = self.registry.store.links_unreferenced(self.run.cutoff, &after, BATCH).await?;
+            place = some.last().map(|(r, d, _)| (r.as_str().to_owned(), d.as_str().to_owned()));
+            let_go.extend(some.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
+        }
+        for (here, at) in let_go {
+            if at > self.run.cutoff {
+                continue;
+            }
+            let Some(holders) = self.registry.store.link_holders(&here.0, &here.1).await? else { continue };
+            let gone = |digest: &Digest| self.manifests.contains(&(here.0.clone(), digest.clone()));
+            if !holders.leased
+                && holders.manifests.iter().all(gone)
+                && (!holders.is_manifest || gone(&here.1))
+            {
+                self.report.links += 1;
+                let since = self.released.entry(here.1.clone()).or_insert(at);
+                *since = at.max(*since);
+                self.links.insert(here);
+            }
+        }
+        Ok(())
+    }
+
+    async fn blobs(&mut self) -> Result<(), Error> {
+        let store = &self.registry.store;
+        // 1. Bytes that an earlier run did not get to.
+        let mut after = String::new();
+        loop {
+            let doomed = store.tombstones(&after, BATCH).await?;
+            let Some(last) = doomed.last() else { break };
+            after.clone_from(&last.store_key);
+            self.report.blobs += doomed.len() as u64;
+            self.report.size_bytes += doomed.iter().map(|blob| blob.size_bytes).sum::<u64>();
+        }
+        // 2. Blobs that no repository links.
+        let mut after = String::new();
+        loop {
+            let blobs = store.blobs_unlinked(self.run.cutoff, &after, BATCH).await?;
+            let Some(last) = blobs.last() else { break };
+            after = last.digest.as_str().to_owned();
+            for blob in blobs {
+                self.blob(&blob.digest, blob.size_bytes);
+            }
+        }
+        // 3. Blobs that none would link.
+        for (digest, at) in std::mem::take(&mut self.released) {
+            let Some(holders) = store.blob_holders(&digest).await? else { continue };
+            let linked = holders.repositories.into_iter().any(|r| !self.links.contains(&(r, digest.clone())));
+            if !linked
+                && !holders.kept
+                && !self.kept.contains(&digest)
+                && holders.released_at.max(at) <= self.run.cutoff
+            {
+                self.blob(&digest, holders.size_bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn blob(&mut self, digest: &Digest, size_bytes: u64) {
+        self.report.blobs += 1;
+        self.report.size_bytes += size_bytes;
+        let removal = Removal::foreseen("blob", None, digest.as_str(), Reason::Unreferenced);
+        self.list(Removal { size_bytes: Some(size_bytes), ..removal });
+    }
+}

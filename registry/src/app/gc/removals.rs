@@ -1,0 +1,116 @@
+//! The record of what was removed: when, why, and until when it can come back.
+
+use lode_model::reference::Repository;
+use serde::{Serialize, Serializer};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::Error;
+use crate::app::Registry;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{Reason, RemovalRow};
+
+/// The longest page of the record.
+const PAGE: u32 = 1000;
+
+/// Something that was removed, or would be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Removal {
+    /// `tag`, `manifest` or `blob`.
+    pub kind: String,
+    /// Where it was. A blob without one is gone altogether.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repository: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    pub digest: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// `deleted`, `unreferenced`, `keep_last` or `untagged`.
+    pub reason: String,
+    /// Which retention rule, counted from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<u32>,
+    /// Milliseconds since 1970, as all times here; RFC 3339 in JSON.
+    #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    pub removed_at: Option<i64>,
+    /// Until when it can come back.
+    #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    pub undo_until: Option<i64>,
+    /// When it came back.
+    #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
+    pub restored_at: Option<i64>,
+}
+
+/// A page of the record, newest first, and where the next one starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RemovalPage {
+    pub removals: Vec<Removal>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+impl Registry {
+    /// What was removed, newest first: at most `n`, after where an earlier page ended.
+    pub async fn removals(
+        &self,
+        caller: &Caller,
+        repository: Option<&Repository>,
+        after: Option<&str>,
+        n: Option<u32>,
+    ) -> Result<RemovalPage, Error> {
+        allow(caller, Action::Administer, Target::Server)?;
+        let n = n.map_or(PAGE, |n| n.clamp(1, PAGE));
+        let mut rows = self.store.removal_list(repository, after, i64::from(n) + 1).await?;
+        let more = rows.len() > n as usize;
+        rows.truncate(n as usize);
+        let next = rows.last().filter(|_| more).map(|row| row.id.clone());
+        Ok(RemovalPage { removals: rows.into_iter().map(Removal::from).collect(), next })
+    }
+}
+
+impl Removal {
+    /// One that a dry run foresees.
+    pub(super) fn foreseen(
+        kind: &str,
+        repository: Option<&Repository>,
+        digest: &str,
+        reason: Reason,
+    ) -> Removal {
+        Removal {
+            kind: kind.to_owned(),
+            repository: repository.map(|repository| repository.as_str().to_owned()),
+            tag: None,
+            digest: digest.to_owned(),
+            size_bytes: None,
+            reason: reason.word().to_owned(),
+            rule: reason.rule(),
+            removed_at: None,
+            undo_until: None,
+            restored_at: None,
+        }
+    }
+}
+
+fn rfc3339<S: Serializer>(millis: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
+    let nanos = i128::from(millis.unwrap_or_default()) * 1_000_000;
+    let time = OffsetDateTime::from_unix_timestamp_nanos(nanos);
+    serializer.serialize_str(&time.ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default())
+}
+
+impl From<RemovalRow> for Removal {
+    fn from(row: RemovalRow) -> Removal {
+        Removal {
+            undo_until: Some(row.undo_until).filter(|until| *until > row.removed_at),
+            kind: row.kind,
+            repository: row.repository,
+            tag: row.tag,
+            digest: row.digest,
+            size_bytes: row.size_bytes.and_then(|size| u64::try_from(size).ok()),
+            reason: row.reason,
+            rule: row.rule.and_then(|rule| u32::try_from(rule).ok()),
+            removed_at: Some(row.removed_at),
+            restored_at: row.restored_at,
+        }
+    }
+}

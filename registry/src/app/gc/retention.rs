@@ -1,0 +1,106 @@
+//! Retention at work: tags beyond those that a rule keeps, and manifests that went untagged for too long.
+//! What it takes leaves a record and can come back like anything else.
+
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+
+use super::{BATCH, GcReport, Run};
+use crate::Error;
+use crate::app::{Registry, again};
+use crate::retention::Rule;
+use crate::store::{AgedTag, Reason, Why, millis};
+
+impl Registry {
+    pub(super) async fn gc_retention(&self, run: Run, report: &mut GcReport) -> Result<(), Error> {
+        let mut after = String::new();
+        while let Some(page) = self.repositories_ruled(&mut after).await? {
+            for (repository, rule) in page {
+                let tags = self.tags_beyond(&repository, rule).await?;
+                let why = run.why(Reason::KeepLast { rule: rule.number });
+                for batch in tags.chunks(BATCH as usize) {
+                    report.tags += again!(self.tags_retire(&repository, batch, &why).await)?;
+                }
+                self.gc_untagged(run, &repository, rule, report).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next repositories that have a rule. None: that was all.
+    pub(super) async fn repositories_ruled(
+        &self,
+        after: &mut String,
+    ) -> Result<Option<Vec<(Repository, &Rule)>>, Error> {
+        if self.retention.is_empty() {
+            return Ok(None);
+        }
+        let page = self.store.repository_list(after, BATCH).await?;
+        let Some(last) = page.last() else { return Ok(None) };
+        *after = last.as_str().to_owned();
+        let ruled = page.into_iter().filter_map(|repository| {
+            let rule = self.retention.of(&repository)?;
+            Some((repository, rule))
+        });
+        Ok(Some(ruled.collect()))
+    }
+
+    /// The tags that a rule does not keep.
+    pub(super) async fn tags_beyond(
+        &self,
+        repository: &Repository,
+        rule: &Rule,
+    ) -> Result<Vec<AgedTag>, Error> {
+        let Some(keep_last) = rule.keep_last else { return Ok(Vec::new()) };
+        let tags = self.store.tags_by_age(repository).await?.into_iter();
+        Ok(tags.filter(|tag| !rule.keeps(&tag.name)).skip(keep_last as usize).collect())
+    }
+
+    async fn tags_retire(&self, repository: &Repository, tags: &[AgedTag], why: &Why) -> Result<u64, Error> {
+        let mut gone = 0;
+        let mut tx = self.store.begin().await?;
+        tx.repository_lock(repository).await?;
+        for tag in tags {
+            gone += u64::from(tx.tag_retire(repository, tag, why).await?);
+        }
+        tx.commit().await?;
+        Ok(gone)
+    }
+
+    async fn gc_untagged(
+        &self,
+        run: Run,
+        repository: &Repository,
+        rule: &Rule,
+        report: &mut GcReport,
+    ) -> Result<(), Error> {
+        let Some(after) = rule.remove_untagged_after else { return Ok(()) };
+        let cutoff = run.now.saturating_sub(millis(after));
+        let why = run.why(Reason::Untagged { rule: rule.number });
+        let mut last = String::new();
+        loop {
+            let untagged = self.store.manifests_untagged(repository, cutoff, &last, BATCH).await?;
+            let Some(digest) = untagged.last() else { return Ok(()) };
+            last = digest.as_str().to_owned();
+            report.manifests += again!(self.untagged_retire(repository, &untagged, cutoff, &why).await)?;
+        }
+    }
+
+    async fn untagged_retire(
+        &self,
+        repository: &Repository,
+        untagged: &[Digest],
+        cutoff: i64,
+        why: &Why,
+    ) -> Result<u64, Error> {
+        let mut gone = 0;
+        let mut tx = self.store.begin().await?;
+        tx.repository_lock(repository).await?;
+        for digest in untagged {
+            if tx.manifest_is_untagged(repository, digest, cutoff).await? {
+                gone += u64::from(tx.manifest_delete(repository, digest, why.at, why).await?);
+            }
+        }
+        tx.commit().await?;
+        Ok(gone)
+    }
+}

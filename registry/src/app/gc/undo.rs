@@ -1,0 +1,153 @@
+//! Undo: what was removed comes back, as long as its window lasts. A manifest brings its tags and, if it is an index, its
+//! children; the bytes were kept for it.
+
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use lode_model::digest::Digest;
+use lode_model::manifest::Manifest;
+use lode_model::reference::{Reference, Repository, Tag};
+use serde::Serialize;
+
+use crate::Error;
+use crate::app::{Registry, TRIES, again, detached};
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{RemovalRow, millis, parsed};
+
+/// What comes back is kept from the collection for this long at least, until all of it is there.
+const LEASE: Duration = Duration::from_secs(60);
+/// Indexes of indexes deeper than this are nobody's.
+const DEPTH: u32 = 8;
+
+/// What came back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Restored {
+    pub manifests: Vec<Digest>,
+    pub tags: Vec<Tag>,
+}
+
+impl Registry {
+    /// Brings back a removed manifest with the tags it had, or a removed tag with its manifest.
+    pub async fn gc_undo(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Restored, Error> {
+        allow(caller, Action::Administer, Target::Server)?;
+        let (this, repository, reference) = (self.clone(), repository.clone(), reference.clone());
+        detached(async move { this.undo(&repository, &reference).await }).await
+    }
+
+    async fn undo(&self, repository: &Repository, reference: &Reference) -> Result<Restored, Error> {
+        let unknown = || Error::RemovalUnknown { reference: reference.clone() };
+        // 1. Which manifest, and which tags?
+        let (digest, tags) = match reference {
+            Reference::Digest(digest) => {
+                (digest.clone(), self.store.removals_of_its_tags(repository, digest).await?)
+            }
+            Reference::Tag(tag) => {
+                if self.store.manifest_find(repository, reference).await?.is_some() {
+                    return Err(Error::TagInUse { tag: tag.clone() });
+                }
+                let row = self.store.removal_of_tag(repository, tag).await?.ok_or_else(unknown)?;
+                (parsed("digest", &row.digest)?, vec![row])
+            }
+        };
+        let (mut restored, by_digest) = (Restored::default(), Reference::Digest(digest.clone()));
+        for _ in 0..TRIES {
+            // 2. The manifest, unless it is still there.
+            if self.store.manifest_find(repository, &by_digest).await?.is_none() {
+                self.manifest_restore(repository, &digest, &mut restored, 0).await?;
+            } else if tags.is_empty() {
+                break;
+            }
+            // 3. Its tags, unless a collection came in between.
+            if let Some(tags) = again!(self.tags_restore(repository, &digest, &tags).await)? {
+                tracing::info!(%repository, %reference, tags = tags.len(), "removal undone");
+                restored.tags = tags;
+                return Ok(restored);
+            }
+        }
+        Err(unknown())
+    }
+
+    async fn manifest_restore(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        restored: &mut Restored,
+        depth: u32,
+    ) -> Result<(), Error> {
+        let unknown = || Error::RemovalUnknown { reference: Reference::Digest(digest.clone()) };
+        let row = self.store.removal_of_manifest(repository, digest).await?.ok_or_else(unknown)?;
+        let (size_bytes, key) = self.store.blob_live(digest).await?.ok_or_else(unknown)?;
+        let bytes = self.blobs.read(&key, 0..size_bytes).await?;
+        let bytes = bytes.try_fold(Vec::new(), async |mut all, piece| {
+            all.extend_from_slice(&piece);
+            Ok(all)
+        });
+        let bytes = bytes.await.map_err(|error| Error::io(format!("reading {key}"), error))?;
+        let manifest = Manifest::parse(row.media_type.as_deref(), &bytes).map_err(Error::ManifestInvalid)?;
+        let children: Vec<Digest> = manifest.children().map(|child| child.digest.clone()).collect();
+        // 1. Manifests of an index, as many as went with it.
+        for child in self.store.manifests_missing(repository, &children).await? {
+            if depth < DEPTH && self.store.removal_of_manifest(repository, &child).await?.is_some() {
+                Box::pin(self.manifest_restore(repository, &child, restored, depth + 1)).await?;
+            }
+        }
+        // 2. Its blobs: those that it had, all of them.
+        let blobs = self.store.removal_blobs(&row.id).await?;
+        again!(self.links_restore(repository, &blobs).await).and_then(|all| match all {
+            true => Ok(()),
+            false => Err(unknown()),
+        })?;
+        // 3. Itself, as if it were pushed; what it named and never had may be absent again.
+        let (reference, media_type) = (Reference::Digest(digest.clone()), row.media_type.as_deref());
+        self.manifest_store(repository, &reference, media_type, bytes.into(), &[], true).await?;
+        let mut tx = self.store.begin().await?;
+        tx.removals_restored(&[row.id]).await?;
+        tx.commit().await?;
+        restored.manifests.push(digest.clone());
+        Ok(())
+    }
+
+    async fn links_restore(&self, repository: &Repository, blobs: &[Digest]) -> Result<bool, Error> {
+        let mut tx = self.store.begin().await?;
+        for digest in blobs {
+            if tx.blob_lock(digest).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        for digest in blobs {
+            tx.link(repository, digest, self.lease_ms().max(millis(LEASE))).await?;
+        }
+        tx.commit().await?;
+        Ok(true)
+    }
+
+    async fn tags_restore(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        removals: &[RemovalRow],
+    ) -> Result<Option<Vec<Tag>>, Error> {
+        let mut tx = self.store.begin().await?;
+        tx.repository_lock(repository).await?;
+        if !tx.manifests_reference(repository, std::slice::from_ref(digest)).await?.is_empty() {
+            return Ok(None);
+        }
+        let mut tags: Vec<Tag> = Vec::new();
+        for row in removals {
+            let tag: Tag = parsed("tag", row.tag.as_deref().unwrap_or_default())?;
+            if !tags.contains(&tag) {
+                tx.tag_put(repository, &tag, digest).await?;
+                tags.push(tag);
+            }
+        }
+        let ids: Vec<String> = removals.iter().map(|row| row.id.clone()).collect();
+        tx.removals_restored(&ids).await?;
+        tx.commit().await?;
+        Ok(Some(tags))
+    }
+}

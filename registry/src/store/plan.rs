@@ -1,0 +1,117 @@
+//! What a collection that only looks asks of the index, one question at a time and all of them reads.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+
+use super::{Store, now_ms, on, parsed, size};
+use crate::Error;
+
+/// What keeps a manifest.
+pub(crate) struct ManifestHolders {
+    pub(crate) exists: bool,
+    pub(crate) tags: Vec<Tag>,
+    /// Indexes that list it.
+    pub(crate) indexes: Vec<Digest>,
+    /// Its subject, if that is here.
+    pub(crate) subject: Option<Digest>,
+    pub(crate) leased: bool,
+}
+
+/// What keeps a link.
+pub(crate) struct LinkHolders {
+    pub(crate) manifests: Vec<Digest>,
+    pub(crate) is_manifest: bool,
+    pub(crate) leased: bool,
+}
+
+/// What keeps a blob.
+pub(crate) struct BlobHolders {
+    pub(crate) size_bytes: u64,
+    pub(crate) released_at: i64,
+    pub(crate) repositories: Vec<Repository>,
+    /// Kept for an undo.
+    pub(crate) kept: bool,
+}
+
+impl Store {
+    pub(crate) async fn manifest_holders(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<ManifestHolders, Error> {
+        let tags: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select name from tags where repository = $1 and digest = $2")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
+        let indexes: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select manifest from manifest_blobs where repository = $1 and digest = $2 and kind = 'child'")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
+        let subject: Option<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select r.subject from referrers r join manifests m on m.repository = r.repository and m.digest = r.subject
+             where r.repository = $1 and r.digest = $2")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
+        let link = self.link_holders(repository, digest).await?;
+        Ok(ManifestHolders {
+            tags: tags.iter().map(|(name,)| parsed("tag", name)).collect::<Result<_, _>>()?,
+            indexes: indexes.iter().map(|(digest,)| parsed("digest", digest)).collect::<Result<_, _>>()?,
+            subject: subject.map(|(digest,)| parsed("digest", &digest)).transpose()?,
+            exists: link.as_ref().is_some_and(|link| link.is_manifest),
+            leased: link.is_some_and(|link| link.leased),
+        })
+    }
+
+    /// What a manifest names: blobs, and the manifests of an index.
+    pub(crate) async fn manifest_names(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<(Vec<Digest>, Vec<Digest>), Error> {
+        let rows: Vec<(String, String)> = on!(self.read(), c => sqlx::query_as(
+            "select digest, kind from manifest_blobs where repository = $1 and manifest = $2")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
+        let (mut blobs, mut children) = (Vec::new(), Vec::new());
+        for (digest, kind) in rows {
+            let list = if kind == "child" { &mut children } else { &mut blobs };
+            list.push(parsed("digest", &digest)?);
+        }
+        Ok((blobs, children))
+    }
+
+    /// None if the repository does not link it.
+    pub(crate) async fn link_holders(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<LinkHolders>, Error> {
+        let link: Option<(i64, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select leased_until, (select count(*) from manifests m where m.repository = $1 and m.digest = $2)
+             from links where repository = $1 and digest = $2")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
+        let Some((leased_until, manifests)) = link else { return Ok(None) };
+        let named: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select manifest from manifest_blobs where repository = $1 and digest = $2")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
+        Ok(Some(LinkHolders {
+            manifests: named.iter().map(|(digest,)| parsed("digest", digest)).collect::<Result<_, _>>()?,
+            is_manifest: manifests > 0,
+            leased: leased_until > now_ms(),
+        }))
+    }
+
+    /// None if it is not live.
+    pub(crate) async fn blob_holders(&self, digest: &Digest) -> Result<Option<BlobHolders>, Error> {
+        let row: Option<(i64, i64, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select size_bytes, released_at,
+                 (select count(*) from removal_blobs k where k.digest = $1 and k.undo_until > $2)
+             from blobs where digest = $1 and state = 'live'")
+            .bind(digest.as_str()).bind(now_ms()).fetch_optional(c).await)?;
+        let Some((size_bytes, released_at, kept)) = row else { return Ok(None) };
+        let links: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select repository from links where digest = $1").bind(digest.as_str()).fetch_all(c).await)?;
+        Ok(Some(BlobHolders {
+            size_bytes: size(size_bytes)?,
+            released_at,
+            repositories: links.iter().map(|(name,)| parsed("repository", name)).collect::<Result<_, _>>()?,
+            kept: kept > 0,
+        }))
+    }
+}

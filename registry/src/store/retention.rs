@@ -1,0 +1,96 @@
+//! What retention rules ask of a repository: its tags by age, and manifests that no tag names.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+
+use super::removals::Why;
+use super::{Store, Tx, now_ms, on, parsed};
+use crate::Error;
+
+/// A tag with what decides whether it stays.
+#[derive(Clone, Debug)]
+pub(crate) struct AgedTag {
+    pub(crate) name: Tag,
+    pub(crate) digest: Digest,
+    pub(crate) updated_at: i64,
+}
+
+/// That no tag, no index and no subject that is here holds on to `m`, and no lease either.
+macro_rules! untagged {
+    ($select:literal, $and:literal) => {
+        concat!(
+            $select,
+            " from manifests m where m.repository = $1 and coalesce(m.untagged_at, m.created_at) <= $2
+                and not exists (select 1 from tags t where t.repository = m.repository and t.digest = m.digest)
+                and not exists (select 1 from manifest_blobs n
+                    where n.repository = m.repository and n.digest = m.digest and n.kind = 'child')
+                and not exists (select 1 from referrers r
+                    join manifests s on s.repository = r.repository and s.digest = r.subject
+                    where r.repository = m.repository and r.digest = m.digest)
+                and not exists (select 1 from links l
+                    where l.repository = m.repository and l.digest = m.digest and l.leased_until > $3)",
+            $and
+        )
+    };
+}
+
+impl Store {
+    /// The tags of a repository, newest first.
+    pub(crate) async fn tags_by_age(&self, repository: &Repository) -> Result<Vec<AgedTag>, Error> {
+        let rows: Vec<(String, String, i64)> = on!(patiently self.read(), c => sqlx::query_as(
+            "select name, digest, updated_at from tags where repository = $1 order by updated_at desc, name desc")
+            .bind(repository.as_str()).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|(name, digest, updated_at)| {
+                Ok(AgedTag { name: parsed("tag", &name)?, digest: parsed("digest", &digest)?, updated_at })
+            })
+            .collect()
+    }
+
+    /// Manifests that no tag, no index and no subject holds on to since before `cutoff`, in digest order after `after`.
+    pub(crate) async fn manifests_untagged(
+        &self,
+        repository: &Repository,
+        cutoff: i64,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<Digest>, Error> {
+        let rows: Vec<(String,)> = on!(patiently self.read(), c => sqlx::query_as(
+            untagged!("select m.digest", " and m.digest > $4 order by m.digest limit $5"))
+            .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(after).bind(limit).fetch_all(c).await)?;
+        rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
+    }
+}
+
+impl Tx {
+    /// Is that still so? The repository is locked.
+    pub(crate) async fn manifest_is_untagged(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+        cutoff: i64,
+    ) -> Result<bool, Error> {
+        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(untagged!("select count(*)", " and m.digest = $4"))
+            .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(digest.as_str()).fetch_one(c).await)?;
+        Ok(count > 0)
+    }
+
+    /// Removes a tag if nobody has moved it since it was looked at. The repository is locked.
+    pub(crate) async fn tag_retire(
+        &mut self,
+        repository: &Repository,
+        tag: &AgedTag,
+        why: &Why,
+    ) -> Result<bool, Error> {
+        let rows = on!(self.conn(), c => sqlx::query(
+            "delete from tags where repository = $1 and name = $2 and digest = $3 and updated_at = $4")
+            .bind(repository.as_str()).bind(tag.name.as_str()).bind(tag.digest.as_str()).bind(tag.updated_at)
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        if rows == 0 {
+            return Ok(false);
+        }
+        self.tag_removed(repository, tag.name.as_str(), &tag.digest, why).await?;
+        self.manifest_untagged(repository, &tag.digest, why.at).await?;
+        Ok(true)
+    }
+}
