@@ -7,7 +7,9 @@ use std::process::Stdio;
 
 use lode_tests::artifact::{fresh_seed, random_bytes};
 use lode_tests::clients::Docker;
+use lode_tests::cluster::Front;
 use lode_tests::command::{succeed, until};
+use lode_tests::oci::Registry;
 use lode_tests::server::{Folder, Options};
 
 /// Makes an image of two layers without running anything in it.
@@ -26,14 +28,9 @@ fn build(docker: &Docker, scratch: &Path, name: &str, layer_bytes: usize) -> Str
     succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}}", name])).trim().to_owned()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn images_go_there_and_back() {
-    let folder = Folder::new();
-    let Some(docker) = Docker::start("docker::images_go_there_and_back", folder.path()) else { return };
-    let server = folder.serve().await;
-    let registry = server.registry();
+async fn there_and_back(docker: &Docker, scratch: &Path, registry: &Registry) {
     let name = format!("{}/team/image:v1", registry.host());
-    let id = build(&docker, folder.path(), &name, 2_000_000);
+    let id = build(docker, scratch, &name, 2_000_000);
     let pushed = succeed(&mut docker.command(&["push", &name]));
     let answer = registry.manifest_get("team/image", "v1").await.expect(200);
     let digest = answer.header("docker-content-digest").unwrap().to_owned();
@@ -68,9 +65,21 @@ async fn images_go_there_and_back() {
     );
     let again = succeed(&mut docker.command(&["push", &other]));
     assert!(again.contains("Layer already exists") && again.contains(&digest), "{again}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_go_there_and_back() {
+    let folder = Folder::new();
+    let Some(docker) = Docker::start("docker::images_go_there_and_back", folder.path()) else { return };
+    let server = folder.serve().await;
+    there_and_back(&docker, folder.path(), &server.registry()).await;
+    if let Some(front) = Front::switching("docker::images_go_there_and_back, two replicas").await {
+        there_and_back(&docker, folder.path(), &front.registry()).await;
+        front.check().await;
+    }
 
     // A server that dies in the middle of a push: repeated, the push goes through.
-    let big = format!("{}/team/big:v1", registry.host());
+    let big = format!("{}/team/big:v1", server.registry().host());
     let id = build(&docker, folder.path(), &big, 40_000_000);
     let before = crate::start_stop::stored_bytes(&folder);
     let mut push =
@@ -88,7 +97,7 @@ async fn images_go_there_and_back() {
     assert_eq!(registry.manifest_get("team/big", "v1").await.expect(200).json()["config"]["digest"], id);
     succeed(&mut docker.command(&["image", "rm", "-f", &id]));
     succeed(&mut docker.command(&["pull", &big]));
-    assert!(inspect(&big).contains(&id));
+    assert!(succeed(&mut docker.command(&["image", "inspect", "-f", "{{.Id}}", &big])).contains(&id));
     drop(docker);
     server.lode().run(&["fsck", "--verify"]).await.ok();
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
 use lode_tests::clients::oras;
+use lode_tests::cluster::Front;
 use lode_tests::command::{succeed, until};
 use lode_tests::server::Server;
 
@@ -16,8 +17,8 @@ fn run(program: &Path, folder: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn scratch(server: &Server, name: &str) -> PathBuf {
-    let path = server.folder().path().join(name);
+fn scratch(below: &Path, name: &str) -> PathBuf {
+    let path = below.join(name);
     fs::create_dir_all(&path).unwrap();
     path
 }
@@ -25,16 +26,27 @@ fn scratch(server: &Server, name: &str) -> PathBuf {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_go_there_and_back_with_what_is_attached() {
     let Some(program) = oras("oras::files_go_there_and_back") else { return };
-    let server = Server::fresh().await;
-    let registry = server.registry();
-    let (source, back) = (scratch(&server, "source"), scratch(&server, "back"));
+    there_and_back(&program, &Front::one().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_go_there_and_back_through_two_replicas() {
+    let test = "oras::files_go_there_and_back_through_two_replicas";
+    let Some(program) = oras(test) else { return };
+    let Some(front) = Front::switching(test).await else { return };
+    there_and_back(&program, &front).await;
+}
+
+async fn there_and_back(program: &Path, front: &Front) {
+    let registry = front.registry();
+    let (source, back) = (scratch(front.scratch(), "source"), scratch(front.scratch(), "back"));
     let files = [("weights.bin", 3_000_000), ("config.json", 200), ("empty.txt", 0)];
     for (name, len) in files {
         fs::write(source.join(name), random_bytes(fresh_seed(), len)).unwrap();
     }
     let name = format!("{}/oras/files:v1", registry.host());
     let out = succeed(&mut run(
-        &program,
+        program,
         &source,
         &[
             "push",
@@ -51,14 +63,14 @@ async fn files_go_there_and_back_with_what_is_attached() {
     let digest = answer.header("docker-content-digest").unwrap().to_owned();
     assert!(out.contains(&digest), "{out}");
     assert_eq!(sha256(&answer.body), digest);
-    succeed(&mut run(&program, &back, &["pull", "--plain-http", &name]));
+    succeed(&mut run(program, &back, &["pull", "--plain-http", &name]));
     for (file, _) in files {
         assert!(fs::read(source.join(file)).unwrap() == fs::read(back.join(file)).unwrap(), "{file}");
     }
 
     fs::write(source.join("sbom.json"), b"{\"sbom\": true}").unwrap();
     succeed(&mut run(
-        &program,
+        program,
         &source,
         &[
             "attach",
@@ -69,8 +81,7 @@ async fn files_go_there_and_back_with_what_is_attached() {
             "sbom.json:application/json",
         ],
     ));
-    let found =
-        succeed(&mut run(&program, &source, &["discover", "--plain-http", "--format", "json", &name]));
+    let found = succeed(&mut run(program, &source, &["discover", "--plain-http", "--format", "json", &name]));
     let found: serde_json::Value = serde_json::from_str(&found).unwrap();
     let attached = &found["manifests"].as_array().or(found["referrers"].as_array()).unwrap()[0];
     assert_eq!(attached["artifactType"], "application/vnd.example.sbom", "{found}");
@@ -80,7 +91,7 @@ async fn files_go_there_and_back_with_what_is_attached() {
     // To another repository with everything attached, then back out of it.
     let copied = format!("{}/oras/copied:v2", registry.host());
     succeed(&mut run(
-        &program,
+        program,
         &source,
         &["copy", "-r", "--from-plain-http", "--to-plain-http", &name, &copied],
     ));
@@ -90,20 +101,21 @@ async fn files_go_there_and_back_with_what_is_attached() {
     );
     let found = registry.get(&format!("/v2/oras/copied/referrers/{digest}")).await.expect(200).json();
     assert_eq!(found["manifests"].as_array().unwrap().len(), 1);
-    succeed(&mut run(&program, &source, &["tag", "--plain-http", &name, "v1.1", "stable"]));
+    succeed(&mut run(program, &source, &["tag", "--plain-http", &name, "v1.1", "stable"]));
     assert_eq!(
-        succeed(&mut run(&program, &source, &["repo", "tags", "--plain-http", &name.replace(":v1", "")])),
+        succeed(&mut run(program, &source, &["repo", "tags", "--plain-http", &name.replace(":v1", "")])),
         "stable\nv1\nv1.1\n"
     );
-    succeed(&mut run(&program, &source, &["manifest", "delete", "-f", "--plain-http", &copied]));
+    succeed(&mut run(program, &source, &["manifest", "delete", "-f", "--plain-http", &copied]));
     registry.manifest_get("oras/copied", "v2").await.expect(404);
+    front.check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_push_goes_through_when_repeated() {
     let Some(program) = oras("oras::a_killed_push_goes_through") else { return };
     let server = Server::fresh().await;
-    let source = scratch(&server, "source");
+    let source = scratch(server.folder().path(), "source");
     let bytes = random_bytes(fresh_seed(), 150_000_000);
     fs::write(source.join("weights.bin"), &bytes).unwrap();
     let name = format!("{}/oras/cut:v1", server.address);
@@ -119,7 +131,7 @@ async fn a_killed_push_goes_through_when_repeated() {
     registry.manifest_get("oras/cut", "v1").await.expect(404);
     registry.blob_head("oras/cut", &sha256(&bytes)).await.expect(404);
     succeed(&mut run(&program, &source, &args));
-    let back = scratch(&server, "back");
+    let back = scratch(server.folder().path(), "back");
     succeed(&mut run(&program, &back, &["pull", "--plain-http", &name]));
     assert!(fs::read(back.join("weights.bin")).unwrap() == bytes);
     server.lode().run(&["fsck", "--verify"]).await.ok();

@@ -7,9 +7,10 @@ use std::process::Command;
 
 use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
 use lode_tests::clients::skopeo;
+use lode_tests::cluster::Front;
 use lode_tests::command::{succeed, until};
 use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST};
-use lode_tests::server::{Folder, Options, Server};
+use lode_tests::server::{Folder, Options};
 use serde_json::json;
 
 /// Writes an OCI layout with one image of gzipped layers, tagged `v1`, and gives the manifest's digest.
@@ -60,14 +61,24 @@ fn copy(program: &Path, scratch: &Path, more: &[&str], from: &str, to: &str) -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_goes_there_and_back() {
     let Some(program) = skopeo("skopeo::an_image_goes_there_and_back") else { return };
-    let server = Server::fresh().await;
-    let registry = server.registry();
-    let scratch = server.folder().path();
+    there_and_back(&program, &Front::one().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_goes_there_and_back_through_two_replicas() {
+    let test = "skopeo::an_image_goes_there_and_back_through_two_replicas";
+    let Some(program) = skopeo(test) else { return };
+    let Some(front) = Front::switching(test).await else { return };
+    there_and_back(&program, &front).await;
+}
+
+async fn there_and_back(program: &Path, front: &Front) {
+    let (registry, scratch) = (front.registry(), front.scratch());
     let source = scratch.join("source");
     let digest = layout(&source, 3, 500_000);
     let from = format!("oci:{}:v1", source.display());
     let there = format!("docker://{}/skopeo/image:v1", registry.host());
-    succeed(&mut copy(&program, scratch, &["--preserve-digests"], &from, &there));
+    succeed(&mut copy(program, scratch, &["--preserve-digests"], &from, &there));
     assert_eq!(
         registry.manifest_get("skopeo/image", "v1").await.expect(200).header("docker-content-digest"),
         Some(digest.as_str())
@@ -75,7 +86,7 @@ async fn an_image_goes_there_and_back() {
 
     let back = scratch.join("back");
     succeed(&mut copy(
-        &program,
+        program,
         scratch,
         &["--preserve-digests"],
         &there,
@@ -89,7 +100,7 @@ async fn an_image_goes_there_and_back() {
     }
     // As plain files: the manifest byte for byte, every blob under its digest.
     let plain = scratch.join("plain");
-    succeed(&mut copy(&program, scratch, &[], &there, &format!("dir:{}", plain.display())));
+    succeed(&mut copy(program, scratch, &[], &there, &format!("dir:{}", plain.display())));
     assert_eq!(sha256(&fs::read(plain.join("manifest.json")).unwrap()), digest);
     for entry in fs::read_dir(&plain).unwrap() {
         let path = entry.unwrap().path();
@@ -100,20 +111,21 @@ async fn an_image_goes_there_and_back() {
     }
     // From one repository to another: blobs are mounted. In docker's own media types, too.
     let elsewhere = format!("docker://{}/skopeo/docker:v2", registry.host());
-    succeed(&mut copy(&program, scratch, &["--format", "v2s2"], &there, &elsewhere));
+    succeed(&mut copy(program, scratch, &["--format", "v2s2"], &there, &elsewhere));
     let answer = registry.manifest_get("skopeo/docker", "v2").await.expect(200);
     assert_eq!(answer.header("content-type"), Some("application/vnd.docker.distribution.manifest.v2+json"));
-    let mut command = Command::new(&program);
+    let mut command = Command::new(program);
     let shown = succeed(command.args(["inspect", "--tls-verify=false", &elsewhere]).env("HOME", scratch));
     assert!(shown.contains("\"v2\""), "{shown}");
-    let mut command = Command::new(&program);
+    let mut command = Command::new(program);
     let tags = succeed(
         command.args(["list-tags", "--tls-verify=false", &there.replace(":v1", "")]).env("HOME", scratch),
     );
     assert!(tags.contains("\"v1\""), "{tags}");
-    let mut command = Command::new(&program);
+    let mut command = Command::new(program);
     succeed(command.args(["delete", "--tls-verify=false", &there]).env("HOME", scratch));
     registry.manifest_get("skopeo/image", &digest).await.expect(404);
+    front.check().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

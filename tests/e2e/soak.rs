@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lode_tests::cluster::Cluster;
 use lode_tests::report::{figure, setting};
 use lode_tests::server::Options;
-use lode_tests::services::{Backing, postgres_schema};
+use lode_tests::services::Backing;
 use lode_tests::soak::{Soak, Worker};
 use serde_json::json;
 
@@ -101,10 +101,9 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_process_on_postgres() {
-    let Some(database) = postgres_schema("soak::one_process_on_postgres") else { return };
-    let backing = Backing { name: "postgres + folder", database: Some(database), storage: None };
-    soak(&backing, 1, 2).await;
+async fn two_replicas() {
+    let Some(backing) = Backing::shared("soak::two_replicas") else { return };
+    soak(&backing, 2, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
-//! The clients that people have: docker with a daemon of its own, skopeo and oras, found where `tests/run` put them.
+//! The clients that people have: docker with a daemon of its own, skopeo, oras, cosign and ollama, found where `tests/run` put them.
 //! Each works in scratch folders only; what is not installed is reported by name.
 
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -30,6 +31,72 @@ pub fn skopeo(test: &str) -> Option<PathBuf> {
 #[must_use]
 pub fn oras(test: &str) -> Option<PathBuf> {
     program(test, "LODE_ORAS", &["/usr/local/bin/oras", "/usr/bin/oras"])
+}
+
+/// The cosign that `tests/run` builds from its module.
+#[must_use]
+pub fn cosign(test: &str) -> Option<PathBuf> {
+    program(test, "LODE_COSIGN", &["/usr/local/bin/cosign", "/usr/bin/cosign"])
+}
+
+/// An ollama server of its own, which is the client that speaks to registries, and the program that asks it to.
+pub struct Ollama {
+    server: Child,
+    program: PathBuf,
+    host: String,
+    scratch: PathBuf,
+}
+
+impl Ollama {
+    /// Starts it on an empty store; reports a skip where `tests/run` could not build it.
+    pub fn start(test: &str, scratch: &Path) -> Option<Self> {
+        let program = program(test, "LODE_OLLAMA", &["/usr/local/bin/ollama", "/usr/bin/ollama"])?;
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+        let (host, scratch) = (format!("127.0.0.1:{port}"), scratch.join("ollama"));
+        std::fs::create_dir_all(&scratch).expect("a folder");
+        let (stdout, stderr) = output_file(&scratch.join("server.log"));
+        let mut command = Command::new(&program);
+        environment(&mut command, &host, &scratch);
+        let server = command.arg("serve").stdout(stdout).stderr(stderr).process_group(0).spawn();
+        let ollama = Self { server: server.expect("the server starts"), program, host, scratch };
+        let deadline = Instant::now() + PATIENCE;
+        while !ollama.command(&["list"]).output().is_ok_and(|output| output.status.success()) {
+            assert!(Instant::now() < deadline, "ollama does not answer:\n{}", ollama.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Some(ollama)
+    }
+
+    /// A client command with these arguments.
+    #[must_use]
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        environment(&mut command, &self.host, &self.scratch);
+        command.args(args);
+        command
+    }
+
+    /// The folder of its manifests and blobs.
+    #[must_use]
+    pub fn models(&self) -> PathBuf {
+        self.scratch.join("models")
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.join("server.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Ollama {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn environment(command: &mut Command, host: &str, scratch: &Path) {
+    command.env("OLLAMA_HOST", host).env("OLLAMA_MODELS", scratch.join("models")).env("HOME", scratch);
+    command.current_dir(scratch).env_remove("HTTP_PROXY").env_remove("HTTPS_PROXY");
 }
 
 /// A docker daemon on a scratch folder and socket, and the client to speak to it.

@@ -2,6 +2,7 @@
 //! A replica is killed and started again at the same address while the others go on.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use crate::command::Lode;
 use crate::oci::Registry;
@@ -86,5 +87,64 @@ impl Cluster {
         let Replica { server, folder, address } = &mut self.replicas[replica];
         let options = self.options.clone().listen(address.to_string());
         *server = Some(folder.start(options).await);
+    }
+}
+
+/// A registry at one address, whatever stands behind it.
+pub struct Front {
+    behind: Behind,
+    folder: Folder,
+}
+
+enum Behind {
+    One(Server),
+    Replicas(Cluster, Switch),
+}
+
+impl Front {
+    /// One process on SQLite and its data folder.
+    pub async fn one() -> Self {
+        let folder = Folder::new();
+        Self { behind: Behind::One(folder.serve().await), folder }
+    }
+
+    /// Two replicas behind a proxy that switches at each request; without the services for it, a reported skip.
+    pub async fn switching(test: &str) -> Option<Self> {
+        let backing = Backing::shared(test)?;
+        let cluster = Cluster::start(2, &backing, Options::new()).await;
+        let switch = cluster.switch();
+        Some(Self { behind: Behind::Replicas(cluster, switch), folder: Folder::new() })
+    }
+
+    /// A client of it.
+    #[must_use]
+    pub fn registry(&self) -> Registry {
+        match &self.behind {
+            Behind::One(server) => server.registry(),
+            Behind::Replicas(_, switch) => Registry::new(switch.url()),
+        }
+    }
+
+    /// A scratch folder for what the test writes.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Index and bytes agree, and where there are replicas each of them took its share.
+    ///
+    /// # Panics
+    ///
+    /// When not.
+    pub async fn check(&self) {
+        let server = match &self.behind {
+            Behind::One(server) => server,
+            Behind::Replicas(cluster, switch) => {
+                let served = switch.served();
+                assert!(served.iter().all(|count| *count > 1), "each replica takes requests: {served:?}");
+                cluster.server(0)
+            }
+        };
+        server.lode().run(&["fsck", "--verify"]).await.ok();
     }
 }

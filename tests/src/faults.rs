@@ -28,8 +28,8 @@ pub enum Fault {
     Silent,
     /// A connection is reset after it has carried this many bytes towards the service.
     CutAfter(u64),
-    /// A request that contains these bytes is passed on; its answer is thrown away and the connection reset.
-    AnswerLost(&'static [u8]),
+    /// A request that contains these bytes is passed on; its answer is thrown away and the connection reset, that many times.
+    AnswerLost(&'static str, usize),
 }
 
 /// A running proxy; it ends when this goes.
@@ -186,9 +186,11 @@ impl Pump {
                     return false;
                 }
             }
-            (Fault::AnswerLost(pattern), Direction::Up(lose)) => {
+            (Fault::AnswerLost(pattern, times), Direction::Up(lose)) => {
+                let pattern = pattern.as_bytes();
                 self.recent.extend_from_slice(piece);
-                if self.recent.windows(pattern.len()).any(|window| window == pattern) {
+                let asked = self.recent.windows(pattern.len()).any(|window| window == pattern);
+                if asked && self.hits.load(Ordering::Relaxed) < times {
                     self.recent.clear();
                     lose.send_replace(true);
                 }

@@ -198,9 +198,13 @@ impl Registry {
         self.send(request.header("content-length", size_bytes).body(body)).await
     }
 
-    /// GET of a blob.
+    /// GET of a blob, from where the registry sends its clients for it.
     pub async fn blob_get(&self, repository: &str, digest: &str) -> Answer {
-        self.get(&format!("/v2/{repository}/blobs/{digest}")).await
+        let answer = self.get(&format!("/v2/{repository}/blobs/{digest}")).await;
+        match (answer.status, answer.header("location")) {
+            (307, Some(elsewhere)) => self.get(elsewhere).await,
+            _ => answer,
+        }
     }
 
     /// HEAD of a blob.

@@ -7,14 +7,16 @@ mod writing;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use reqwest::RequestBuilder;
 
 use crate::artifact::{Image, random_bytes, sha256};
 use crate::oci::{Answer, IMAGE_INDEX, IMAGE_MANIFEST, Registry};
 use crate::register::Register;
+use crate::server::PATIENCE;
 
 /// A repository in which everybody pushes images of the same layers.
 const SHARED: &str = "soak/all";
@@ -25,6 +27,9 @@ const KEPT: usize = 24;
 
 /// What went wrong, in words that name the request.
 pub type Failure = String;
+
+/// A replica died in the middle of an upload: whatever became of it, the client begins again.
+const CUT: &str = "the connection was cut";
 
 /// What all workers share.
 pub struct Soak {
@@ -44,6 +49,10 @@ pub struct Soak {
     pub requests: AtomicU64,
     /// Pushes that took longer than the lease and lost a blob to it, which is what a lease means.
     pub lapsed: AtomicU64,
+    /// Replicas die under the workers, which try again at another.
+    mortal: bool,
+    /// Requests that were sent again because their replica died.
+    pub repeated: AtomicU64,
     /// Set when the workers should come to an end.
     pub stop: AtomicBool,
 }
@@ -68,8 +77,16 @@ impl Soak {
             counts: Mutex::default(),
             requests: AtomicU64::new(0),
             lapsed: AtomicU64::new(0),
+            mortal: false,
+            repeated: AtomicU64::new(0),
             stop: AtomicBool::new(false),
         }
+    }
+
+    /// The same, with replicas that die now and then: requests that were cut off are sent again elsewhere.
+    #[must_use]
+    pub fn mortal(self) -> Self {
+        Self { mortal: true, ..self }
     }
 
     /// How often each operation was carried out.
@@ -125,6 +142,9 @@ impl Worker {
     pub async fn work(&mut self) -> Result<(), Failure> {
         while !self.soak.stop.load(Ordering::Relaxed) {
             let operation = self.step().await;
+            if operation.as_ref().is_err_and(|e| e == CUT) {
+                continue; // it has changed nothing that this worker counts on
+            }
             if operation.is_err() {
                 self.soak.stop.store(true, Ordering::Relaxed);
             }
@@ -185,37 +205,36 @@ impl Worker {
         format!("soak/worker-{}", self.id)
     }
 
-    /// One request to whichever replica comes, held to the answers that are right.
+    /// One request to whichever replica comes, held to the answers that are right. Where replicas die it is sent again elsewhere,
+    /// and then something that was to be deleted may be gone already.
     async fn ask(&mut self, method: &str, path: &str, body: Body, right: &[u16]) -> Result<Answer, Failure> {
-        let replica = self.random.random_range(0..self.soak.replicas.len());
-        let registry = &self.soak.replicas[replica];
-        let mut request = registry.request(method, path).timeout(Duration::from_secs(60));
-        request = match body {
-            Body::None => request,
-            Body::Manifest(bytes) => request.header("content-type", IMAGE_MANIFEST).body(bytes),
-            Body::Bytes(bytes, None) => {
-                request.header("content-type", "application/octet-stream").body(bytes)
+        let deadline = Instant::now() + PATIENCE;
+        let mut repeated = false;
+        loop {
+            let replica = self.random.random_range(0..self.soak.replicas.len());
+            let registry = &self.soak.replicas[replica];
+            let request = body.clone().of(registry.request(method, path).timeout(Duration::from_secs(60)));
+            self.soak.requests.fetch_add(1, Ordering::Relaxed);
+            match registry.try_send(request).await {
+                Ok(answer) if right.contains(&answer.status) => return Ok(answer),
+                Ok(answer) if repeated && method == "DELETE" && answer.status == 404 => return Ok(answer),
+                Ok(answer) => {
+                    return Err(format!(
+                        "{method} {path} on replica {replica} answers {} `{}` instead of {right:?}",
+                        answer.status,
+                        answer.text()
+                    ));
+                }
+                Err(_) if self.soak.mortal && Instant::now() < deadline => {
+                    self.soak.repeated.fetch_add(1, Ordering::Relaxed);
+                    if path.contains("/blobs/uploads/") && method != "DELETE" {
+                        return Err(CUT.to_owned());
+                    }
+                    repeated = true;
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(e) => return Err(format!("{method} {path} on replica {replica}: no answer: {e:?}")),
             }
-            Body::Bytes(bytes, Some((first, end))) => request
-                .header("content-type", "application/octet-stream")
-                .header("content-range", format!("{first}-{}", end.saturating_sub(1)))
-                .body(bytes),
-        };
-        if path.contains("/manifests/") {
-            request = request.header("accept", format!("{IMAGE_MANIFEST}, {IMAGE_INDEX}"));
-        }
-        self.soak.requests.fetch_add(1, Ordering::Relaxed);
-        let answer = registry
-            .try_send(request)
-            .await
-            .map_err(|e| format!("{method} {path} on replica {replica}: no answer: {e:?}"))?;
-        match right.contains(&answer.status) {
-            true => Ok(answer),
-            false => Err(format!(
-                "{method} {path} on replica {replica} answers {} `{}` instead of {right:?}",
-                answer.status,
-                answer.text()
-            )),
         }
     }
 }
@@ -229,9 +248,26 @@ fn location(answer: &Answer) -> Result<String, Failure> {
     })
 }
 
+#[derive(Clone)]
 enum Body {
     None,
-    Manifest(Vec<u8>),
+    Manifest(bytes::Bytes),
     /// First byte and end, where it says so.
-    Bytes(Vec<u8>, Option<(usize, usize)>),
+    Bytes(bytes::Bytes, Option<(usize, usize)>),
+}
+
+impl Body {
+    fn of(self, request: RequestBuilder) -> RequestBuilder {
+        match self {
+            Self::None => request.header("accept", format!("{IMAGE_MANIFEST}, {IMAGE_INDEX}")),
+            Self::Manifest(bytes) => request.header("content-type", IMAGE_MANIFEST).body(bytes),
+            Self::Bytes(bytes, None) => {
+                request.header("content-type", "application/octet-stream").body(bytes)
+            }
+            Self::Bytes(bytes, Some((first, end))) => request
+                .header("content-type", "application/octet-stream")
+                .header("content-range", format!("{first}-{}", end.saturating_sub(1)))
+                .body(bytes),
+        }
+    }
 }

@@ -9,7 +9,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde_json::json;
 
-use super::{Body, Failure, HOT, Held, SHARED, Worker, location, locked};
+use super::{Body, CUT, Failure, HOT, Held, SHARED, Worker, location, locked};
 use crate::artifact::{Image, descriptor, random_bytes, sha256};
 use crate::oci::{IMAGE_MANIFEST, with_query};
 
@@ -67,7 +67,7 @@ impl Worker {
                 self.ensure_blob(repository, blob).await?;
             }
             let path = format!("/v2/{repository}/manifests/{reference}");
-            let body = Body::Manifest(image.manifest.clone());
+            let body = Body::Manifest(image.manifest.clone().into());
             let answer = self.ask("PUT", &path, body, &[201, 400, 404]).await?;
             if answer.status == 201 {
                 return Ok(());
@@ -89,6 +89,15 @@ impl Worker {
 
     /// What clients do before a manifest: ask, mount, or just send.
     pub(super) async fn ensure_blob(&mut self, repository: &str, bytes: &[u8]) -> Result<(), Failure> {
+        loop {
+            let ensured = self.ensure_once(repository, bytes).await;
+            if !ensured.as_ref().is_err_and(|e| e == CUT) {
+                return ensured;
+            }
+        }
+    }
+
+    async fn ensure_once(&mut self, repository: &str, bytes: &[u8]) -> Result<(), Failure> {
         let digest = sha256(bytes);
         match self.random.random_range(0..10) {
             0..=4 => {
@@ -124,7 +133,7 @@ impl Worker {
         let open = format!("/v2/{repository}/blobs/uploads/");
         if session.is_none() && self.random.random_bool(0.4) {
             let path = with_query(&open, "digest", digest);
-            self.ask("POST", &path, Body::Bytes(bytes.to_vec(), None), &[201]).await?;
+            self.ask("POST", &path, Body::Bytes(bytes.to_vec().into(), None), &[201]).await?;
             return Ok(());
         }
         let mut session = match session {
@@ -136,12 +145,12 @@ impl Worker {
         let size = (bytes.len() / (pieces + 1)).max(1);
         let mut sent = 0;
         for chunk in bytes.chunks(size).take(pieces) {
-            let body = Body::Bytes(chunk.to_vec(), Some((sent, sent + chunk.len())));
+            let body = Body::Bytes(chunk.to_vec().into(), Some((sent, sent + chunk.len())));
             session = location(&self.ask("PATCH", &session, body, &[202]).await?)?;
             sent += chunk.len();
         }
         let path = with_query(&session, "digest", digest);
-        self.ask("PUT", &path, Body::Bytes(bytes[sent..].to_vec(), None), &[201]).await?;
+        self.ask("PUT", &path, Body::Bytes(bytes[sent..].to_vec().into(), None), &[201]).await?;
         Ok(())
     }
 
@@ -165,8 +174,13 @@ impl Worker {
         let i = self.random.random_range(0..self.held.len());
         let tag = self.own_tag();
         let (repository, manifest) = (self.held[i].repository.clone(), self.held[i].image.manifest.clone());
-        self.ask("PUT", &format!("/v2/{repository}/manifests/{tag}"), Body::Manifest(manifest), &[201])
-            .await?;
+        self.ask(
+            "PUT",
+            &format!("/v2/{repository}/manifests/{tag}"),
+            Body::Manifest(manifest.into()),
+            &[201],
+        )
+        .await?;
         self.untag(&repository, Some(&tag));
         self.held[i].tags.insert(tag);
         Ok(())
@@ -251,8 +265,9 @@ impl Worker {
         let open = format!("/v2/{}/blobs/uploads/", self.own());
         let session = location(&self.ask("POST", &open, Body::None, &[202]).await?)?;
         let bytes = random_bytes(self.random.random(), 5000);
-        let session =
-            location(&self.ask("PATCH", &session, Body::Bytes(bytes, Some((0, 5000))), &[202]).await?)?;
+        let session = location(
+            &self.ask("PATCH", &session, Body::Bytes(bytes.into(), Some((0, 5000))), &[202]).await?,
+        )?;
         self.ask("DELETE", &session, Body::None, &[204]).await?;
         self.ask("GET", &session, Body::None, &[404]).await.map(drop)
     }
@@ -294,7 +309,7 @@ impl Worker {
         let tag = HOT[self.random.random_range(0..HOT.len())];
         locked(&self.soak.shown).insert(digest.clone(), image.clone());
         let begun = locked(&self.soak.hot).entry(tag).or_default().put_begins(&digest);
-        let body = Body::Manifest(image.manifest.clone());
+        let body = Body::Manifest(image.manifest.clone().into());
         self.ask("PUT", &format!("/v2/{SHARED}/manifests/{tag}"), body, &[201]).await?;
         if let Some(register) = locked(&self.soak.hot).get_mut(tag) {
             register.ends(begun);

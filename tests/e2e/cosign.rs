@@ -1,0 +1,70 @@
+//! cosign signs an image with a key and verifies it; the signature is a referrer of the image, and another key's is none.
+//! Without a transparency log, so that nothing beyond this machine is asked.
+
+use std::path::Path;
+use std::process::Command;
+
+use lode_tests::artifact::{Image, fresh_seed};
+use lode_tests::clients::cosign;
+use lode_tests::cluster::Front;
+use lode_tests::command::succeed;
+
+fn run(program: &Path, scratch: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(scratch).env("HOME", scratch).env("COSIGN_PASSWORD", "");
+    command.env_remove("HTTP_PROXY").env_remove("HTTPS_PROXY");
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_signed_and_verified() {
+    let Some(program) = cosign("cosign::an_image_is_signed_and_verified") else { return };
+    sign_and_verify(&program, &Front::one().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_signed_and_verified_through_two_replicas() {
+    let test = "cosign::an_image_is_signed_and_verified_through_two_replicas";
+    let Some(program) = cosign(test) else { return };
+    let Some(front) = Front::switching(test).await else { return };
+    sign_and_verify(&program, &front).await;
+}
+
+async fn sign_and_verify(program: &Path, front: &Front) {
+    let (registry, scratch) = (front.registry(), front.scratch());
+    let digest = Image::random(fresh_seed(), 2, 50_000).push(&registry, "team/signed", "v1").await;
+    succeed(&mut run(program, scratch, &["generate-key-pair"]));
+    succeed(&mut run(program, scratch, &["generate-key-pair", "--output-key-prefix", "other"]));
+    let (by_digest, by_tag) =
+        (format!("{}/team/signed@{digest}", registry.host()), format!("{}/team/signed:v1", registry.host()));
+    let verify = |key: &str, name: &str| {
+        let plain = ["--allow-insecure-registry", "--allow-http-registry", "--insecure-ignore-tlog=true"];
+        run(program, scratch, &[&["verify", "--key", key][..], &plain, &[name]].concat())
+    };
+    let unsigned = verify("cosign.pub", &by_tag).output().unwrap();
+    assert!(!unsigned.status.success(), "nothing has been signed");
+    succeed(&mut run(
+        program,
+        scratch,
+        &[
+            "sign",
+            "--yes",
+            "--key",
+            "cosign.key",
+            "--use-signing-config=false",
+            "--tlog-upload=false",
+            "--allow-insecure-registry",
+            "--allow-http-registry",
+            &by_digest,
+        ],
+    ));
+    for name in [&by_tag, &by_digest] {
+        let shown = succeed(&mut verify("cosign.pub", name));
+        assert!(shown.contains(&digest), "{shown}");
+    }
+    assert!(!verify("other.pub", &by_tag).output().unwrap().status.success(), "another key verifies nothing");
+    let found = registry.get(&format!("/v2/team/signed/referrers/{digest}")).await.expect(200).json();
+    assert_eq!(found["manifests"].as_array().unwrap().len(), 1, "the signature is a referrer: {found}");
+    assert_eq!(registry.tags("team/signed").await, ["v1"], "and needs no tag");
+    front.check().await;
+}

@@ -1,0 +1,79 @@
+//! kill -9 of one replica of two at random moments of everything that clients do, the collection included, while the other goes on:
+//! clients send again what was cut off, and find everything as they left it.
+//! LODE_REPLICA_KILLS sets how many: 15 in the short form, 100 in the long one. A failure prints its seed; LODE_KILL_SEED repeats it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use lode_tests::cluster::Cluster;
+use lode_tests::report::{figure, setting};
+use lode_tests::server::Options;
+use lode_tests::services::Backing;
+use lode_tests::soak::{Soak, Worker};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+const LEASE: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_other_replica_goes_on_and_nothing_is_lost() {
+    let Some(backing) = Backing::shared("replica_kill::the_other_replica_goes_on") else { return };
+    let (kills, seed) =
+        (setting("LODE_REPLICA_KILLS", 15), setting("LODE_KILL_SEED", rand::random::<u32>().into()));
+    let mut random = StdRng::seed_from_u64(seed);
+    let options = Options::new()
+        .env("LODE_GC_GRACE", "0s")
+        .env("LODE_GC_UNDO", "0s")
+        .env("LODE_GC_INTERVAL", "1s")
+        .env("LODE_UPLOAD_LEASE", format!("{}s", LEASE.as_secs()));
+    let mut cluster = Cluster::start(2, &backing, options).await;
+    let soak = Arc::new(Soak::new(cluster.registries(), LEASE).mortal());
+    let workers: Vec<_> = (0..8)
+        .map(|id| {
+            let mut worker = Worker::new(soak.clone(), id, random.random());
+            tokio::spawn(async move {
+                let result = worker.work().await;
+                (worker, result)
+            })
+        })
+        .collect();
+    let mut slowest = Duration::ZERO;
+    for kill in 0..kills {
+        if soak.stop.load(Ordering::Relaxed) {
+            break; // a worker found something: no need to go on
+        }
+        tokio::time::sleep(Duration::from_micros(random.random_range(1_000..1_200_000))).await;
+        let replica = (kill % 2) as usize;
+        cluster.kill(replica);
+        tokio::time::sleep(Duration::from_micros(random.random_range(0..500_000))).await;
+        let started = Instant::now();
+        cluster.restart(replica).await;
+        slowest = slowest.max(started.elapsed());
+    }
+    soak.stop.store(true, Ordering::Relaxed);
+    let (mut kept, mut failures) = (0, Vec::new());
+    for worker in workers {
+        let (mut worker, result) = worker.await.unwrap();
+        failures.extend(result.err());
+        match worker.check().await {
+            Ok(images) => kept += images,
+            Err(e) => failures.push(e),
+        }
+    }
+    assert!(failures.is_empty(), "seed {seed}: {failures:#?}");
+    for replica in 0..2 {
+        cluster.lode(replica).run(&["fsck", "--verify"]).await.ok();
+    }
+    figure(
+        &format!("{kills} kill -9 of one replica of two (seed {seed})"),
+        &format!(
+            "{} operations, {} requests sent again, {kept} images checked whole: none lost, none changed, fsck --verify clean; \
+             slowest restart {} ms",
+            soak.operations(),
+            soak.repeated.load(Ordering::Relaxed),
+            slowest.as_millis()
+        ),
+    );
+    assert!(soak.operations() > kills, "the workers did some work");
+}

@@ -1,0 +1,157 @@
+//! Three replicas on one Postgres and one bucket: none has state of its own, so a client may meet another one at each request.
+
+use futures::StreamExt;
+use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
+use lode_tests::cluster::Cluster;
+use lode_tests::oci::{Registry, offset_in, with_query};
+use lode_tests::server::Options;
+use lode_tests::services::Backing;
+
+async fn three(test: &str) -> Option<Cluster> {
+    let backing = Backing::shared(test)?;
+    Some(Cluster::start(3, &backing, Options::new()).await)
+}
+
+/// An upload's address at another replica.
+fn at(registry: &Registry, location: &str) -> String {
+    let (_, path) = location.split_once("/v2/").unwrap();
+    registry.at(&format!("/v2/{path}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_blob_here_the_rest_there_and_pulled_from_a_third() {
+    let Some(cluster) = three("replicas::half_a_blob_here").await else { return };
+    let [a, b, c] = [0, 1, 2].map(|replica| cluster.registry(replica));
+    // Around the size of a part and away from it, with a tail that is no whole part.
+    for (first, rest) in [(3_000, 5_000), (5 << 20, 1), (7_000_000, 13_000_001), (12_000_000, 0)] {
+        let bytes = random_bytes(fresh_seed(), first + rest);
+        let digest = sha256(&bytes);
+        let location = a.upload_open("half").await;
+        a.upload_append(&location, 0, &bytes[..first]).await.expect(202);
+        assert_eq!(b.upload_offset(&at(&b, &location)).await, first as u64);
+        if rest > 0 {
+            b.upload_append(&at(&b, &location), first as u64, &bytes[first..]).await.expect(202);
+        }
+        c.upload_finish(&at(&c, &location), &digest, b"").await.expect(201);
+        for registry in [&a, &b, &c] {
+            let answer = registry.blob_get("half", &digest).await.expect(200);
+            assert!(answer.body == bytes, "{first} and {rest} bytes come back from {}", registry.url);
+        }
+    }
+    cluster.lode(1).run(&["fsck", "--verify"]).await.ok();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_survives_the_replica_that_it_began_on() {
+    let Some(mut cluster) = three("replicas::an_upload_survives").await else { return };
+    let [a, b] = [0, 1].map(|replica| cluster.registry(replica));
+    let bytes = random_bytes(fresh_seed(), 30_000_000);
+    let location = a.upload_open("survives").await;
+    a.upload_append(&location, 0, &bytes[..6_000_000]).await.expect(202);
+    // The next piece is under way when the replica dies: some of it is there, what was acknowledged before certainly is.
+    let path = at(&a, &location);
+    let pieces: Vec<_> = bytes[6_000_000..].chunks(100_000).map(<[u8]>::to_vec).collect();
+    let (told, mut halfway) = tokio::sync::mpsc::channel(1);
+    let slow = futures::stream::iter(pieces.into_iter().enumerate()).then(move |(i, piece)| {
+        let told = told.clone();
+        async move {
+            if i == 120 {
+                let _ = told.send(()).await;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            Ok::<_, std::io::Error>(piece)
+        }
+    });
+    let request = a.request("PATCH", &path).header("content-range", format!("6000000-{}", bytes.len() - 1));
+    let body = reqwest::Body::wrap_stream(slow);
+    let request = request.header("content-length", bytes.len() - 6_000_000).body(body);
+    let sending = tokio::spawn({
+        let a = a.clone();
+        async move { a.try_send(request).await.map(|answer| answer.status) }
+    });
+    halfway.recv().await.unwrap();
+    cluster.kill(0);
+    assert!(sending.await.unwrap().is_err(), "nobody is there to answer");
+    let status = b.get(&at(&b, &location)).await.expect(204);
+    let offset = offset_in(status.header("range").unwrap()) as usize;
+    assert!((6_000_000..=bytes.len()).contains(&offset), "{offset}");
+    b.upload_append(&at(&b, &location), offset as u64, &bytes[offset..]).await.expect(202);
+    b.upload_finish(&at(&b, &location), &sha256(&bytes), b"").await.expect(201);
+    assert!(b.blob_get("survives", &sha256(&bytes)).await.expect(200).body == bytes);
+    cluster.lode(1).run(&["fsck", "--verify"]).await.ok();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_writers_at_two_replicas_none_corrupts_the_upload() {
+    let Some(cluster) = three("replicas::of_two_writers").await else { return };
+    let [a, b, c] = [0, 1, 2].map(|replica| cluster.registry(replica));
+    for round in 0..5 {
+        let bytes = random_bytes(fresh_seed(), 9_000_000 + round);
+        let digest = sha256(&bytes);
+        let location = a.upload_open("writers").await;
+        // The same piece twice, as by a client that gave up on an answer too soon.
+        let (here, there) = (at(&a, &location), at(&b, &location));
+        let (first, second) =
+            tokio::join!(a.upload_append(&here, 0, &bytes), b.upload_append(&there, 0, &bytes));
+        for answer in [&first, &second] {
+            assert!([202, 409, 416].contains(&answer.status), "{} `{}`", answer.status, answer.text());
+        }
+        let offset = c.upload_offset(&at(&c, &location)).await as usize;
+        let acknowledged = first.status == 202 || second.status == 202;
+        assert!(!acknowledged || offset == bytes.len(), "{offset} bytes of an acknowledged piece");
+        c.upload_finish(&at(&c, &location), &digest, &bytes[offset..]).await.expect(201);
+        assert!(c.blob_get("writers", &digest).await.expect(200).body == bytes);
+        // Both close it: one blob, and an answer that says so or that the upload is over.
+        let location = a.upload_open("writers").await;
+        let other = random_bytes(fresh_seed(), 6_000_000);
+        a.upload_append(&location, 0, &other).await.expect(202);
+        let (here, there) = (at(&a, &location), at(&b, &location));
+        let digest = sha256(&other);
+        let (first, second) =
+            tokio::join!(a.upload_finish(&here, &digest, b""), b.upload_finish(&there, &digest, b""));
+        let statuses = [first.status, second.status];
+        assert!(statuses.contains(&201), "{statuses:?} {} {}", first.text(), second.text());
+        assert!(statuses.iter().all(|s| [201, 404, 409, 416].contains(s)), "{statuses:?}");
+        assert!(c.blob_get("writers", &digest).await.expect(200).body == other);
+    }
+    cluster.lode(2).run(&["fsck", "--verify"]).await.ok();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_request_to_another_replica() {
+    let Some(mut cluster) = three("replicas::every_request_to_another").await else { return };
+    let switch = cluster.switch();
+    let registry = Registry::new(switch.url());
+    let image = Image::random(fresh_seed(), 3, 700_000);
+    let digest = image.push(&registry, "switched", "v1").await;
+    image.check(&registry, "switched", "v1").await;
+    // In chunks, each of which goes elsewhere.
+    let bytes = random_bytes(fresh_seed(), 900_000);
+    let mut location = registry.upload_open("switched").await;
+    for (i, chunk) in bytes.chunks(100_000).enumerate() {
+        let answer = registry.upload_append(&location, i as u64 * 100_000, chunk).await.expect(202);
+        location = registry.at(answer.header("location").unwrap());
+    }
+    registry.upload_finish(&location, &sha256(&bytes), b"").await.expect(201);
+    let mount = format!("/v2/other/blobs/uploads/?mount={}&from=switched", sha256(&bytes));
+    registry.send(registry.request("POST", &mount)).await.expect(201);
+    assert!(registry.blob_get("other", &sha256(&bytes)).await.expect(200).body == bytes);
+    let location = registry.upload_open("other").await;
+    registry.delete(&location).await.expect(204);
+    registry.get(&location).await.expect(404);
+    let wrong = with_query(&registry.upload_open("other").await, "digest", &sha256(b"else"));
+    registry.send(registry.request("PUT", &wrong).body("this")).await.expect(400);
+    assert!(switch.served().iter().all(|count| *count > 5), "{:?}", switch.served());
+    // Without one of them, and then another, the rest serve on.
+    cluster.kill(0);
+    image.check(&registry, "switched", "v1").await;
+    cluster.restart(0).await;
+    cluster.kill(1);
+    cluster.kill(2);
+    image.check(&registry, "switched", &digest).await;
+    registry.delete(&format!("/v2/switched/manifests/{digest}")).await.expect(202);
+    cluster.restart(1).await;
+    for _ in 0..4 {
+        registry.manifest_get("switched", "v1").await.expect(404);
+    }
+}
