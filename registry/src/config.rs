@@ -13,6 +13,7 @@ use url::Url;
 use crate::retention::RetentionRule;
 
 use crate::upstream::MirrorConfig;
+use crate::webhooks::Webhook;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -84,6 +85,11 @@ pub struct Config {
     pub wait_for_model: Option<String>,
     /// What workers show when they register. Without one, only loopback workers may join.
     pub worker_token: Option<Secret>,
+    /// Addresses that are told of pushes, tags and deletions.
+    pub webhook: Vec<Webhook>,
+    /// How long an event's delivery is tried before it is given up.
+    #[serde(with = "duration")]
+    pub webhook_give_up: Duration,
     /// Prefixes whose repositories are fetched from other registries.
     pub mirror: Vec<MirrorConfig>,
     /// `[[retention]]`: what the collection takes although it is referred to. None: nothing.
@@ -123,6 +129,8 @@ impl Default for Config {
             wait_for_model: None,
             worker_token: None,
             retention: Vec::new(),
+            webhook: Vec::new(),
+            webhook_give_up: 24 * HOUR,
             mirror: Vec::new(),
         }
     }
@@ -264,13 +272,17 @@ impl<'de> Deserialize<'de> for Cidr {
 }
 
 fn without_password<S: Serializer>(url: &Option<Url>, serializer: S) -> Result<S::Ok, S::Error> {
-    let shown = url.clone().map(|mut url| {
-        if url.password().is_some() {
-            let _ = url.set_password(Some("***"));
-        }
-        url
-    });
-    shown.serialize(serializer)
+    url.as_ref().map(hide_password).serialize(serializer)
+}
+
+/// The address as it may be shown.
+pub(crate) fn hide_password(url: &Url) -> Url {
+    let mut url = url.clone();
+    if url.password().is_some() {
+        // Cannot fail on an address that has one.
+        let _ = url.set_password(Some("***"));
+    }
+    url
 }
 
 pub(crate) mod duration {

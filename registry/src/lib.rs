@@ -25,12 +25,13 @@ mod store;
 mod tests;
 mod tls;
 mod upstream;
+mod webhooks;
 
 pub use app::{
     BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport,
     Heartbeat, JoinProof, LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration,
-    Registry, Removal, RemovalPage, Restored, StoredManifest, TaggedModel, UploadStatus, Worker,
-    WorkerAnnouncement, open,
+    Registry, Removal, RemovalPage, Restored, StoredManifest, TaggedModel, UploadStatus, WebhookDelivery,
+    Worker, WorkerAnnouncement, open,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::Take;
@@ -41,3 +42,4 @@ pub use router::router;
 pub use serve::{Listeners, serve};
 pub use tls::{Tls, TlsError};
 pub use upstream::MirrorConfig;
+pub use webhooks::{EventKind, Patterns, Webhook};

@@ -5,7 +5,7 @@ use axum::Router;
 use axum::routing::{delete, get, post, put};
 
 use crate::api::copy::copy;
-use crate::api::{health, maintenance, model_name, models, ollama, openai, workers};
+use crate::api::{health, maintenance, model_name, models, ollama, openai, webhooks, workers};
 use crate::gateway::{self, passed_on};
 use crate::http::{Failure, layers};
 use crate::{Registry, hub, oci};
@@ -83,6 +83,8 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/ps", get(gateway::ps))
         .route("/lode/v1/workers", get(workers::list).post(workers::register))
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
+        .route("/lode/v1/webhooks", get(webhooks::list))
+        .route("/lode/v1/webhooks/{id}/retry", post(webhooks::retry))
         .route("/lode/v1/gc", post(maintenance::gc))
         .route("/lode/v1/gc/removals", get(maintenance::removals))
         .route("/lode/v1/gc/undo", post(maintenance::undo))

@@ -10,4 +10,5 @@ pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod time;
+pub(crate) mod webhooks;
 pub(crate) mod workers;

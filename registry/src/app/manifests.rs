@@ -12,6 +12,7 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::Placed;
 use crate::store::{Named, ReferrerRow};
+use crate::webhooks::Event;
 
 impl Registry {
     pub async fn manifest_get(
@@ -188,9 +189,13 @@ impl Registry {
             (&subject.digest, row)
         });
         tx.referrer_replace(repository, digest, row.as_ref().map(|(subject, row)| (*subject, row))).await?;
+        let mut moved = Vec::new();
         for tag in tags {
-            tx.tag_put(repository, tag, digest).await?;
+            moved.push((tag.clone(), tx.tag_put(repository, tag, digest).await?));
         }
+        let media_type = &manifest.media_type;
+        let push = Event::Push { repository, digest, media_type, size_bytes, tags };
+        self.announce_push(&mut tx, push, &moved).await?;
         tx.commit().await?;
         Ok(recorded)
     }
@@ -215,10 +220,14 @@ impl Registry {
         tx.repository_lock(repository).await?;
         let why = self.why_deleted();
         let found = match reference {
-            Reference::Digest(digest) => tx.manifest_delete(repository, digest, why.at, &why).await?,
+            Reference::Digest(digest) => {
+                self.manifest_take_away(&mut tx, repository, digest, why.at, &why).await?
+            }
             Reference::Tag(tag) => match tx.tag_delete(repository, tag, &why).await? {
                 Some(digest) => {
                     tx.manifest_untagged(repository, &digest, why.at).await?;
+                    let event = Event::Untag { repository, tag, digest: &digest, reason: why.reason.word() };
+                    self.announce(&mut tx, event).await?;
                     true
                 }
                 None => false,

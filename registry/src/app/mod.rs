@@ -16,6 +16,7 @@ mod tags;
 #[cfg(test)]
 mod tests;
 mod uploads;
+mod webhooks;
 mod workers;
 
 use std::ops::Deref;
@@ -46,6 +47,7 @@ pub use gc::{GcReport, Removal, RemovalPage, Restored};
 pub use links::BlobLink;
 pub use models::{Model, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
+pub use webhooks::WebhookDelivery;
 pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
 
 /// How many manifests are read as models at a time.
@@ -161,6 +163,7 @@ pub async fn open(config: Config) -> Result<Registry, Error> {
 }
 
 async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
+    crate::webhooks::check(&config.webhook)?;
     let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror).map(Arc::new));
     let upstreams = upstreams.collect::<Result<_, Error>>()?;
     let retention = Retention::new(&config.retention)?;
@@ -188,6 +191,7 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         tasks: TaskTracker::new(),
     }));
     jobs::start(&registry);
+    crate::webhooks::start(&registry)?;
     Ok(registry)
 }
 

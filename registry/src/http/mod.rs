@@ -3,6 +3,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod body;
+pub(crate) mod conditional;
 pub(crate) mod error;
 pub(crate) mod extract;
 pub(crate) mod fold_name;

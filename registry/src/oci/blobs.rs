@@ -13,6 +13,7 @@ use url::Url;
 use super::DOCKER_CONTENT_DIGEST;
 use crate::app::{BlobInfo, Shortcut};
 use crate::auth::Caller;
+use crate::http::conditional::not_modified;
 use crate::http::links::header_value;
 use crate::http::outlet::{FileBody, WayOut};
 use crate::http::range::{Wanted, wanted};
@@ -31,6 +32,9 @@ pub(crate) async fn get(
 ) -> Result<Response, Failure> {
     let caller = signed_caller(&registry, caller, &repository, &digest, &query).await?;
     let info = registry.blob_find(&caller, &repository, &digest).await?;
+    if let Some(same) = not_modified(&headers, &digest) {
+        return Ok(same);
+    }
     let etag = format!("\"{digest}\"");
     let (status, range) = match wanted(&headers, &etag, info.size_bytes) {
         Wanted::Whole => (StatusCode::OK, None),
@@ -68,9 +72,13 @@ pub(crate) async fn get(
 pub(crate) async fn head(
     State(registry): State<Registry>,
     caller: Caller,
+    headers: HeaderMap,
     Path((repository, digest)): Path<(Repository, Digest)>,
 ) -> Result<Response, Failure> {
     let info = registry.blob_stat(&caller, &repository, &digest).await?;
+    if let Some(same) = not_modified(&headers, &digest) {
+        return Ok(same);
+    }
     Ok((headers_of(&info, &format!("\"{digest}\"")), Body::empty()).into_response())
 }
 

@@ -12,6 +12,7 @@ use super::{DOCKER_CONTENT_DIGEST, OCI_SUBJECT, OCI_TAG};
 use crate::Registry;
 use crate::app::StoredManifest;
 use crate::auth::Caller;
+use crate::http::conditional::not_modified;
 use crate::http::extract::read_to_end;
 use crate::http::links::header_value;
 use crate::http::range::content_length;
@@ -23,18 +24,26 @@ const MAX_TAGS: usize = 100;
 pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
+    headers: HeaderMap,
     Path((repository, reference)): Path<(Repository, Reference)>,
 ) -> Result<Response, Failure> {
     let manifest = registry.manifest_get(&caller, &repository, &reference).await?;
+    if let Some(same) = not_modified(&headers, &manifest.digest) {
+        return Ok(same);
+    }
     Ok((headers_of(&manifest), manifest.bytes).into_response())
 }
 
 pub(crate) async fn head(
     State(registry): State<Registry>,
     caller: Caller,
+    headers: HeaderMap,
     Path((repository, reference)): Path<(Repository, Reference)>,
 ) -> Result<Response, Failure> {
     let manifest = registry.manifest_get(&caller, &repository, &reference).await?;
+    if let Some(same) = not_modified(&headers, &manifest.digest) {
+        return Ok(same);
+    }
     Ok((headers_of(&manifest), Body::empty()).into_response())
 }
 

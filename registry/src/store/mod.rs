@@ -18,6 +18,7 @@ mod removals;
 mod retention;
 mod tags;
 mod uploads;
+mod webhooks;
 mod workers;
 
 use std::path::Path;
@@ -48,6 +49,7 @@ pub(crate) use postgres::Reach;
 pub(crate) use removals::{Reason, RemovalRow, Why};
 pub(crate) use retention::AgedTag;
 pub(crate) use uploads::{NewUpload, UploadProgress, UploadRow};
+pub(crate) use webhooks::Delivery;
 pub(crate) use workers::WorkerRow;
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -14,6 +14,7 @@ mod push;
 mod routes;
 mod tags;
 mod tls;
+mod webhooks;
 mod wire;
 
 use axum::Router;

@@ -50,3 +50,25 @@ async fn a_request_keeps_the_id_that_it_came_with() {
     assert_eq!(unfit.status, 404);
     assert!(unfit.header("x-request-id").parse::<uuid::Uuid>().is_ok());
 }
+
+#[tokio::test]
+async fn what_a_client_has_is_not_sent_again() {
+    let app = App::new().await;
+    let digest = app.push_image("a", "v1", "layer").await;
+    let blob = app.push_blob("a", "content").await;
+    for (path, etag) in [
+        ("/v2/a/manifests/v1".to_owned(), format!("\"{digest}\"")),
+        (format!("/v2/a/manifests/{digest}"), "*".to_owned()),
+        (format!("/v2/a/blobs/{blob}"), format!("\"sha256:00\", \"{blob}\"")),
+    ] {
+        for method in ["GET", "HEAD"] {
+            let ask = |etag: &str| Request::builder().method(method).uri(&path).header("if-none-match", etag);
+            let same = app.send(ask(&etag), "").await;
+            assert_eq!((same.status.as_u16(), same.body.len()), (304, 0), "{method} {path}");
+            assert!(same.header("etag").contains("sha256:"));
+            assert_eq!(app.send(ask("\"sha256:00\""), "").await.status, 200, "{method} {path}");
+        }
+    }
+    let absent = Request::get("/v2/a/manifests/none").header("if-none-match", "*");
+    assert_eq!(app.send(absent, "").await.status, 404);
+}

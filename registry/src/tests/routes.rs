@@ -62,6 +62,8 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("POST", "/lode/v1/workers", r#"{"advertise":"http://127.0.0.1:1"}"#),
     ("PUT", "/lode/v1/workers/{id}", "{}"),
     ("DELETE", "/lode/v1/workers/{id}", ""),
+    ("GET", "/lode/v1/webhooks", ""),
+    ("POST", "/lode/v1/webhooks/{id}/retry", ""),
     ("POST", "/lode/v1/gc", "{}"),
     ("GET", "/lode/v1/gc/removals", ""),
     ("POST", "/lode/v1/gc/undo", r#"{"repository":"m","reference":"latest"}"#),

@@ -206,7 +206,7 @@ impl Registry {
                 tx.manifest_keep(&repository, &digest).await?;
             } else if !tx.manifest_has_subject(&repository, &digest).await?
                 && !tx.link_is_leased(&repository, &digest).await?
-                && tx.manifest_delete(&repository, &digest, at, &why).await?
+                && self.manifest_take_away(&mut tx, &repository, &digest, at, &why).await?
             {
                 gone += 1;
             }

@@ -9,6 +9,7 @@ use crate::Error;
 use crate::app::{Registry, again};
 use crate::retention::Rule;
 use crate::store::{AgedTag, Reason, Why, millis};
+use crate::webhooks::Event;
 
 impl Registry {
     pub(super) async fn gc_retention(&self, run: Run, report: &mut GcReport) -> Result<(), Error> {
@@ -60,7 +61,12 @@ impl Registry {
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
         for tag in tags {
-            gone += u64::from(tx.tag_retire(repository, tag, why).await?);
+            if tx.tag_retire(repository, tag, why).await? {
+                let AgedTag { name, digest, .. } = tag;
+                let event = Event::Untag { repository, tag: name, digest, reason: why.reason.word() };
+                self.announce(&mut tx, event).await?;
+                gone += 1;
+            }
         }
         tx.commit().await?;
         Ok(gone)
@@ -97,7 +103,7 @@ impl Registry {
         tx.repository_lock(repository).await?;
         for digest in untagged {
             if tx.manifest_is_untagged(repository, digest, cutoff).await? {
-                gone += u64::from(tx.manifest_delete(repository, digest, why.at, why).await?);
+                gone += u64::from(self.manifest_take_away(&mut tx, repository, digest, why.at, why).await?);
             }
         }
         tx.commit().await?;

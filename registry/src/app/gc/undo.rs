@@ -13,6 +13,7 @@ use crate::Error;
 use crate::app::{Registry, TRIES, again, detached};
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{RemovalRow, millis, parsed};
+use crate::webhooks::Event;
 
 /// What comes back is kept from the collection for this long at least, until all of it is there.
 const LEASE: Duration = Duration::from_secs(60);
@@ -141,7 +142,11 @@ impl Registry {
         for row in removals {
             let tag: Tag = parsed("tag", row.tag.as_deref().unwrap_or_default())?;
             if !tags.contains(&tag) {
-                tx.tag_put(repository, &tag, digest).await?;
+                let previous = tx.tag_put(repository, &tag, digest).await?;
+                if previous.as_ref() != Some(digest) {
+                    let previous = previous.as_ref();
+                    self.announce(&mut tx, Event::Tag { repository, tag: &tag, digest, previous }).await?;
+                }
                 tags.push(tag);
             }
         }

@@ -1,0 +1,41 @@
+//! `If-None-Match`: a client that has the content already is told so instead of being sent it again.
+//! Whoever answers with an entity tag asks here before it opens any bytes.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use lode_model::digest::Digest;
+
+use super::links::header_value;
+use crate::oci::DOCKER_CONTENT_DIGEST;
+
+/// The answer to a request whose client has this content.
+pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Response> {
+    let etag = format!("\"{digest}\"");
+    let names = |value: &HeaderValue| value.to_str().is_ok_and(|list| lists(list, &etag));
+    if !headers.get_all(header::IF_NONE_MATCH).iter().any(names) {
+        return None;
+    }
+    let answer =
+        [(header::ETAG, header_value(&etag)), (DOCKER_CONTENT_DIGEST, header_value(digest.as_str()))];
+    Some((StatusCode::NOT_MODIFIED, answer).into_response())
+}
+
+/// Is `etag` in the list? A weak tag names the same bytes here, for a digest names no others. No tag of ours has a comma in it.
+fn lists(list: &str, etag: &str) -> bool {
+    list.split(',').map(str::trim).any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == etag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_in_lists() {
+        for good in ["\"a\"", "*", "W/\"a\"", "\"b\", \"a\"", "\"b\",W/\"a\""] {
+            assert!(lists(good, "\"a\""), "{good}");
+        }
+        for bad in ["", "a", "\"b\"", "\"aa\"", "w/\"a\""] {
+            assert!(!lists(bad, "\"a\""), "{bad}");
+        }
+    }
+}

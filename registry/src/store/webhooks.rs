@@ -1,0 +1,183 @@
+//! Events on their way to webhooks, a row for each event and address.
+//! Whoever attempts a delivery moves its time ahead first, so that several replicas share the work.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+
+use super::{Engine, Store, Tx, on, parsed};
+use crate::{Error, metrics};
+
+/// An event that was taken to be delivered.
+#[derive(Clone, Debug)]
+pub(crate) struct Delivery {
+    pub(crate) id: String,
+    pub(crate) event: String,
+    pub(crate) kind: String,
+    pub(crate) payload: String,
+    pub(crate) created_at: i64,
+    /// With the one that it was taken for.
+    pub(crate) attempts: i64,
+}
+
+/// What became of an event for one address, as operators see it.
+#[derive(Clone, Debug)]
+pub(crate) struct DeliveryRow {
+    pub(crate) id: String,
+    pub(crate) event: String,
+    pub(crate) kind: String,
+    pub(crate) target: String,
+    pub(crate) created_at: i64,
+    pub(crate) attempts: i64,
+    pub(crate) problem: Option<String>,
+    pub(crate) given_up_at: Option<i64>,
+}
+
+const TAKE: &str = "update webhook_deliveries set next_at = $3, attempts = attempts + 1 where id in
+     (select id from webhook_deliveries where target = $1 and next_at <= $2 and given_up_at is null order by next_at, id limit $4)
+     returning id, event, kind, payload, created_at, attempts";
+const TAKE_UNLOCKED: &str = "update webhook_deliveries set next_at = $3, attempts = attempts + 1 where id in
+     (select id from webhook_deliveries where target = $1 and next_at <= $2 and given_up_at is null order by next_at, id limit $4
+      for update skip locked)
+     returning id, event, kind, payload, created_at, attempts";
+
+impl Store {
+    /// The next events for an address, which stay with the caller until `until`.
+    pub(crate) async fn deliveries_take(
+        &self,
+        target: &str,
+        now: i64,
+        until: i64,
+        limit: i64,
+    ) -> Result<Vec<Delivery>, Error> {
+        type Row = (String, String, String, String, i64, i64);
+        let rows: Vec<Row> = metrics::database("deliveries_take", async {
+            match self.write() {
+                Engine::Sqlite(c) => {
+                    let due: Option<(i64,)> = match self.read() {
+                        // One that writes keeps others waiting, and mostly nothing is due.
+                        Engine::Sqlite(read) => sqlx::query_as(
+                            "select 1 from webhook_deliveries where target = $1 and next_at <= $2 and given_up_at is null limit 1")
+                            .bind(target).bind(now).fetch_optional(read).await?,
+                        Engine::Postgres(_) => None,
+                    };
+                    if due.is_none() {
+                        return Ok(Vec::new());
+                    }
+                    sqlx::query_as(TAKE).bind(target).bind(now).bind(until).bind(limit).fetch_all(c).await
+                }
+                Engine::Postgres(c) => {
+                    sqlx::query_as(TAKE_UNLOCKED).bind(target).bind(now).bind(until).bind(limit).fetch_all(c).await
+                }
+            }
+        })
+        .await?;
+        let read = |(id, event, kind, payload, created_at, attempts)| Delivery {
+            id,
+            event,
+            kind,
+            payload,
+            created_at,
+            attempts,
+        };
+        Ok(rows.into_iter().map(read).collect())
+    }
+
+    pub(crate) async fn delivery_done(&self, delivery: &Delivery) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query("delete from webhook_deliveries where id = $1")
+            .bind(&delivery.id).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Puts it off, unless another has taken it meanwhile.
+    pub(crate) async fn delivery_retry(
+        &self,
+        delivery: &Delivery,
+        problem: &str,
+        next_at: i64,
+    ) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query(
+            "update webhook_deliveries set next_at = $3, problem = $4 where id = $1 and attempts = $2")
+            .bind(&delivery.id).bind(delivery.attempts).bind(next_at).bind(problem)
+            .execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    pub(crate) async fn delivery_give_up(
+        &self,
+        delivery: &Delivery,
+        problem: &str,
+        now: i64,
+    ) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query(
+            "update webhook_deliveries set given_up_at = $3, problem = $4 where id = $1 and attempts = $2")
+            .bind(&delivery.id).bind(delivery.attempts).bind(now).bind(problem)
+            .execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Gives up what was created before `created_before` and nobody gave up.
+    pub(crate) async fn deliveries_abandon(&self, created_before: i64, now: i64) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query(
+            "update webhook_deliveries set given_up_at = $2 where given_up_at is null and created_at < $1")
+            .bind(created_before).bind(now).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    pub(crate) async fn deliveries_forget(&self, given_up_before: i64) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query("delete from webhook_deliveries where given_up_at < $1")
+            .bind(given_up_before).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Makes an event that was given up, or is waiting, due now. False if there is none.
+    pub(crate) async fn delivery_again(&self, id: &str, now: i64) -> Result<bool, Error> {
+        let rows = on!(self.write(), c => sqlx::query(
+            "update webhook_deliveries set given_up_at = null, next_at = $2, created_at = $2 where id = $1")
+            .bind(id).bind(now).execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
+    /// Waiting and given up, the newest first.
+    pub(crate) async fn delivery_list(&self, limit: u32) -> Result<Vec<DeliveryRow>, Error> {
+        type Row = (String, String, String, String, i64, i64, Option<String>, Option<i64>);
+        let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
+            "select id, event, kind, target, created_at, attempts, problem, given_up_at
+             from webhook_deliveries order by id desc limit $1")
+            .bind(i64::from(limit)).fetch_all(c).await)?;
+        let read = |(id, event, kind, target, created_at, attempts, problem, given_up_at)| DeliveryRow {
+            id,
+            event,
+            kind,
+            target,
+            created_at,
+            attempts,
+            problem,
+            given_up_at,
+        };
+        Ok(rows.into_iter().map(read).collect())
+    }
+}
+
+impl Tx {
+    /// The tags that name a manifest.
+    pub(crate) async fn tags_naming(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Vec<Tag>, Error> {
+        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            "select name from tags where repository = $1 and digest = $2 order by name")
+            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
+        rows.iter().map(|(name,)| parsed("tag", name)).collect()
+    }
+
+    /// Writes an event down for one address. Both ids sort by time.
+    pub(crate) async fn delivery_insert(&mut self, delivery: &Delivery, target: &str) -> Result<(), Error> {
+        on!(self.conn(), c => sqlx::query(
+            "insert into webhook_deliveries (id, event, kind, target, payload, created_at, next_at, attempts)
+             values ($1, $2, $3, $4, $5, $6, $6, $7)")
+            .bind(&delivery.id).bind(&delivery.event).bind(&delivery.kind).bind(target).bind(&delivery.payload)
+            .bind(delivery.created_at).bind(delivery.attempts).execute(c).await.map(drop))?;
+        Ok(())
+    }
+}

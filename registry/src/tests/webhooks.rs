@@ -1,0 +1,220 @@
+//! Webhooks against a receiver on a real socket, which may refuse at first.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::post;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use http::{HeaderMap, Request, StatusCode};
+use serde_json::{Value, json};
+use sha2::Sha256;
+
+use super::App;
+use super::wire::within;
+use crate::{Config, open, router};
+
+const SECRET: &str = "a secret of the test";
+
+/// Somebody who is told, and what they were told.
+#[derive(Clone, Default)]
+struct Receiver(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    /// How many attempts are still to be refused.
+    refusals: usize,
+    attempts: usize,
+    taken: Vec<(String, Value)>,
+}
+
+impl Receiver {
+    /// Starts listening; returns the address to post to.
+    async fn start(refusals: usize) -> (Receiver, String) {
+        let receiver = Receiver::default();
+        receiver.0.lock().unwrap().refusals = refusals;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/hook", listener.local_addr().unwrap());
+        let routes = Router::new().route("/hook", post(hear)).with_state(receiver.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        (receiver, url)
+    }
+
+    async fn events(&self, at_least: usize) -> Vec<Value> {
+        within(async {
+            loop {
+                let taken: Vec<Value> =
+                    self.0.lock().unwrap().taken.iter().map(|(_, event)| event.clone()).collect();
+                if taken.len() >= at_least {
+                    return taken;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await
+    }
+}
+
+async fn hear(State(receiver): State<Receiver>, headers: HeaderMap, body: String) -> StatusCode {
+    let header = |name: &str| headers[name].to_str().unwrap();
+    let mut mac = Hmac::<Sha256>::new_from_slice(SECRET.as_bytes()).unwrap();
+    mac.update(format!("{}.{}.{body}", header("webhook-id"), header("webhook-timestamp")).as_bytes());
+    let expect = format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()));
+    assert_eq!(header("webhook-signature"), expect);
+    let event: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(event["type"], header("lode-event"));
+
+    let mut heard = receiver.0.lock().unwrap();
+    heard.attempts += 1;
+    if heard.refusals > 0 {
+        heard.refusals -= 1;
+        return StatusCode::INTERNAL_SERVER_ERROR;
+    }
+    heard.taken.push((header("webhook-id").to_owned(), event));
+    StatusCode::NO_CONTENT
+}
+
+fn telling(url: &str, more: Value) -> Config {
+    let mut webhook = json!({ "url": url, "secret": SECRET });
+    webhook.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Config { webhook: vec![serde_json::from_value(webhook).unwrap()], ..Config::default() }
+}
+
+fn of_type<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    events.iter().filter(|event| event["type"] == kind).map(|event| &event["data"]).collect()
+}
+
+async fn pending(app: &App) -> Value {
+    app.get("/lode/v1/webhooks").await.json()["deliveries"].clone()
+}
+
+#[tokio::test]
+async fn every_change_is_told_although_the_first_attempts_fail() {
+    let (receiver, url) = Receiver::start(2).await;
+    let app = App::with(telling(&url, json!({}))).await;
+    let first = app.push_image("team/mini", "v1", "one").await;
+    let second = app.push_image("team/mini", "v1", "two").await;
+    app.push_image("team/mini", "v1", "two").await;
+    app.push_image("team/mini", "other", "two").await;
+    assert_eq!(app.delete("/v2/team/mini/manifests/other").await.status, 202);
+    assert_eq!(app.delete(&format!("/v2/team/mini/manifests/{second}")).await.status, 202);
+
+    let events = receiver.events(9).await;
+    let pushes = of_type(&events, "push");
+    assert_eq!(pushes.len(), 4, "{events:?}");
+    assert!(pushes.iter().any(|push| push["digest"] == json!(first) && push["tags"] == json!(["v1"])));
+    assert!(
+        pushes
+            .iter()
+            .all(|push| push["repository"] == "team/mini" && push["size_bytes"].as_u64() > Some(100))
+    );
+    // The third push moved nothing.
+    let mut moves: Vec<_> =
+        of_type(&events, "tag").iter().map(|tag| (tag["tag"].clone(), tag["previous"].clone())).collect();
+    moves.sort_by_key(|(tag, previous)| (tag.to_string(), previous.to_string()));
+    assert_eq!(
+        moves,
+        [(json!("other"), Value::Null), (json!("v1"), json!(first)), (json!("v1"), Value::Null)]
+    );
+    assert_eq!(of_type(&events, "untag")[0]["tag"], "other");
+    let deleted = of_type(&events, "delete")[0];
+    assert_eq!((&deleted["digest"], &deleted["tags"]), (&json!(second), &json!(["v1"])));
+    assert_eq!(deleted["reason"], "deleted");
+    within(async {
+        while pending(&app).await != json!([]) {
+            tokio::task::yield_now().await
+        }
+    })
+    .await;
+    assert_eq!(receiver.0.lock().unwrap().attempts, 11);
+}
+
+#[tokio::test]
+async fn only_what_is_wanted_is_told() {
+    let (receiver, url) = Receiver::start(0).await;
+    let app = App::with(telling(&url, json!({ "events": ["tag"], "repositories": ["team/*"] }))).await;
+    app.push_image("other/mini", "v1", "one").await;
+    app.push_image("team/mini", "v2", "one").await;
+    let events = receiver.events(1).await;
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0]["data"]["tag"], "v2");
+    // A push that is refused is none.
+    let missing = super::image(&lode_model::digest::Digest::sha256(b"absent"), 1, &[]);
+    assert_eq!(app.push_manifest("team/mini", "v3", &missing).await.status, 400);
+    assert_eq!(pending(&app).await, json!([]));
+}
+
+#[tokio::test]
+async fn what_is_given_up_stays_visible_and_can_be_repeated() {
+    let (receiver, url) = Receiver::start(1).await;
+    let mut config = telling(&url.replace("http://", "http://user:hush@"), json!({ "events": ["push"] }));
+    config.webhook_give_up = Duration::ZERO;
+    let app = App::with(config).await;
+    app.push_image("a", "v1", "one").await;
+    let given_up = within(async {
+        loop {
+            let listed = pending(&app).await;
+            if listed[0]["given_up_at"].is_i64() {
+                return listed;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert_eq!(given_up[0]["attempts"], 1);
+    assert!(given_up[0]["problem"].as_str().unwrap().contains("500"), "{given_up}");
+    assert!(!given_up.to_string().contains("hush"), "{given_up}");
+    let again = format!("/lode/v1/webhooks/{}/retry", given_up[0]["id"].as_str().unwrap());
+    assert_eq!(app.send(Request::post(&again), "").await.status, 202);
+    assert_eq!(receiver.events(1).await.len(), 1);
+    within(async {
+        while pending(&app).await != json!([]) {
+            tokio::task::yield_now().await
+        }
+    })
+    .await;
+    assert_eq!(app.send(Request::post(&again), "").await.status, 404);
+}
+
+#[tokio::test]
+async fn an_event_outlives_its_process_and_replicas_share_the_work() {
+    let (receiver, url) = Receiver::start(0).await;
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    // Written down by a process that ends before its address can be reached.
+    let nobody = "http://127.0.0.1:9/hook";
+    let config = |url: &str| Config {
+        database: Some(database.clone()),
+        ..telling(url, json!({ "events": ["push"] }))
+    };
+    let app = App::with(config(nobody)).await;
+    for n in 0..20 {
+        app.push_image("a", &format!("v{n}"), &format!("layer {n}")).await;
+    }
+    app.registry.close().await;
+    drop(app);
+
+    // The address has moved; what waits for the old one is put on the new one, as no test may listen on port 9.
+    let pool = sqlx::PgPool::connect(database.as_str()).await.unwrap();
+    let moved = sqlx::query("update webhook_deliveries set target = $1, next_at = 0").bind(&url);
+    assert_eq!(moved.execute(&pool).await.unwrap().rows_affected(), 20);
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        let data = tempfile::tempdir().unwrap();
+        let registry = open(Config { data: data.path().to_owned(), ..config(&url) }).await.unwrap();
+        replicas.push(App { router: router(registry.clone()), registry, _data: data });
+    }
+    receiver.events(20).await;
+    within(async {
+        while pending(&replicas[0]).await != json!([]) {
+            tokio::task::yield_now().await
+        }
+    })
+    .await;
+    let heard = receiver.0.lock().unwrap();
+    let ids: BTreeSet<&String> = heard.taken.iter().map(|(id, _)| id).collect();
+    assert_eq!((heard.attempts, ids.len()), (20, 20));
+}

@@ -1,0 +1,166 @@
+//! A webhook as the settings describe it: where to, signed with what, and which events it wants.
+
+use std::fmt;
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use lode_model::reference::Repository;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use url::Url;
+
+use super::Event;
+use crate::config::hide_password;
+use crate::{Error, Secret};
+
+/// One `[[webhook]]` of the settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Webhook {
+    /// Where events are posted.
+    #[serde(serialize_with = "without_password")]
+    pub url: Url,
+    /// What they are signed with: `whsec_` and base64, or any text.
+    pub secret: Secret,
+    /// Which events; all where none is named.
+    #[serde(default)]
+    pub events: Vec<EventKind>,
+    /// Patterns of repositories, such as `team/*`; all where none is named.
+    #[serde(default)]
+    pub repositories: Patterns,
+}
+
+impl Webhook {
+    pub(crate) fn wants(&self, event: &Event<'_>) -> bool {
+        (self.events.is_empty() || self.events.contains(&event.kind()))
+            && self.repositories.matches(event.repository())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EventKind {
+    /// A manifest was pushed.
+    Push,
+    /// A tag was set, or moved.
+    Tag,
+    /// A tag was removed.
+    Untag,
+    /// A manifest was removed.
+    Delete,
+}
+
+impl EventKind {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            EventKind::Push => "push",
+            EventKind::Tag => "tag",
+            EventKind::Untag => "untag",
+            EventKind::Delete => "delete",
+        }
+    }
+}
+
+/// Patterns of repository names: `*` stands for anything within one part of the name, `**` for any number of parts.
+#[derive(Clone, Default)]
+pub struct Patterns {
+    texts: Vec<String>,
+    set: GlobSet,
+}
+
+impl Patterns {
+    fn matches(&self, repository: &Repository) -> bool {
+        self.texts.is_empty() || self.set.is_match(repository.as_str())
+    }
+}
+
+impl fmt::Debug for Patterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.texts.fmt(f)
+    }
+}
+
+impl Serialize for Patterns {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.texts.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        let compile = || {
+            let mut set = GlobSetBuilder::new();
+            for text in &texts {
+                set.add(GlobBuilder::new(text).literal_separator(true).build()?);
+            }
+            set.build()
+        };
+        let set = compile().map_err(serde::de::Error::custom)?;
+        Ok(Patterns { texts, set })
+    }
+}
+
+fn without_password<S: Serializer>(url: &Url, serializer: S) -> Result<S::Ok, S::Error> {
+    hide_password(url).serialize(serializer)
+}
+
+/// Are these usable? An event waits under its address, so that each may be there once.
+pub(crate) fn check(webhooks: &[Webhook]) -> Result<(), Error> {
+    for (at, webhook) in webhooks.iter().enumerate() {
+        let url = &webhook.url;
+        let reason = if !matches!(url.scheme(), "http" | "https") {
+            format!("expected an http or https address, got {}:", url.scheme())
+        } else if webhooks[..at].iter().any(|other| other.url == *url) {
+            format!("{}{} is named twice", url.host_str().unwrap_or_default(), url.path())
+        } else if webhook.secret.expose().is_empty() {
+            "the secret is empty".to_owned()
+        } else {
+            continue;
+        };
+        return Err(Error::Config { setting: "webhook", reason });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn webhook(json: serde_json::Value) -> Result<Webhook, serde_json::Error> {
+        serde_json::from_value(json)
+    }
+
+    #[test]
+    fn patterns_hold_to_the_parts_of_a_name() {
+        let hook = |patterns: &[&str]| {
+            webhook(serde_json::json!({"url": "https://x/", "secret": "s", "repositories": patterns}))
+                .unwrap()
+        };
+        let wants =
+            |patterns: &[&str], name: &str| hook(patterns).repositories.matches(&name.parse().unwrap());
+        assert!(wants(&[], "any/thing"));
+        assert!(wants(&["team/*"], "team/mini"));
+        assert!(!wants(&["team/*"], "team/sub/mini"));
+        assert!(wants(&["team/**"], "team/sub/mini"));
+        assert!(!wants(&["team/*"], "other/mini"));
+        assert!(wants(&["a", "b-*"], "b-1"));
+        assert!(
+            webhook(serde_json::json!({"url": "https://x/", "secret": "s", "repositories": ["["]})).is_err()
+        );
+        assert!(
+            webhook(serde_json::json!({"url": "https://x/", "secret": "s", "events": ["pull"]})).is_err()
+        );
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused() {
+        let hook =
+            |url: &str, secret: &str| webhook(serde_json::json!({"url": url, "secret": secret})).unwrap();
+        let said = |hooks: &[Webhook]| check(hooks).err().map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(said(&[hook("https://a/", "s"), hook("https://b/", "s")]), "");
+        assert!(said(&[hook("https://a/x", "s"), hook("https://a/x", "t")]).contains("a/x is named twice"));
+        assert!(said(&[hook("ftp://a/", "s")]).contains("ftp"));
+        assert!(said(&[hook("https://a/", "")]).contains("secret"));
+        let shown = serde_json::to_string(&hook("https://u:hush@a/", "hush")).unwrap();
+        assert!(!shown.contains("hush"), "{shown}");
+    }
+}

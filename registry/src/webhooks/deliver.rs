@@ -1,0 +1,188 @@
+//! The job that posts events, a loop for each address, so that a slow one holds up no other.
+//! An event is taken for a while before it is posted: a replica that dies with it leaves it to the next.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use http::{StatusCode, header};
+
+use super::Webhook;
+use super::sign::sign;
+use crate::store::{Delivery, millis, now_ms};
+use crate::{Error, Registry, metrics};
+
+/// How often due events are looked for.
+const POLL: Duration = Duration::from_secs(1);
+/// How many events one address gets at a time.
+const AT_ONCE: usize = 4;
+/// How long an address may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// How long an event that was taken stays with its replica: longer than an attempt and its bookkeeping.
+const TAKEN: Duration = Duration::from_secs(60);
+/// The pause after the first failure; it doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
+/// How long events that were given up stay visible.
+const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+const TIDY: Duration = Duration::from_secs(3600);
+
+/// How an attempt went wrong.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("answered {0}")]
+    Refused(StatusCode),
+    /// It wants no more events.
+    #[error("answered 410: it is gone")]
+    Gone,
+    #[error("did not answer")]
+    NoAnswer(#[source] reqwest::Error),
+}
+
+/// Starts delivering what the registry announces.
+pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
+    if registry.config().webhook.is_empty() {
+        return Ok(());
+    }
+    let configure = || {
+        // A redirect is an answer of somebody else, and would be followed with the body left out.
+        reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(TIMEOUT)
+            .user_agent(concat!("lode/", env!("CARGO_PKG_VERSION")))
+    };
+    let client = lode_client::http_client(configure)
+        .map_err(|error| Error::Config { setting: "webhook", reason: error.to_string() })?;
+    for webhook in registry.config().webhook.clone() {
+        let (this, client) = (registry.clone(), client.clone());
+        registry.start(async move {
+            loop {
+                match deliver_due(&this, &client, &webhook).await {
+                    // There may be more.
+                    Ok(true) => {}
+                    Ok(false) => tokio::time::sleep(POLL).await,
+                    Err(error) => {
+                        tracing::warn!(error = crate::error::chain(&error), "webhooks wait for the index");
+                        tokio::time::sleep(POLL).await;
+                    }
+                }
+            }
+        });
+    }
+    let this = registry.clone();
+    registry.start(async move {
+        loop {
+            if let Err(error) = tidy(&this).await {
+                tracing::warn!(error = crate::error::chain(&error), "old webhook events stay for now");
+            }
+            tokio::time::sleep(TIDY).await;
+        }
+    });
+    Ok(())
+}
+
+/// Takes a few due events and posts them; whether there were any.
+async fn deliver_due(
+    registry: &Registry,
+    client: &reqwest::Client,
+    webhook: &Webhook,
+) -> Result<bool, Error> {
+    let now = now_ms();
+    let taken = registry
+        .store()
+        .deliveries_take(webhook.url.as_str(), now, now + millis(TAKEN), AT_ONCE as i64)
+        .await?;
+    let any = !taken.is_empty();
+    let attempts: Vec<_> =
+        taken.iter().map(|delivery| deliver(registry, client, webhook, delivery)).collect();
+    let settled: Result<Vec<()>, Error> = join_all(attempts).await.into_iter().collect();
+    settled.map(|_| any)
+}
+
+async fn deliver(
+    registry: &Registry,
+    client: &reqwest::Client,
+    webhook: &Webhook,
+    delivery: &Delivery,
+) -> Result<(), Error> {
+    let outcome = post(client, webhook, delivery).await;
+    settle(registry, delivery, outcome).await
+}
+
+async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) -> Result<(), Problem> {
+    let timestamp = now_ms() / 1000;
+    let signature = sign(&webhook.secret, &delivery.event, timestamp, &delivery.payload);
+    let response = client
+        .post(webhook.url.clone())
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("webhook-id", &delivery.event)
+        .header("webhook-timestamp", timestamp)
+        .header("webhook-signature", signature)
+        .header("lode-event", &delivery.kind)
+        .body(delivery.payload.clone())
+        .send()
+        .await
+        .map_err(|error| Problem::NoAnswer(error.without_url()))?;
+    match response.status() {
+        status if status.is_success() => Ok(()),
+        StatusCode::GONE => Err(Problem::Gone),
+        status => Err(Problem::Refused(status)),
+    }
+}
+
+/// Writes down how an attempt went. Should that fail, the event is posted again: at least once.
+async fn settle(registry: &Registry, delivery: &Delivery, outcome: Result<(), Problem>) -> Result<(), Error> {
+    let Err(problem) = outcome else {
+        metrics::webhook_attempted("delivered");
+        return registry.store().delivery_done(delivery).await;
+    };
+    let now = now_ms();
+    let next_at = now + millis(pause_after(delivery.attempts));
+    let last_at = delivery.created_at + millis(registry.config().webhook_give_up);
+    let is_over = matches!(problem, Problem::Gone) || next_at > last_at;
+    let text = crate::error::chain(&problem);
+    if is_over {
+        metrics::webhook_attempted("given_up");
+        tracing::error!(
+            event = delivery.event,
+            attempts = delivery.attempts,
+            problem = text,
+            "webhook given up"
+        );
+        registry.store().delivery_give_up(delivery, &text, now).await
+    } else {
+        metrics::webhook_attempted("retry");
+        tracing::warn!(
+            event = delivery.event,
+            attempts = delivery.attempts,
+            problem = text,
+            "webhook not delivered"
+        );
+        registry.store().delivery_retry(delivery, &text, next_at).await
+    }
+}
+
+/// The pause after this many attempts.
+fn pause_after(attempts: i64) -> Duration {
+    let doublings = u32::try_from(attempts - 1).unwrap_or(0).min(16);
+    FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE)
+}
+
+/// Gives up what nobody delivers any more (its address left the settings), and forgets what was given up long ago.
+async fn tidy(registry: &Registry) -> Result<(), Error> {
+    let now = now_ms();
+    // Twice the time: whoever still has the address in its settings gives up by itself.
+    let created_before = now.saturating_sub(2 * millis(registry.config().webhook_give_up) + millis(TIDY));
+    registry.store().deliveries_abandon(created_before, now).await?;
+    registry.store().deliveries_forget(now - millis(KEPT)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_limit() {
+        let pauses = [1, 2, 3, 9, 10, 11, 1000].map(|attempts| pause_after(attempts).as_secs());
+        assert_eq!(pauses, [2, 4, 8, 512, 900, 900, 900]);
+    }
+}

@@ -1,0 +1,107 @@
+//! What can be told, and the JSON that tells it: `type`, `timestamp`, `data`, as the Standard Webhooks specification has it.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Repository, Tag};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::EventKind;
+
+/// A change of a repository.
+#[derive(Clone, Copy)]
+pub(crate) enum Event<'a> {
+    Push {
+        repository: &'a Repository,
+        digest: &'a Digest,
+        media_type: &'a str,
+        size_bytes: u64,
+        tags: &'a [Tag],
+    },
+    /// `previous`: what the tag named before; absent where it is new.
+    Tag {
+        repository: &'a Repository,
+        tag: &'a Tag,
+        digest: &'a Digest,
+        previous: Option<&'a Digest>,
+    },
+    Untag {
+        repository: &'a Repository,
+        tag: &'a Tag,
+        digest: &'a Digest,
+        reason: &'a str,
+    },
+    /// A manifest goes with the tags that named it.
+    Delete {
+        repository: &'a Repository,
+        digest: &'a Digest,
+        tags: &'a [Tag],
+        reason: &'a str,
+    },
+}
+
+impl Event<'_> {
+    pub(crate) fn kind(&self) -> EventKind {
+        match self {
+            Event::Push { .. } => EventKind::Push,
+            Event::Tag { .. } => EventKind::Tag,
+            Event::Untag { .. } => EventKind::Untag,
+            Event::Delete { .. } => EventKind::Delete,
+        }
+    }
+
+    pub(crate) fn repository(&self) -> &Repository {
+        match self {
+            Event::Push { repository, .. }
+            | Event::Tag { repository, .. }
+            | Event::Untag { repository, .. }
+            | Event::Delete { repository, .. } => repository,
+        }
+    }
+
+    /// The body that is posted, of an event at `now_ms`.
+    pub(crate) fn payload(&self, now_ms: i64) -> String {
+        let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(now_ms) * 1_000_000);
+        let timestamp = at.ok().and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
+        json!({ "type": self.kind().as_str(), "timestamp": timestamp, "data": self.data() }).to_string()
+    }
+
+    fn data(&self) -> Value {
+        match self {
+            Event::Push { repository, digest, media_type, size_bytes, tags } => json!({
+                "repository": repository, "digest": digest, "media_type": media_type,
+                "size_bytes": size_bytes, "tags": tags,
+            }),
+            Event::Tag { repository, tag, digest, previous } => json!({
+                "repository": repository, "tag": tag, "digest": digest, "previous": previous,
+            }),
+            Event::Untag { repository, tag, digest, reason } => json!({
+                "repository": repository, "tag": tag, "digest": digest, "reason": reason,
+            }),
+            Event::Delete { repository, digest, tags, reason } => json!({
+                "repository": repository, "digest": digest, "tags": tags, "reason": reason,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_as_it_is_posted() {
+        let repository: Repository = "team/mini".parse().unwrap();
+        let (digest, tags) = (Digest::sha256(b""), ["8b".parse().unwrap()]);
+        let event = Event::Tag { repository: &repository, tag: &tags[0], digest: &digest, previous: None };
+        assert_eq!(
+            event.payload(1_795_000_000_250),
+            format!(
+                r#"{{"type":"tag","timestamp":"2026-11-18T11:06:40.25Z","data":{{"repository":"team/mini","tag":"8b","digest":"{digest}","previous":null}}}}"#
+            )
+        );
+        let delete =
+            Event::Delete { repository: &repository, digest: &digest, tags: &tags, reason: "request" };
+        assert!(delete.payload(0).contains(r#""tags":["8b"],"reason":"request""#));
+    }
+}
