@@ -4,6 +4,7 @@
 use std::io::{IsTerminal, stderr};
 
 use clap::ValueEnum;
+use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::args::LogFormat;
@@ -14,15 +15,17 @@ pub(crate) fn inherited_format() -> LogFormat {
     named.and_then(|name| LogFormat::from_str(&name, true).ok()).unwrap_or_default()
 }
 
-/// `default`: what is logged where LODE_LOG does not say.
-pub(crate) fn start(default: &str, format: LogFormat) {
+/// `default`: what is logged where LODE_LOG does not say. Spans go to `traces` whatever is logged.
+pub(crate) fn start(default: &str, format: LogFormat, traces: Option<&SdkTracerProvider>) {
     let filter = std::env::var("LODE_LOG").ok().filter(|filter| !filter.is_empty());
-    let filter = EnvFilter::new(filter.as_deref().unwrap_or(default));
+    // The database's notices at each start are nobody's business.
+    let filter = EnvFilter::new(filter.unwrap_or_else(|| format!("{default},sqlx=warn")));
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
     let lines = match format {
         // The spans carry the request's id.
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).with_target(false).boxed(),
     };
-    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
+    let spans = traces.map(crate::traces::layer);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans).init();
 }

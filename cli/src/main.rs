@@ -12,6 +12,7 @@ mod logging;
 #[cfg(test)]
 mod reference;
 mod settings;
+mod traces;
 mod ui;
 
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     // A runner makes its own threads, and nothing may run before it has set them up.
     if let Command::Runner(args) = cli.command {
-        logging::start("info", logging::inherited_format());
+        logging::start("info", logging::inherited_format(), None);
         return commands::runner::run(args).map(|()| ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -45,12 +46,22 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         .build()
         .map_err(|error| Failure::because("cannot start", &error).code(COULD_NOT))?;
     // Everything worth knowing where a server runs, only warnings where a person typed a command.
+    let mut traces = None;
     match &cli.command {
-        Command::Serve(args) => logging::start("info", args.log_format),
-        Command::Worker(args) => logging::start("info", args.log_format),
-        _ => logging::start("warn", logging::inherited_format()),
+        Command::Serve(args) => {
+            let _inside = runtime.enter();
+            traces = traces::wanted().then(|| traces::provider(None)).transpose()?;
+            logging::start("info", args.log_format, traces.as_ref());
+        }
+        Command::Worker(args) => logging::start("info", args.log_format, None),
+        _ => logging::start("warn", logging::inherited_format(), None),
     }
     let outcome = runtime.block_on(commands::run(cli));
+    if let Some(traces) = traces
+        && let Err(error) = traces.shutdown()
+    {
+        tracing::warn!(%error, "the last traces were not sent");
+    }
     // A read of standard input or a stuck connection must not hold the process.
     runtime.shutdown_timeout(std::time::Duration::from_millis(200));
     outcome

@@ -24,6 +24,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod traces;
 mod upstream;
 mod webhooks;
 
@@ -41,5 +42,6 @@ pub use retention::RetentionRule;
 pub use router::router;
 pub use serve::{Listeners, serve};
 pub use tls::{Tls, TlsError};
+pub use traces::enable_traces;
 pub use upstream::MirrorConfig;
 pub use webhooks::{EventKind, Patterns, Webhook};

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::error::Failed;
 use super::forwarded;
 use crate::error::chain;
-use crate::{Registry, metrics};
+use crate::{Registry, metrics, traces};
 
 const REQUEST_ID: &str = "x-request-id";
 const LONGEST_ID: usize = 128;
@@ -55,14 +55,18 @@ pub(crate) async fn observe(State(registry): State<Registry>, request: Request, 
         %method,
         path = request.uri().path(),
         client = client.map(tracing::field::display),
+        otel.kind = tracing::field::Empty,
     );
+    traces::continue_trace(&span, request.headers());
 
     let mut response = next.run(request).instrument(span.clone()).await;
 
     let status = response.status();
     let route = response.extensions_mut().remove::<Route>();
     let route = route.as_ref().map_or("none", |route| route.0.as_str());
-    metrics::request_answered(route, metrics::method_label(&method), status, started.elapsed());
+    let method_label = metrics::method_label(&method);
+    metrics::request_answered(route, method_label, status, started.elapsed());
+    traces::name_span(&span, method_label, route, status);
     span.in_scope(|| log(&response, status, started));
     response.headers_mut().insert(REQUEST_ID, id);
     count_sent(&method, response)

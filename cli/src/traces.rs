@@ -1,0 +1,129 @@
+//! Traces: what the server does for a request goes to an OpenTelemetry collector as spans, where OTEL_EXPORTER_OTLP_ENDPOINT names one.
+//! The further OTEL_* variables (headers, sampler, resource attributes) mean what its specification says.
+
+use std::time::Duration;
+
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::{
+    Resource,
+    propagation::TraceContextPropagator,
+    runtime::Tokio,
+    trace::{BatchConfigBuilder, SdkTracerProvider, span_processor_with_async_runtime::BatchSpanProcessor},
+};
+use tracing::Subscriber;
+use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
+
+use crate::error::{COULD_NOT, Failure, Outcome};
+
+/// How long spans may wait for others to be sent with.
+const DELAY: Duration = Duration::from_secs(2);
+
+/// Are traces asked for?
+pub(crate) fn wanted() -> bool {
+    let set = |name: &str| std::env::var(name).is_ok_and(|value| !value.trim().is_empty());
+    let disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
+    let endpoint = set("OTEL_EXPORTER_OTLP_ENDPOINT") || set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+    endpoint && !disabled
+}
+
+/// What sends spans: to `endpoint`, or where the environment says. Called within the runtime that will do the sending.
+pub(crate) fn provider(endpoint: Option<String>) -> Outcome<SdkTracerProvider> {
+    let failed = |error: &dyn std::error::Error| {
+        Failure::because("traces cannot be sent: check the OTEL_EXPORTER_OTLP_* variables", error)
+            .code(COULD_NOT)
+    };
+    let client = lode_client::http_client(|| reqwest::Client::builder().timeout(Duration::from_secs(10)))
+        .map_err(|error| failed(&error))?;
+    let mut exporter =
+        SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary).with_http_client(client);
+    if let Some(endpoint) = endpoint {
+        exporter = exporter.with_endpoint(endpoint);
+    }
+    let exporter = exporter.build().map_err(|error| failed(&error))?;
+    let mut resource = Resource::builder();
+    if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+        resource = resource.with_service_name("lode");
+    }
+    let batches = BatchConfigBuilder::default().with_scheduled_delay(DELAY).build();
+    let processor = BatchSpanProcessor::builder(exporter, Tokio).with_batch_config(batches).build();
+    opentelemetry::global::set_text_map_propagator(TraceContextPropagator::new());
+    lode_registry::enable_traces();
+    Ok(SdkTracerProvider::builder().with_resource(resource.build()).with_span_processor(processor).build())
+}
+
+/// Hands our own spans to `provider`: a request, and below it each query and each operation on the storage.
+pub(crate) fn layer<S>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let ours = filter_fn(|metadata| metadata.is_span() && metadata.target().starts_with("lode"));
+    tracing_opentelemetry::layer().with_tracer(provider.tracer("lode")).with_filter(ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        sync::mpsc,
+    };
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    /// A collector that takes everything, and hands on what it got.
+    async fn collector() -> (String, mpsc::UnboundedReceiver<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}/v1/traces", listener.local_addr().unwrap());
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let sender = sender.clone();
+                tokio::spawn(async move {
+                    let mut buffer = vec![0; 64 * 1024];
+                    while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+                        let _test_is_over = sender.send(buffer[..read].to_vec());
+                        // An answer to each piece is more than one a request, which the exporter does not mind.
+                        let _left = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                    }
+                });
+            }
+        });
+        (endpoint, receiver)
+    }
+
+    #[tokio::test]
+    async fn a_request_is_a_span_in_the_client_s_trace_with_its_queries_below() {
+        let (endpoint, mut received) = collector().await;
+        let provider = provider(Some(endpoint)).unwrap();
+        let subscriber = tracing_subscriber::registry().with(layer(&provider));
+        let _on_this_thread = tracing::subscriber::set_default(subscriber);
+
+        let folder = tempfile::tempdir().unwrap();
+        let config =
+            lode_registry::Config { data: folder.path().to_owned(), ..lode_registry::Config::default() };
+        let registry = lode_registry::open(config).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(lode_registry::serve(registry, listener, std::future::pending()));
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let trace_id = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let asked = client
+            .get(format!("{base}/v2/team/mini/manifests/none"))
+            .header("traceparent", format!("00-{trace_id}-00f067aa0ba902b7-01"));
+        assert_eq!(asked.send().await.unwrap().status(), 404);
+
+        let trace_bytes: Vec<u8> =
+            (0..32).step_by(2).map(|at| u8::from_str_radix(&trace_id[at..at + 2], 16).unwrap()).collect();
+        let name = b"GET /v2/{name}/manifests/{reference}";
+        let wanted: [&[u8]; 4] = [&trace_bytes, name, b"manifest_find", b"service.name"];
+        let mut all = Vec::new();
+        let complete = async {
+            while !wanted.iter().all(|part| all.windows(part.len()).any(|window| window == *part)) {
+                all.extend(received.recv().await.unwrap());
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), complete).await.expect("spans arrive");
+    }
+}

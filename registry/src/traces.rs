@@ -1,0 +1,57 @@
+//! What a trace wants to know of a request beyond the log: whose trace it belongs to, and what it was in a collector's words.
+//! The program that embeds the registry sends spans, if anyone does; until it says so nothing here costs anything.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::{HeaderMap, StatusCode};
+use opentelemetry::propagation::Extractor;
+use opentelemetry::trace::{Status, TraceContextExt};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+static ON: AtomicBool = AtomicBool::new(false);
+
+/// Says that spans are sent somewhere.
+pub fn enable_traces() {
+    ON.store(true, Ordering::Relaxed);
+}
+
+/// Makes a request's span part of the trace that its client began. Before the span is entered.
+pub(crate) fn continue_trace(span: &Span, headers: &HeaderMap) {
+    if !ON.load(Ordering::Relaxed) {
+        return;
+    }
+    span.record("otel.kind", "server");
+    if headers.contains_key("traceparent") {
+        let parent =
+            opentelemetry::global::get_text_map_propagator(|format| format.extract(&Headers(headers)));
+        // Fails where the span is sent nowhere.
+        let _unsent = span.set_parent(parent);
+    }
+}
+
+/// Names a request's span by its route, and says how it ended.
+pub(crate) fn name_span(span: &Span, method: &'static str, route: &str, status: StatusCode) {
+    if !ON.load(Ordering::Relaxed) {
+        return;
+    }
+    span.context().span().update_name(format!("{method} {route}"));
+    span.set_attribute("http.request.method", method);
+    span.set_attribute("http.route", route.to_owned());
+    span.set_attribute("http.response.status_code", i64::from(status.as_u16()));
+    if status.is_server_error() {
+        span.set_status(Status::error(""));
+    }
+}
+
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}
