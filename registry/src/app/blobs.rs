@@ -72,6 +72,17 @@ impl Registry {
     ) -> Result<(BlobInfo, BlobStream), Error> {
         let blob = self.blob_visible(caller, repository, digest).await?;
         let size_bytes = blob.size_bytes;
+        let bytes = self.blob_stream(&blob, range).await?;
+        Ok((BlobInfo { digest: digest.clone(), size_bytes }, bytes))
+    }
+
+    /// As `blob_open`, of a blob that was found before.
+    pub(crate) async fn blob_stream(
+        &self,
+        blob: &StoredBlob,
+        range: Option<Range<u64>>,
+    ) -> Result<BlobStream, Error> {
+        let size_bytes = blob.size_bytes;
         let range = match range {
             None => 0..size_bytes,
             Some(range) if range.start < size_bytes && range.start < range.end => {
@@ -79,18 +90,11 @@ impl Registry {
             }
             Some(_) => return Err(Error::RangeUnsatisfiable { size_bytes }),
         };
-        let bytes = self.blobs.read(&blob.store_key, range).await?;
-        Ok((BlobInfo { digest: digest.clone(), size_bytes }, bytes))
+        self.blobs.read(&blob.store_key, range).await
     }
 
-    /// A way for the blob's bytes that is shorter than through `blob_open`, where the storage has one.
-    pub(crate) async fn blob_shortcut(
-        &self,
-        caller: &Caller,
-        repository: &Repository,
-        digest: &Digest,
-    ) -> Result<Option<Shortcut>, Error> {
-        let blob = self.blob_visible(caller, repository, digest).await?;
+    /// A way for the blob's bytes that is shorter than through `blob_stream`, where the storage has one.
+    pub(crate) async fn blob_shortcut(&self, blob: &StoredBlob) -> Result<Option<Shortcut>, Error> {
         if let Some(address) = self.blobs.signed_url(&blob.store_key).await? {
             return Ok(Some(Shortcut::Address(address)));
         }
@@ -164,7 +168,8 @@ impl Registry {
         Ok(Some(size_bytes))
     }
 
-    async fn blob_visible(
+    /// The blob, if the caller may read it here.
+    pub(crate) async fn blob_visible(
         &self,
         caller: &Caller,
         repository: &Repository,

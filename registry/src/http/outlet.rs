@@ -2,7 +2,6 @@
 //! A response body names a file piece by a marker in place of its bytes; the connection, told by the marker's address, sends the piece itself.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -10,7 +9,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
-use axum::extract::FromRequestParts;
 use bytes::Bytes;
 use http::Version;
 use http::request::Parts;
@@ -51,6 +49,11 @@ struct Piece {
 }
 
 impl Outlet {
+    /// The outlet of the connection that a request came over, if its answer goes there as it is: plain HTTP/1.1.
+    pub(crate) fn of(request: &Parts) -> Option<Outlet> {
+        request.extensions.get().cloned().filter(|_| request.version == Version::HTTP_11)
+    }
+
     /// Promises a piece of a file. None if too many wait.
     fn promise(&self, file: &Arc<File>, range: Range<u64>) -> Option<Bytes> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,6 +79,11 @@ impl Outlet {
         Some(piece.cloned().ok_or_else(|| io::Error::other("a marker without its piece")))
     }
 
+    /// Is something promised and not sent?
+    fn is_owing(&self) -> bool {
+        !self.0.lock().unwrap_or_else(PoisonError::into_inner).pieces.is_empty()
+    }
+
     fn sent(&self, n: usize) {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(piece) = waiting.pieces.front_mut() else { return };
@@ -91,18 +99,6 @@ impl Outlet {
 fn offset_of(bytes: &[u8]) -> Option<usize> {
     let at = bytes.as_ptr().addr().checked_sub(MARKERS.as_ptr().addr())?;
     (at < MARKERS.len() && !bytes.is_empty()).then_some(at)
-}
-
-/// The outlet of the connection that a request came over, if its answer goes there as it is: plain HTTP/1.1.
-pub(crate) struct WayOut(pub(crate) Option<Outlet>);
-
-impl<S: Send + Sync> FromRequestParts<S> for WayOut {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let plain = parts.version == Version::HTTP_11;
-        Ok(WayOut(parts.extensions.get().cloned().filter(|_| plain)))
-    }
 }
 
 /// A response body that a connection with an outlet sends.
@@ -259,7 +255,12 @@ impl AsyncWrite for Plain {
         true
     }
 
+    /// Asked when everything has been handed over: a piece that is left then was never seen as a marker.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.outlet.is_owing() {
+            tracing::error!("an answer's bytes were copied on their way to the connection, which ends here");
+            return Poll::Ready(Err(io::Error::other("a marker was copied")));
+        }
         Poll::Ready(Ok(()))
     }
 

@@ -4,8 +4,9 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use http::request::Parts;
 use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use url::Url;
@@ -15,7 +16,7 @@ use crate::app::{BlobInfo, Shortcut};
 use crate::auth::Caller;
 use crate::http::conditional::not_modified;
 use crate::http::links::header_value;
-use crate::http::outlet::{FileBody, WayOut};
+use crate::http::outlet::{FileBody, Outlet};
 use crate::http::range::{Wanted, wanted};
 use crate::http::{Failure, Links, Path, Query, agent};
 use crate::{Error, Registry};
@@ -24,25 +25,24 @@ pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
     links: Links,
-    uri: Uri,
-    WayOut(outlet): WayOut,
-    headers: HeaderMap,
+    request: Parts,
     Path((repository, digest)): Path<(Repository, Digest)>,
     query: Query,
 ) -> Result<Response, Failure> {
     let caller = signed_caller(&registry, caller, &repository, &digest, &query).await?;
-    let info = registry.blob_find(&caller, &repository, &digest).await?;
-    if let Some(same) = not_modified(&headers, &digest) {
+    let blob = registry.blob_visible(&caller, &repository, &digest).await?;
+    if let Some(same) = not_modified(&request.headers, &digest) {
         return Ok(same);
     }
+    let info = BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes };
     let etag = format!("\"{digest}\"");
-    let (status, range) = match wanted(&headers, &etag, info.size_bytes) {
+    let (status, range) = match wanted(&request.headers, &etag, info.size_bytes) {
         Wanted::Whole => (StatusCode::OK, None),
         Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
         Wanted::Unsatisfiable => return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into()),
     };
-    let body = match (registry.blob_shortcut(&caller, &repository, &digest).await?, outlet) {
-        (Some(Shortcut::Address(address)), _) if may_follow(&headers, &uri, &address) => {
+    let body = match (registry.blob_shortcut(&blob).await?, Outlet::of(&request)) {
+        (Some(Shortcut::Address(address)), _) if may_follow(&request, &address) => {
             let headers = [
                 (header::LOCATION, header_value(address.as_str())),
                 (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
@@ -52,7 +52,7 @@ pub(crate) async fn get(
         (Some(Shortcut::File(file)), Some(outlet)) => {
             Body::new(FileBody::new(outlet, file, range.clone().unwrap_or(0..info.size_bytes)))
         }
-        _ => Body::from_stream(registry.blob_open(&caller, &repository, &digest, range.clone()).await?.1),
+        _ => Body::from_stream(registry.blob_stream(&blob, range.clone()).await?),
     };
 
     let mut response = (status, headers_of(&info, &etag), body).into_response();
@@ -61,7 +61,7 @@ pub(crate) async fn get(
         response.headers_mut().insert(header::CONTENT_RANGE, header_value(&described));
         response.headers_mut().insert(header::CONTENT_LENGTH, (range.end - range.start).into());
     }
-    if agent::is_ollama(&headers) {
+    if agent::is_ollama(&request.headers) {
         let link = registry.blob_link(&caller, &repository, &digest).await?;
         let location = header_value(&links.blob_signed(&repository, &digest, &link));
         response.headers_mut().insert(header::LOCATION, location);
@@ -92,7 +92,8 @@ pub(crate) async fn delete(
 }
 
 /// Ollama's clients take their credentials along to another port of the same host, and storage refuses such requests.
-fn may_follow(headers: &HeaderMap, uri: &Uri, address: &Url) -> bool {
+fn may_follow(request: &Parts, address: &Url) -> bool {
+    let Parts { headers, uri, .. } = request;
     if !agent::is_ollama(headers) {
         return true;
     }

@@ -8,6 +8,7 @@ mod mirror;
 mod models;
 mod ollama;
 mod operators;
+mod outlet;
 mod postgres;
 mod pull;
 mod push;

@@ -38,7 +38,7 @@ impl Server {
     }
 
     /// Sends `text` on a connection of its own, and reads until the server closes it.
-    async fn exchange(&self, text: &str) -> String {
+    pub(super) async fn exchange(&self, text: &str) -> String {
         let mut stream = self.connect().await;
         stream.write_all(text.as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -77,60 +77,6 @@ async fn lengths_are_on_the_wire() {
     assert!(missing.starts_with("HTTP/1.1 404 ") && missing.ends_with("\r\n\r\n"), "{missing}");
     let opened = server.exchange(&request("POST /v2/a/blobs/uploads/", "content-length: 0\r\n")).await;
     assert!(opened.starts_with("HTTP/1.1 202 ") && opened.contains("content-length: 0\r\n"), "{opened}");
-}
-
-/// A blob larger than any buffer on the way, asked for whole and in parts without waiting for the answers.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_go_out_whole_and_in_order() {
-    let app = App::new().await;
-    let text: String = (0..700_000).map(|i| format!("{i:07}\n")).collect();
-    let digest = app.push_blob("a", text.clone()).await;
-    let small = app.push_blob("a", "small").await;
-    let server = Server::start(&app).await;
-    let mut stream = server.connect().await;
-    let mut expected = Vec::new();
-    let mut asked = String::new();
-    for (digest, text, range) in [
-        (&digest, &text[..], 0..text.len()),
-        (&small, "small", 0..5),
-        (&digest, &text[..], 1_048_575..3_145_731),
-        (&digest, &text[..], 77..78),
-        (&digest, &text[..], 0..text.len()),
-    ] {
-        let (first, last) = (range.start, range.end - 1);
-        asked.push_str(&format!(
-            "GET /v2/a/blobs/{digest} HTTP/1.1\r\nhost: localhost\r\nrange: bytes={first}-{last}\r\n\r\n"
-        ));
-        expected.push(&text[range]);
-    }
-    let (mut reader, mut writer) = stream.split();
-    let received = async {
-        for expected in expected {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(reader.read_u8().await.unwrap());
-            }
-            let head = String::from_utf8(head).unwrap();
-            assert!(head.starts_with("HTTP/1.1 206 "), "{head}");
-            assert!(head.contains(&format!("content-length: {}\r\n", expected.len())), "{head}");
-            let mut body = vec![0; expected.len()];
-            for part in body.chunks_mut(300_000) {
-                // A client that is slower than the server now and then.
-                tokio::task::yield_now().await;
-                reader.read_exact(part).await.unwrap();
-            }
-            assert!(body == expected.as_bytes(), "{head}");
-        }
-    };
-    let (sent, ()) = within(async { tokio::join!(writer.write_all(asked.as_bytes()), received) }).await;
-    sent.unwrap();
-    // One that leaves in the middle costs nobody else anything.
-    let mut leaver = server.connect().await;
-    leaver.write_all(request(&format!("GET /v2/a/blobs/{digest}"), "").as_bytes()).await.unwrap();
-    leaver.read_u8().await.unwrap();
-    drop(leaver);
-    let again = server.exchange(&request(&format!("GET /v2/a/blobs/{digest}"), "")).await;
-    assert!(again.ends_with(&text));
 }
 
 #[tokio::test]
