@@ -96,6 +96,8 @@ pub(crate) enum Command {
     Fsck(Fsck),
     /// Copy a server's index and blobs to a folder while it goes on
     Backup(Backup),
+    /// Move a server's index and blobs to another database and another storage
+    Migrate(Migrate),
     /// Print a completion script for a shell
     Completions(Completions),
     /// The process of one loaded model; a worker starts it
@@ -174,6 +176,9 @@ pub(crate) struct Serve {
     /// The private key of the certificate, a PEM file without a passphrase
     #[arg(long, env = "LODE_TLS_KEY", value_name = "FILE", hide_env_values = true)]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Refuse whatever would change what is held, and collect nothing: for `lode migrate`
+    #[arg(long, env = "LODE_READ_ONLY", value_parser = BoolishValueParser::new(), num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_possible_values = true, hide_env_values = true)]
+    pub(crate) read_only: Option<bool>,
     /// Print the settings in force as TOML, secrets hidden, and exit
     #[arg(long)]
     pub(crate) print_config: bool,
@@ -573,6 +578,27 @@ pub(crate) struct Backup {
     /// Give blobs a second name instead of copying them: at once, and on the same file system only
     #[arg(long)]
     pub(crate) link: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Moves a server with SQLite and a folder. Stop it, or serve it with --read-only meanwhile. Every blob is read and its
+digest compared; rows are counted on both sides. Interrupted, repeat the command: it goes on where it stopped.
+
+Example:
+  lode migrate --data /srv/lode --to-database postgres://lode@db/lode --to-storage s3://bucket/lode")]
+pub(crate) struct Migrate {
+    /// The database to move the index to, empty
+    #[arg(long, value_name = "URL")]
+    pub(crate) to_database: String,
+    /// The storage to move the bytes to
+    #[arg(long, value_name = "URL")]
+    pub(crate) to_storage: String,
+    #[command(flatten)]
+    pub(crate) from: Kept,
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,

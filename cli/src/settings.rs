@@ -50,6 +50,7 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
         ("database", args.database.clone().map(Value::from)),
         ("storage", args.storage.clone().map(Value::from)),
         ("allow_anonymous", args.allow_anonymous.map(Value::from)),
+        ("read_only", args.read_only.map(Value::from)),
         ("public_url", list_or_one::<lode_registry::Config>("public_url", &args.public_url)),
         ("trusted_proxies", list(&args.trusted_proxy)),
         ("tls_cert", args.tls_cert.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),

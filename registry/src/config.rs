@@ -90,6 +90,8 @@ pub struct Config {
     /// How long an event's delivery is tried before it is given up.
     #[serde(with = "duration")]
     pub webhook_give_up: Duration,
+    /// Refuse whatever would change the content, and collect nothing: for a move. Others may read the folder meanwhile.
+    pub read_only: bool,
     /// Prefixes whose repositories are fetched from other registries.
     pub mirror: Vec<MirrorConfig>,
     /// `[[retention]]`: what the collection takes although it is referred to. None: nothing.
@@ -131,6 +133,7 @@ impl Default for Config {
             retention: Vec::new(),
             webhook: Vec::new(),
             webhook_give_up: 24 * HOUR,
+            read_only: false,
             mirror: Vec::new(),
         }
     }

@@ -62,6 +62,9 @@ pub enum Error {
         "repository {repository} mirrors another registry: push there, or to a repository of another name"
     )]
     Mirrored { repository: Repository },
+    /// The server was started to read only.
+    #[error("this server only reads: it is being moved, and what it holds must not change")]
+    ReadOnly,
     /// What the upstream of a mirrored repository has, if anything, cannot be told now.
     #[error("the registry that this repository mirrors does not answer; try again later")]
     UpstreamAway(#[source] Arc<dyn std::error::Error + Send + Sync>),
@@ -155,6 +158,7 @@ impl Error {
             Error::UpstreamAway(source) => Error::UpstreamAway(source.clone()),
             Error::UpstreamUnusable(source) => Error::UpstreamUnusable(source.clone()),
             Error::StorageFull => Error::StorageFull,
+            Error::ReadOnly => Error::ReadOnly,
             _ => Error::Interrupted,
         }
     }

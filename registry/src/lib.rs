@@ -30,9 +30,9 @@ mod webhooks;
 
 pub use app::{
     BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport,
-    Heartbeat, JoinProof, LoadedModel, ManifestPut, Model, ModelSummary, Page, Referrer, Registration,
-    Registry, Removal, RemovalPage, Restored, StoredManifest, TaggedModel, UploadStatus, WebhookDelivery,
-    Worker, WorkerAnnouncement, open,
+    Heartbeat, JoinProof, LoadedModel, ManifestPut, MigrateReport, Model, ModelSummary, Page, Referrer,
+    Registration, Registry, Removal, RemovalPage, Restored, StoredManifest, TaggedModel, UploadStatus,
+    WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::Take;

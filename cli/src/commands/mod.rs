@@ -9,6 +9,7 @@ mod fsck;
 mod gc;
 mod list;
 mod login;
+mod migrate;
 mod perplexity;
 mod ps;
 mod pull;
@@ -56,6 +57,7 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Gc(args) => gc::run(&connect()?, args).await?,
         Command::Fsck(args) => return fsck::run(&connect()?, args).await,
         Command::Backup(args) => backup::run(args).await?,
+        Command::Migrate(args) => migrate::run(args).await?,
         Command::Completions(args) => completions::run(args)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -38,7 +38,7 @@ impl Registry {
         }
         let blob = self.blob_visible(caller, repository, digest).await?;
         let (now, lease) = (now_ms(), self.lease_ms());
-        if lease > 0 && blob.leased_until < now.saturating_add(lease) {
+        if lease > 0 && !self.config.read_only && blob.leased_until < now.saturating_add(lease) {
             let until = now.saturating_add(lease).saturating_add(lease / LEASE_SLACK);
             match self.store.link_lease(repository, digest, until).await {
                 Ok(true) => {}
@@ -109,6 +109,7 @@ impl Registry {
         digest: &Digest,
     ) -> Result<(), Error> {
         allow(caller, Action::Delete, Target::Repository(repository))?;
+        self.may_write()?;
         again!(self.blob_unlink(repository, digest).await)?;
         tracing::info!(%repository, %digest, "blob deleted");
         Ok(())

@@ -70,7 +70,7 @@ impl Registry {
         Ok(mac)
     }
 
-    async fn server_key(&self, name: &str) -> Result<Vec<u8>, Error> {
+    pub(super) async fn server_key(&self, name: &str) -> Result<Vec<u8>, Error> {
         let mut fresh = [0; 32];
         getrandom::fill(&mut fresh)
             .map_err(|error| Error::io("random bytes", std::io::Error::other(error)))?;

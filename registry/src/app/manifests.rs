@@ -208,6 +208,7 @@ impl Registry {
         reference: &Reference,
     ) -> Result<(), Error> {
         allow(caller, Action::Delete, Target::Repository(repository))?;
+        self.may_write()?;
         if !again!(self.manifest_remove(repository, reference).await)? {
             return Err(self.manifest_unknown(repository, reference).await?);
         }

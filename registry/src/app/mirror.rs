@@ -52,6 +52,7 @@ impl Registry {
     /// May they push there? Below a mirrored prefix only this server itself may.
     pub(super) fn may_push(&self, caller: &Caller, repository: &Repository) -> Result<(), Error> {
         allow(caller, Action::Push, Target::Repository(repository))?;
+        self.may_write()?;
         match upstream_of(&self.upstreams, repository) {
             Some(_) if *caller != Caller::Internal => Err(Error::Mirrored { repository: repository.clone() }),
             _ => Ok(()),
@@ -60,7 +61,7 @@ impl Registry {
 
     /// Where a repository comes from, for callers that things are fetched for. The server's own jobs work on what is held.
     fn mirrored(&self, caller: &Caller, repository: &Repository) -> Option<(Arc<Upstream>, Repository)> {
-        if self.upstreams.is_empty() || *caller == Caller::Internal {
+        if self.upstreams.is_empty() || self.config.read_only || *caller == Caller::Internal {
             return None;
         }
         let upstream = upstream_of(&self.upstreams, repository)?;

@@ -8,6 +8,7 @@ mod gc;
 mod index;
 mod links;
 mod manifests;
+mod migrate;
 mod mirror;
 mod models;
 mod receive;
@@ -45,6 +46,7 @@ use flights::Flights;
 pub use fsck::{Damage, FsckReport};
 pub use gc::{GcReport, Removal, RemovalPage, Restored};
 pub use links::BlobLink;
+pub use migrate::{MigrateReport, migrate};
 pub use models::{Model, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
 pub use webhooks::WebhookDelivery;
@@ -164,6 +166,16 @@ pub async fn open(config: Config) -> Result<Registry, Error> {
 
 async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
     crate::webhooks::check(&config.webhook)?;
+    let registry = open_idle(config, limit).await?;
+    if !registry.config.read_only {
+        jobs::start(&registry);
+        crate::webhooks::start(&registry)?;
+    }
+    Ok(registry)
+}
+
+/// Opens it without starting anything.
+async fn open_idle(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
     let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror).map(Arc::new));
     let upstreams = upstreams.collect::<Result<_, Error>>()?;
     let retention = Retention::new(&config.retention)?;
@@ -190,8 +202,6 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),
     }));
-    jobs::start(&registry);
-    crate::webhooks::start(&registry)?;
     Ok(registry)
 }
 
@@ -247,6 +257,11 @@ impl Registry {
             missing = self.awaited_missing().await;
         }
         if missing.is_empty() { Ok(()) } else { Err(missing) }
+    }
+
+    /// May what is held change at all?
+    pub(crate) fn may_write(&self) -> Result<(), Error> {
+        if self.config.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
     /// How long an upload, a mount or a HEAD keeps a blob, on the index's clock.

@@ -56,7 +56,7 @@ impl Registry {
         repository: &Repository,
         id: Uuid,
     ) -> Result<(), Error> {
-        allow(caller, Action::Push, Target::Repository(repository))?;
+        self.may_push(caller, repository)?;
         self.upload_row(repository, id).await?;
         let this = self.clone();
         let repository = repository.clone();
@@ -78,7 +78,7 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<UploadStatus, Error> {
-        allow(caller, Action::Push, Target::Repository(repository))?;
+        self.may_push(caller, repository)?;
         let (this, repository) = (self.clone(), repository.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, false).await?;
@@ -103,7 +103,7 @@ impl Registry {
         body: Body,
         digest: &Digest,
     ) -> Result<BlobInfo, Error> {
-        allow(caller, Action::Push, Target::Repository(repository))?;
+        self.may_push(caller, repository)?;
         let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, true).await?;

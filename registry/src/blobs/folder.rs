@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::writer::{self, AppendFile, WriteLimit};
 use super::{BlobStream, Listed, key};
-use crate::Error;
+use crate::{Config, Error};
 
 /// How much a download reads ahead: large enough to be fast, small enough for hundreds at once.
 const READ_BYTES: usize = 256 * 1024;
@@ -37,7 +37,7 @@ struct Inner {
 
 impl Folder {
     /// Opens the folder and, unless it is the data folder, which is locked already, keeps other servers out of it.
-    pub(super) fn open(root: PathBuf, data: &Path, write_limit: WriteLimit) -> Result<Folder, Error> {
+    pub(super) fn open(root: PathBuf, config: &Config, write_limit: WriteLimit) -> Result<Folder, Error> {
         let opened = || -> io::Result<PathBuf> {
             for algorithm in key::ALGORITHMS {
                 std::fs::create_dir_all(root.join(key::BLOBS).join(algorithm.as_str()))?;
@@ -49,8 +49,8 @@ impl Folder {
             root.canonicalize()
         };
         let root = opened().map_err(|e| Error::io(format!("opening {}", root.display()), e))?;
-        let apart = data.canonicalize().ok().as_ref() != Some(&root);
-        let lock = apart.then(|| lock_folder(&root)).transpose()?;
+        let apart = config.data.canonicalize().ok().as_ref() != Some(&root);
+        let lock = apart.then(|| lock_folder(&root, config.read_only)).transpose()?;
         let store = LocalFileSystem::new_with_prefix(&root)
             .map_err(|e| Error::io("opening the storage", e.into()))?;
         Ok(Folder(Arc::new(Inner { root, store, write_limit, _lock: lock })))
@@ -223,12 +223,13 @@ pub(super) async fn blocking<T: Send + 'static>(
     spawn_blocking(work).await.map_err(|_| Error::Interrupted)?.map_err(|e| Error::io(what, e))
 }
 
-/// Keeps other servers out of a folder for as long as the file is open.
-pub(super) fn lock_folder(folder: &Path) -> Result<File, Error> {
+/// Keeps other servers out of a folder for as long as the file is open. Those that only read keep out those that do not.
+pub(super) fn lock_folder(folder: &Path, read_only: bool) -> Result<File, Error> {
     let failed = |e| Error::io(format!("locking {}", folder.display()), e);
     std::fs::create_dir_all(folder).map_err(failed)?;
     let file = File::create(folder.join("lode.lock")).map_err(failed)?;
-    match file.try_lock() {
+    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    match locked {
         Ok(()) => Ok(file),
         Err(std::fs::TryLockError::WouldBlock) => Err(Error::FolderInUse { path: folder.to_owned() }),
         Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),

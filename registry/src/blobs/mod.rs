@@ -56,8 +56,8 @@ enum Room {
 impl Blobs {
     /// Opens the storage that the settings name (default: the data folder), and keeps other servers out of the data folder.
     pub(crate) fn open(config: &Config, write_limit: WriteLimit) -> Result<Blobs, Error> {
-        let lock = Arc::new(folder::lock_folder(&config.data)?);
-        let folder = |root: &Path| Folder::open(root.to_owned(), &config.data, write_limit).map(Room::Folder);
+        let lock = Arc::new(folder::lock_folder(&config.data, config.read_only)?);
+        let folder = |root: &Path| Folder::open(root.to_owned(), config, write_limit).map(Room::Folder);
         let room = match &config.storage {
             None => folder(&config.data)?,
             Some(url) if url.scheme() == "file" => folder(&folder::folder_of(url)?)?,

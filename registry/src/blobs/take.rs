@@ -32,7 +32,7 @@ pub(crate) fn root_of(config: &Config) -> Result<PathBuf, Error> {
 /// Makes the folder `to`, and keeps servers and other backups out of it.
 pub(crate) fn lock_target(to: &Path) -> Result<File, Error> {
     std::fs::create_dir_all(to).map_err(|e| Error::io(format!("making {}", to.display()), e))?;
-    lock_folder(to)
+    lock_folder(to, false)
 }
 
 /// Makes the bytes under `key` durable below `to` too. None if they are not there; otherwise whether anything had to be done.

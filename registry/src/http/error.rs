@@ -158,7 +158,9 @@ fn status_of(error: &Error) -> StatusCode {
         | Error::ManifestInvalid(_)
         | Error::ManifestBlobsUnknown(_) => StatusCode::BAD_REQUEST,
         Error::ManifestTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-        Error::BlobReferenced { .. } | Error::Mirrored { .. } => StatusCode::METHOD_NOT_ALLOWED,
+        Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::ReadOnly => {
+            StatusCode::METHOD_NOT_ALLOWED
+        }
         Error::UpstreamAway(_) => StatusCode::SERVICE_UNAVAILABLE,
         Error::UpstreamUnusable(_) => StatusCode::BAD_GATEWAY,
         Error::Denied => StatusCode::FORBIDDEN,

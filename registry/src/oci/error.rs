@@ -101,6 +101,7 @@ fn code_of(error: &Error) -> Code {
         Error::ManifestBlobsUnknown(_) => ErrorCode::ManifestBlobUnknown,
         Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::Denied => ErrorCode::Denied,
         Error::Unauthorized => ErrorCode::Unauthorized,
+        Error::ReadOnly => ErrorCode::Unsupported,
         Error::StorageFull
         | Error::Unavailable { .. }
         | Error::UpstreamAway(_)

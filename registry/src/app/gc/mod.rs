@@ -64,6 +64,9 @@ impl Registry {
     /// Runs one collection, after the one that may be running, here or on another replica.
     pub async fn gc_run(&self, caller: &Caller, dry_run: bool) -> Result<GcReport, Error> {
         allow(caller, Action::Administer, Target::Server)?;
+        if !dry_run {
+            self.may_write()?;
+        }
         let this = self.clone();
         detached(async move {
             if dry_run {

@@ -36,6 +36,7 @@ impl Registry {
         reference: &Reference,
     ) -> Result<Restored, Error> {
         allow(caller, Action::Administer, Target::Server)?;
+        self.may_write()?;
         let (this, repository, reference) = (self.clone(), repository.clone(), reference.clone());
         detached(async move { this.undo(&repository, &reference).await }).await
     }

@@ -1,0 +1,275 @@
+//! Whole tables from one index into another, for a move to another engine. Columns are read from the source's own schema, so a
+//! table that grows a column needs nothing here.
+
+use sqlx::{AssertSqlSafe, Row};
+
+use super::{Engine, Store, Tx, now_ms, on, size};
+use crate::Error;
+
+/// What moves, each table after those that it refers to. Blobs move with their bytes.
+pub(crate) const MOVED: &[&str] = &[
+    "repositories",
+    "links",
+    "manifests",
+    "manifest_blobs",
+    "tags",
+    "referrers",
+    "models",
+    "tensors",
+    "server_keys",
+    "mirror_checks",
+    "removals",
+    "removal_blobs",
+    "webhook_deliveries",
+];
+/// What belongs to the old server alone, or is made along the way.
+#[cfg(test)]
+const LEFT: &[&str] = &["blobs", "tombstones", "uploads", "workers", "_sqlx_migrations"];
+
+/// Rows read and written at a time. A manifest has 4 MiB at most.
+const PAGE: usize = 100;
+
+/// Names among the server's keys: which registry is being moved here, and that it has been.
+const MOVED_FROM: &str = "moved-from";
+const MOVED_AT: &str = "moved-at";
+
+#[derive(Clone, Debug)]
+enum Cell {
+    Text(Option<String>),
+    Number(Option<i64>),
+    Bytes(Option<Vec<u8>>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Number,
+    Bytes,
+}
+
+struct Column {
+    name: String,
+    kind: Kind,
+    /// Part of the primary key.
+    key: bool,
+}
+
+/// How far a move into this index has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// It is empty, or this registry's own move into it was cut short.
+    Open,
+    Done,
+    /// It holds something else.
+    Taken,
+}
+
+impl Store {
+    /// Claims this index for the move of one registry, whose `identity` it notes.
+    pub(crate) async fn move_claim(&self, identity: &[u8]) -> Result<Moved, Error> {
+        if let Some(from) = self.key_find(MOVED_FROM).await? {
+            return Ok(match self.key_find(MOVED_AT).await? {
+                _ if from != identity => Moved::Taken,
+                Some(_) => Moved::Done,
+                None => Moved::Open,
+            });
+        }
+        if !self.is_empty().await? {
+            return Ok(Moved::Taken);
+        }
+        let holder = self.server_key(MOVED_FROM, identity).await?;
+        Ok(if holder == identity { Moved::Open } else { Moved::Taken })
+    }
+
+    async fn key_find(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        let row: Option<(Vec<u8>,)> = on!(self.read(), c => sqlx::query_as(
+            "select value from server_keys where name = $1").bind(name).fetch_optional(c).await)?;
+        Ok(row.map(|(value,)| value))
+    }
+
+    async fn is_empty(&self) -> Result<bool, Error> {
+        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
+            "select (select count(*) from repositories) + (select count(*) from blobs)").fetch_one(c).await)?;
+        Ok(count == 0)
+    }
+
+    async fn columns(&self, table: &str) -> Result<Vec<Column>, Error> {
+        let Engine::Sqlite(read) = self.read() else {
+            let reason = "only an index in a SQLite file can be moved".to_owned();
+            return Err(Error::Config { setting: "database", reason });
+        };
+        let rows: Vec<(String, String, i64)> =
+            sqlx::query_as("select name, type, pk from pragma_table_info($1) order by cid")
+                .bind(table)
+                .fetch_all(read)
+                .await?;
+        let column = |(name, kind, key): (String, String, i64)| {
+            let kind = match kind.to_ascii_lowercase().as_str() {
+                "text" => Kind::Text,
+                "bigint" => Kind::Number,
+                "blob" => Kind::Bytes,
+                _ => return Err(Error::Corrupt { what: "column type", value: kind }),
+            };
+            Ok(Column { name, kind, key: key > 0 })
+        };
+        rows.into_iter().map(column).collect()
+    }
+
+    /// The next rows of a table after those whose key is `after`.
+    async fn rows(&self, table: &str, columns: &[Column], after: &[Cell]) -> Result<Vec<Vec<Cell>>, Error> {
+        let Engine::Sqlite(read) = self.read() else { return Ok(Vec::new()) };
+        let names = names(columns.iter());
+        let keys = self::names(columns.iter().filter(|column| column.key));
+        let places: Vec<String> = (1..=after.len()).map(|n| format!("${n}")).collect();
+        let later = if after.is_empty() {
+            String::new()
+        } else {
+            format!("where ({keys}) > ({})", places.join(", "))
+        };
+        let text = format!("select {names} from {table} {later} order by {keys} limit {PAGE}");
+        let mut query = sqlx::query(AssertSqlSafe(text));
+        for cell in after {
+            query = match cell.clone() {
+                Cell::Text(value) => query.bind(value),
+                Cell::Number(value) => query.bind(value),
+                Cell::Bytes(value) => query.bind(value),
+            };
+        }
+        let read_row = |row: &sqlx::sqlite::SqliteRow| {
+            let cell = |(at, column): (usize, &Column)| {
+                Ok(match column.kind {
+                    Kind::Text => Cell::Text(row.try_get(at)?),
+                    Kind::Number => Cell::Number(row.try_get(at)?),
+                    Kind::Bytes => Cell::Bytes(row.try_get(at)?),
+                })
+            };
+            columns.iter().enumerate().map(cell).collect::<Result<Vec<Cell>, sqlx::Error>>()
+        };
+        let rows = query.fetch_all(read).await?;
+        Ok(rows.iter().map(read_row).collect::<Result<_, _>>()?)
+    }
+}
+
+fn names<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
+    columns.map(|column| column.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+impl Tx {
+    /// Makes the tables of this index those of `source`, and says how many rows each has.
+    pub(crate) async fn tables_replace(&mut self, source: &Store) -> Result<Vec<(&'static str, u64)>, Error> {
+        for table in MOVED.iter().rev() {
+            let text = match *table {
+                // This move's own mark stays.
+                "server_keys" => {
+                    format!("delete from server_keys where name not in ('{MOVED_FROM}', '{MOVED_AT}')")
+                }
+                table => format!("delete from {table}"),
+            };
+            on!(self.conn(), c => sqlx::query(AssertSqlSafe(text)).execute(c).await.map(drop))?;
+        }
+        let mut counts = Vec::new();
+        for table in MOVED {
+            counts.push((*table, self.table_fill(source, table).await?));
+        }
+        // What is linked nowhere starts its grace again.
+        on!(self.conn(), c => sqlx::query(
+            "update blobs set unlinked_at = $1 where not exists (select 1 from links l where l.digest = blobs.digest)")
+            .bind(now_ms()).execute(c).await.map(drop))?;
+        Ok(counts)
+    }
+
+    async fn table_fill(&mut self, source: &Store, table: &str) -> Result<u64, Error> {
+        let columns = source.columns(table).await?;
+        let (mut after, mut count) = (Vec::new(), 0);
+        loop {
+            let mut rows = source.rows(table, &columns, &after).await?;
+            let Some(last) = rows.last() else { return Ok(count) };
+            after = last
+                .iter()
+                .zip(&columns)
+                .filter(|(_, column)| column.key)
+                .map(|(cell, _)| cell.clone())
+                .collect();
+            if table == "server_keys" {
+                // The marks of the move that brought the source here are not those of this one.
+                rows.retain(|row| !matches!(&row[0], Cell::Text(Some(name)) if name == MOVED_FROM || name == MOVED_AT));
+            }
+            if rows.is_empty() {
+                continue;
+            }
+            count += rows.len() as u64;
+            self.rows_insert(table, &columns, rows).await?;
+        }
+    }
+
+    async fn rows_insert(
+        &mut self,
+        table: &str,
+        columns: &[Column],
+        rows: Vec<Vec<Cell>>,
+    ) -> Result<(), Error> {
+        let width = columns.len();
+        let row = |n: usize| {
+            let places: Vec<String> = (1..=width).map(|at| format!("${}", n * width + at)).collect();
+            format!("({})", places.join(", "))
+        };
+        let values: Vec<String> = (0..rows.len()).map(row).collect();
+        let text = format!("insert into {table} ({}) values {}", names(columns.iter()), values.join(", "));
+        on!(self.conn(), c => {
+            // The text holds names of our own schema and placeholders.
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for cell in rows.into_iter().flatten() {
+                query = match cell {
+                    Cell::Text(value) => query.bind(value),
+                    Cell::Number(value) => query.bind(value),
+                    Cell::Bytes(value) => query.bind(value),
+                };
+            }
+            query.execute(c).await.map(drop)
+        })?;
+        Ok(())
+    }
+
+    /// How many rows a table has, without the mark of a move.
+    pub(crate) async fn table_count(&mut self, table: &str) -> Result<u64, Error> {
+        let text = match table {
+            "server_keys" => {
+                format!("select count(*) from server_keys where name not in ('{MOVED_FROM}', '{MOVED_AT}')")
+            }
+            table => format!("select count(*) from {table}"),
+        };
+        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(AssertSqlSafe(text)).fetch_one(c).await)?;
+        size(count)
+    }
+
+    /// Notes that the move into this index is done.
+    pub(crate) async fn move_done(&mut self) -> Result<(), Error> {
+        let now = now_ms();
+        on!(self.conn(), c => sqlx::query("insert into server_keys (name, value, created_at) values ($1, $2, $3)")
+            .bind(MOVED_AT).bind(now.to_string().into_bytes()).bind(now).execute(c).await.map(drop))?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn no_table_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(None, folder.path()).await.unwrap();
+        let Engine::Sqlite(read) = store.read() else { panic!("SQLite") };
+        let rows: Vec<(String,)> = sqlx::query_as(
+            "select name from sqlite_master where type = 'table' and name not like 'sqlite_%'",
+        )
+        .fetch_all(read)
+        .await
+        .unwrap();
+        let tables: BTreeSet<String> = rows.into_iter().map(|(name,)| name).collect();
+        let told: BTreeSet<String> = MOVED.iter().chain(LEFT).map(|name| (*name).to_owned()).collect();
+        assert_eq!(tables, told, "a new table is moved, or left on purpose");
+    }
+}

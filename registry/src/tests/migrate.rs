@@ -1,0 +1,185 @@
+//! A move to another database and another storage: everything arrives, a cut run goes on, and nobody writes meanwhile.
+
+use std::sync::Arc;
+
+use http::Request;
+use lode_client::{NoProgress, Progress};
+use lode_model::digest::{Algorithm, Digest};
+use lode_model::media_type;
+use serde_json::json;
+use tempfile::TempDir;
+use url::Url;
+
+use super::{App, failure};
+use crate::auth::Caller;
+use crate::{Config, Error, MigrateReport, migrate, open, router};
+
+fn quiet(_bytes: u64) -> Arc<dyn Progress> {
+    Arc::new(NoProgress)
+}
+
+/// Where a registry moves to: each database with each storage that is at hand.
+async fn targets(folder: &TempDir) -> Vec<Config> {
+    let path = |name: &str| folder.path().join(name);
+    let sqlite: Url = format!("sqlite:{}", path("to.db").display()).parse().unwrap();
+    let storage = |name: &str| Url::from_file_path(path(name)).unwrap();
+    let mut all = vec![Config { database: Some(sqlite), storage: Some(storage("one")), ..Config::default() }];
+    if let Some(database) = crate::store::postgres_for_test().await {
+        all.push(Config { database: Some(database), storage: Some(storage("two")), ..Config::default() });
+    }
+    if let (Some(database), Ok(bucket)) =
+        (crate::store::postgres_for_test().await, std::env::var("LODE_TEST_S3"))
+    {
+        let prefix = format!("{bucket}/migrate-{}", uuid::Uuid::new_v4().simple());
+        all.push(Config {
+            database: Some(database),
+            storage: Some(prefix.parse().unwrap()),
+            redirect: crate::Switch::Off,
+            ..Config::default()
+        });
+    }
+    all
+}
+
+async fn serve(config: Config) -> App {
+    let data = tempfile::tempdir().unwrap();
+    let registry = open(Config { data: data.path().to_owned(), ..config }).await.unwrap();
+    App { router: router(registry.clone()), registry, _data: data }
+}
+
+/// Stops a server and gives back its folder, free for others.
+async fn stop(app: App) -> (TempDir, Config) {
+    let App { registry, router, _data } = app;
+    registry.close().await;
+    let config = Config { data: _data.path().to_owned(), ..registry.config().clone() };
+    drop((registry, router));
+    (_data, config)
+}
+
+/// As `migrate`, once whatever still holds the folder has let go of it.
+async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, Error> {
+    loop {
+        match migrate(from.clone(), to.clone(), quiet).await {
+            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            other => return other,
+        }
+    }
+}
+
+#[tokio::test]
+async fn everything_arrives() {
+    // 1. A bit of everything.
+    let app = App::new().await;
+    let first = app.push_image("team/mini", "v1", "one").await;
+    let second = app.push_image("team/mini", "v2", "two").await;
+    app.push_image("other", "latest", "one").await;
+    let index = json!({
+        "schemaVersion": 2, "mediaType": media_type::OCI_INDEX,
+        "manifests": [{"mediaType": media_type::OCI_MANIFEST, "digest": first, "size": 1}],
+    });
+    assert_eq!(app.push_manifest("team/mini", "all", &index).await.status, 201);
+    let config = app.push_blob("team/mini", "{}").await;
+    let mut signature = super::image(&config, 2, &[]);
+    signature["subject"] = json!({"mediaType": media_type::OCI_MANIFEST, "digest": first, "size": 1});
+    assert_eq!(app.push_manifest("team/mini", "signature", &signature).await.status, 201);
+    let long = Digest::of(Algorithm::Sha512, b"long digest");
+    let path = format!("/v2/other/blobs/uploads/?digest={long}");
+    assert_eq!(app.send(Request::post(path), "long digest").await.status, 201);
+    app.push_blob("other", "").await;
+    app.upload("other").await;
+    assert_eq!(app.delete("/v2/team/mini/manifests/v2").await.status, 202);
+    let (_folder, from) = stop(app).await;
+
+    let elsewhere = tempfile::tempdir().unwrap();
+    for to in targets(&elsewhere).await {
+        // 2. Cut short by damage; with the blob back it goes on.
+        let path = from.data.join("blobs/sha256").join(second.hex());
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, vec![b' '; bytes.len()]).unwrap();
+        let cut = move_registry(&from, &to).await.unwrap_err();
+        assert!(cut.to_string().contains(second.as_str()), "{cut}");
+        std::fs::write(&path, bytes).unwrap();
+        let report = move_registry(&from, &to).await.unwrap();
+        assert_eq!((report.repositories, report.tags), (2, 4), "{report:?}");
+        assert!(report.blobs >= 9 && report.blobs_copied <= report.blobs, "{report:?}");
+
+        // 3. Served there, it is the same registry.
+        let moved = serve(to.clone()).await;
+        for (tag, digest) in [
+            ("team/mini/manifests/v1", &first),
+            ("team/mini/manifests/all", &Digest::sha256(index.to_string().as_bytes())),
+        ] {
+            assert_eq!(
+                moved.get(&format!("/v2/{tag}")).await.header("docker-content-digest"),
+                digest.as_str()
+            );
+        }
+        assert_eq!(moved.get(&format!("/v2/other/blobs/{long}")).await.text(), "long digest");
+        let referrers = moved.get(&format!("/v2/team/mini/referrers/{first}")).await.json();
+        assert_eq!(referrers["manifests"].as_array().unwrap().len(), 1);
+        assert_eq!(moved.get("/v2/_catalog").await.json()["repositories"], json!(["other", "team/mini"]));
+        assert_eq!(moved.get("/v2/team/mini/manifests/v2").await.status, 404);
+        let sound = moved.registry.fsck(&Caller::Internal, true).await.unwrap();
+        assert!(sound.is_sound() && sound.orphans.is_empty(), "{sound:?}");
+        assert_eq!(sound.blobs, report.blobs);
+        // It goes on, collections included.
+        moved.registry.gc_run(&Caller::Internal, false).await.unwrap();
+        let third = moved.push_image("team/mini", "v3", "three").await;
+        stop(moved).await;
+
+        // 4. Once done it is not done over what came since; and no other registry moves in.
+        let again = move_registry(&from, &to).await.unwrap();
+        assert!(again.done_before && again.blobs_copied == 0, "{again:?}");
+        let (_stranger, stranger) = stop(App::new().await).await;
+        let refused = move_registry(&stranger, &to).await;
+        assert!(matches!(refused, Err(Error::Config { setting: "to-database", .. })), "{refused:?}");
+        let moved = serve(to).await;
+        assert_eq!(
+            moved.get("/v2/team/mini/manifests/v3").await.header("docker-content-digest"),
+            third.as_str()
+        );
+        stop(moved).await;
+    }
+}
+
+#[tokio::test]
+async fn only_readers_share_the_folder() {
+    let app = App::new().await;
+    let digest = app.push_image("team/mini", "v1", "one").await;
+    let layer = Digest::sha256(b"one");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let to = targets(&elsewhere).await.remove(0);
+    // A server that may write keeps the move out.
+    let refused = migrate(app.registry.config().clone(), to.clone(), quiet).await;
+    assert!(matches!(refused, Err(Error::FolderInUse { .. })), "{refused:?}");
+    let (folder, config) = stop(app).await;
+
+    // One that only reads goes on, and refuses what would change anything.
+    let reading = loop {
+        match open(Config { read_only: true, ..config.clone() }).await {
+            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            registry => break registry.unwrap(),
+        }
+    };
+    let app = App { router: router(reading.clone()), registry: reading, _data: folder };
+    assert_eq!(migrate(config.clone(), to, quiet).await.unwrap().tags, 1);
+    assert_eq!(app.get("/v2/team/mini/manifests/v1").await.header("docker-content-digest"), digest.as_str());
+    assert_eq!(app.get(&format!("/v2/team/mini/blobs/{layer}")).await.text(), "one");
+    assert_eq!(app.send(Request::head(format!("/v2/team/mini/blobs/{layer}")), "").await.status, 200);
+    let tagged = format!("/v2/team/mini/manifests/{digest}");
+    for (method, path) in [
+        ("POST", "/v2/team/mini/blobs/uploads/".to_owned()),
+        ("POST", format!("/v2/team/other/blobs/uploads/?mount={layer}&from=team/mini")),
+        ("PUT", "/v2/team/mini/manifests/v2".to_owned()),
+        ("DELETE", tagged),
+        ("DELETE", format!("/v2/team/mini/blobs/{layer}")),
+    ] {
+        let answer = app.send(Request::builder().method(method).uri(&path), "").await;
+        assert_eq!(answer.failure(), failure(405, "UNSUPPORTED"), "{method} {path}");
+        assert!(answer.text().contains("only reads"), "{}", answer.text());
+    }
+    assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 405);
+    // Nobody who would write may come while it reads.
+    let writer = open(Config { read_only: false, ..config }).await;
+    assert!(matches!(writer.map(drop), Err(Error::FolderInUse { .. })));
+}
