@@ -25,7 +25,7 @@ lint:
 fmt:
     cargo fmt --all
 
-# All tests, or the parts named: unit e2e clients replicas conformance kill soak memory perplexity
+# All tests, or the parts named: unit e2e clients replicas faults conformance kill soak memory perplexity
 [group('test')]
 test *parts:
     tests/run {{ parts }}

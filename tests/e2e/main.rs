@@ -10,6 +10,7 @@ mod cosign;
 mod demo;
 mod docker;
 mod expiry;
+mod faults;
 mod full_disk;
 mod gc;
 mod guard;

@@ -110,23 +110,20 @@ async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fau
     let Ok(server) = TcpStream::connect(service).await else { return };
     for stream in [&client, &server] {
         let _ = stream.set_nodelay(true);
-        let _ = stream.set_zero_linger(); // an end is a reset, as from a machine that has gone
     }
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = server.into_split();
     let (lose, losing) = watch::channel(false);
-    let up = Pump { told: told.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
-    let down = Pump { told: told.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
-    tokio::select! {
-        () = up.run(client_read, server_write, Direction::Up(lose)) => {}
-        () = down.run(server_read, client_write, Direction::Down(losing)) => {}
-        () = refused(told) => { hits.fetch_add(1, Ordering::Relaxed); }
-    }
+    let pump = || Pump { told: told.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
+    // A fault in one direction ends both; an orderly end of one lets the other come to its own.
+    let _ = futures::try_join!(
+        pump().run(client_read, server_write, Direction::Up(lose)),
+        pump().run(server_read, client_write, Direction::Down(losing)),
+    );
 }
 
-async fn refused(mut told: watch::Receiver<Fault>) {
-    let _ = told.wait_for(|fault| *fault == Fault::Refused).await;
-}
+/// A fault has ended the connection.
+struct Broken;
 
 enum Direction {
     /// Towards the service; says when the answer is to be lost.
@@ -143,15 +140,28 @@ struct Pump {
 }
 
 impl Pump {
-    async fn run(mut self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, direction: Direction) {
+    async fn run(
+        mut self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        direction: Direction,
+    ) -> Result<(), Broken> {
         let mut buffer = vec![0; 65536];
+        let mut told = self.told.clone();
         loop {
-            let n = match from.read(&mut buffer).await {
-                Ok(0) | Err(_) => return,
-                Ok(n) => n,
+            let read = tokio::select! {
+                read = from.read(&mut buffer) => read.unwrap_or(0),
+                _ = told.wait_for(|fault| *fault == Fault::Refused) => {
+                    self.hit();
+                    return Err(reset(&from, &to));
+                }
             };
-            if !self.pass(&buffer[..n], &mut to, &direction).await {
-                return;
+            if read == 0 {
+                let _ = to.shutdown().await;
+                return Ok(());
+            }
+            if !self.pass(&buffer[..read], &mut to, &direction).await {
+                return Err(reset(&from, &to));
             }
         }
     }
@@ -209,4 +219,13 @@ impl Pump {
     fn hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Ends both connections as a machine that has gone would: at once, with a reset.
+fn reset(from: &OwnedReadHalf, to: &OwnedWriteHalf) -> Broken {
+    let streams: [&TcpStream; 2] = [from.as_ref(), to.as_ref()];
+    for stream in streams {
+        let _ = stream.set_zero_linger();
+    }
+    Broken
 }

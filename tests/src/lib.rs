@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod clients;
 pub mod cluster;
 pub mod command;
+pub mod endpoints;
 pub mod faults;
 pub mod oci;
 pub mod raw;

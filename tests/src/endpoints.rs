@@ -1,0 +1,275 @@
+//! Every request that a client makes, each with what it needs beforehand and what must hold after it, whatever it was told:
+//! what was acknowledged is there, and a client that was not told yes gets it when it asks again.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use serde_json::json;
+
+use crate::artifact::{Image, descriptor, fresh_seed, random_bytes, referrer, sha256};
+use crate::oci::{Answer, IMAGE_MANIFEST, Registry, offset_in, with_query};
+
+/// The bytes that are acknowledged before a fault, and those that are sent into it.
+const BEFORE: usize = 5_500_000;
+const DURING: usize = 7_000_000;
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// GET of a manifest.
+    ManifestGet,
+    /// HEAD of a manifest.
+    ManifestHead,
+    /// GET of a blob.
+    BlobGet,
+    /// HEAD of a blob.
+    BlobHead,
+    /// The tags of a repository.
+    Tags,
+    /// The referrers of a manifest.
+    Referrers,
+    /// All repositories.
+    Catalog,
+    /// POST that opens an upload.
+    UploadOpen,
+    /// PATCH that continues one.
+    UploadAppend,
+    /// PUT that closes one with its last bytes.
+    UploadFinish,
+    /// GET of an upload's status.
+    UploadStatus,
+    /// DELETE of an upload.
+    UploadCancel,
+    /// POST of a whole blob.
+    BlobPost,
+    /// POST that mounts a blob from another repository.
+    Mount,
+    /// PUT of a new manifest.
+    ManifestPut,
+    /// PUT of a known manifest under a tag that points elsewhere.
+    TagMove,
+    /// DELETE of a tag.
+    TagDelete,
+    /// DELETE of a manifest.
+    ManifestDelete,
+    /// DELETE of a blob that no manifest names.
+    BlobDelete,
+    /// One collection.
+    Collection,
+}
+
+/// All of them.
+pub const ALL: [Endpoint; 20] = [
+    Endpoint::ManifestGet,
+    Endpoint::ManifestHead,
+    Endpoint::BlobGet,
+    Endpoint::BlobHead,
+    Endpoint::Tags,
+    Endpoint::Referrers,
+    Endpoint::Catalog,
+    Endpoint::UploadOpen,
+    Endpoint::UploadAppend,
+    Endpoint::UploadFinish,
+    Endpoint::UploadStatus,
+    Endpoint::UploadCancel,
+    Endpoint::BlobPost,
+    Endpoint::Mount,
+    Endpoint::ManifestPut,
+    Endpoint::TagMove,
+    Endpoint::TagDelete,
+    Endpoint::ManifestDelete,
+    Endpoint::BlobDelete,
+    Endpoint::Collection,
+];
+
+/// One request with its surroundings.
+pub struct Case {
+    /// Which.
+    pub endpoint: Endpoint,
+    repository: String,
+    /// Tagged `v1` before the fault, with a referrer.
+    image: Image,
+    /// Tagged `v2` before the fault.
+    other: Image,
+    /// Stored before the fault, named by no manifest.
+    loose: Vec<u8>,
+    /// What an upload is to become; [`BEFORE`] bytes of it are acknowledged before the fault.
+    blob: Vec<u8>,
+    session: String,
+}
+
+/// What came back; nothing when the connection broke or too much time went by.
+pub type Reply = Option<Answer>;
+
+impl Case {
+    /// Makes, in a repository of its own, what the request needs.
+    pub async fn prepare(registry: &Registry, endpoint: Endpoint) -> Self {
+        let repository = format!("faults/{:016x}", fresh_seed());
+        let (image, other) = (Image::random(fresh_seed(), 1, 50_000), Image::random(fresh_seed(), 1, 3_000));
+        image.push(registry, &repository, "v1").await;
+        other.push(registry, &repository, "v2").await;
+        let note =
+            referrer(&descriptor(IMAGE_MANIFEST, &image.manifest), Some("application/x-note"), &json!({}));
+        note.push(registry, &repository, &note.digest()).await;
+        let loose = random_bytes(fresh_seed(), 2_000);
+        registry.blob_push(&repository, &loose).await;
+        let mut session = String::new();
+        let mut blob = Vec::new();
+        use Endpoint::{UploadAppend, UploadCancel, UploadFinish, UploadStatus};
+        if [UploadAppend, UploadFinish, UploadStatus, UploadCancel].contains(&endpoint) {
+            blob = random_bytes(fresh_seed(), BEFORE + DURING);
+            session = registry.upload_open(&repository).await;
+            registry.upload_append(&session, 0, &blob[..BEFORE]).await.expect(202);
+        } else if endpoint == Endpoint::BlobPost {
+            blob = random_bytes(fresh_seed(), DURING);
+        }
+        Self { endpoint, repository, image, other, loose, blob, session }
+    }
+
+    /// Prepares every endpoint.
+    pub async fn prepare_all(registry: &Registry) -> Vec<Self> {
+        join_all(ALL.map(|endpoint| Self::prepare(registry, endpoint))).await
+    }
+
+    /// Sends the request.
+    pub async fn send(&self, registry: &Registry, patience: Duration) -> Reply {
+        let repository = &self.repository;
+        let manifest = |reference: &str| format!("/v2/{repository}/manifests/{reference}");
+        let layer = sha256(&self.image.layers[0]);
+        let (method, path) = match self.endpoint {
+            Endpoint::ManifestGet => ("GET", manifest("v1")),
+            Endpoint::ManifestHead => ("HEAD", manifest(&self.image.digest())),
+            Endpoint::BlobGet => ("GET", format!("/v2/{repository}/blobs/{layer}")),
+            Endpoint::BlobHead => ("HEAD", format!("/v2/{repository}/blobs/{layer}")),
+            Endpoint::Tags => ("GET", format!("/v2/{repository}/tags/list")),
+            Endpoint::Referrers => ("GET", format!("/v2/{repository}/referrers/{}", self.image.digest())),
+            Endpoint::Catalog => ("GET", "/v2/_catalog".to_owned()),
+            Endpoint::UploadOpen => ("POST", format!("/v2/{repository}/blobs/uploads/")),
+            Endpoint::UploadAppend => ("PATCH", self.session.clone()),
+            Endpoint::UploadFinish => ("PUT", with_query(&self.session, "digest", &sha256(&self.blob))),
+            Endpoint::UploadStatus => ("GET", self.session.clone()),
+            Endpoint::UploadCancel => ("DELETE", self.session.clone()),
+            Endpoint::BlobPost => {
+                let path = format!("/v2/{repository}/blobs/uploads/");
+                ("POST", with_query(&path, "digest", &sha256(&self.blob)))
+            }
+            Endpoint::Mount => {
+                ("POST", format!("/v2/{repository}/else/blobs/uploads/?mount={layer}&from={repository}"))
+            }
+            Endpoint::ManifestPut => ("PUT", manifest("v3")),
+            Endpoint::TagMove => ("PUT", manifest("v1")),
+            Endpoint::TagDelete => ("DELETE", manifest("v1")),
+            Endpoint::ManifestDelete => ("DELETE", manifest(&self.image.digest())),
+            Endpoint::BlobDelete => ("DELETE", format!("/v2/{repository}/blobs/{}", sha256(&self.loose))),
+            Endpoint::Collection => ("POST", "/lode/v1/gc".to_owned()),
+        };
+        let request = registry.request(method, &path).timeout(patience);
+        let request = match self.endpoint {
+            Endpoint::UploadAppend => request
+                .header("content-range", format!("{BEFORE}-{}", self.blob.len() - 1))
+                .body(self.blob[BEFORE..].to_vec()),
+            Endpoint::UploadFinish => request.body(self.blob[BEFORE..].to_vec()),
+            Endpoint::BlobPost => request.body(self.blob.clone()),
+            Endpoint::ManifestPut => request.header("content-type", IMAGE_MANIFEST).body(self.new_manifest()),
+            Endpoint::TagMove => {
+                request.header("content-type", IMAGE_MANIFEST).body(self.other.manifest.clone())
+            }
+            Endpoint::Collection => request.json(&json!({})),
+            _ => request,
+        };
+        registry.try_send(request).await.ok()
+    }
+
+    /// The status of a request that was carried out.
+    #[must_use]
+    pub fn success(&self) -> u16 {
+        match self.endpoint {
+            Endpoint::UploadOpen | Endpoint::UploadAppend => 202,
+            Endpoint::TagDelete | Endpoint::ManifestDelete | Endpoint::BlobDelete => 202,
+            Endpoint::UploadFinish | Endpoint::BlobPost | Endpoint::Mount => 201,
+            Endpoint::ManifestPut | Endpoint::TagMove => 201,
+            Endpoint::UploadStatus | Endpoint::UploadCancel => 204,
+            _ => 200,
+        }
+    }
+
+    /// After the fault: what was acknowledged holds, and asked again the request is carried out.
+    pub async fn check(&self, registry: &Registry, reply: &Reply) {
+        let told = reply.as_ref().is_some_and(|answer| answer.status == self.success());
+        let (repository, what) = (&self.repository, self.endpoint);
+        match what {
+            Endpoint::UploadAppend | Endpoint::UploadFinish => self.check_upload(registry, told).await,
+            Endpoint::UploadCancel => {
+                let gone = registry.delete(&self.session).await.status;
+                assert!(gone == 404 || (!told && gone == 204), "{what:?}: {gone}");
+            }
+            Endpoint::BlobPost => {
+                if !told && registry.blob_head(repository, &sha256(&self.blob)).await.status == 404 {
+                    registry.blob_push(repository, &self.blob).await;
+                }
+                let answer = registry.blob_get(repository, &sha256(&self.blob)).await.expect(200);
+                assert!(answer.body == self.blob, "{what:?}: other bytes come back");
+            }
+            Endpoint::ManifestPut | Endpoint::TagMove => {
+                let (tag, manifest) = match what {
+                    Endpoint::ManifestPut => ("v3", self.new_manifest()),
+                    _ => ("v1", self.other.manifest.clone()),
+                };
+                if !told {
+                    registry.manifest_put(repository, tag, IMAGE_MANIFEST, &manifest).await.expect(201);
+                }
+                let answer = registry.manifest_get(repository, tag).await.expect(200);
+                assert!(answer.body == manifest, "{what:?}: another manifest comes back");
+            }
+            Endpoint::TagDelete | Endpoint::ManifestDelete | Endpoint::BlobDelete => {
+                let again = self.send(registry, Duration::from_secs(60)).await.expect("an answer").status;
+                assert!(again == 404 || (!told && again == 202), "{what:?}: {again} when asked again");
+            }
+            Endpoint::UploadStatus => {
+                assert_eq!(registry.upload_offset(&self.session).await, BEFORE as u64);
+                self.check_upload(registry, false).await;
+            }
+            _ => {
+                let again = self.send(registry, Duration::from_secs(60)).await.expect("an answer");
+                assert!(
+                    [self.success(), 307].contains(&again.status),
+                    "{what:?}: {} `{}`",
+                    again.status,
+                    again.text()
+                );
+            }
+        }
+        // What was there before the fault and that nobody deleted is there after it.
+        if ![Endpoint::TagMove, Endpoint::TagDelete, Endpoint::ManifestDelete].contains(&what) {
+            self.image.check(registry, repository, "v1").await;
+        }
+        self.other.check(registry, repository, "v2").await;
+    }
+
+    /// What was acknowledged of an upload is there, and the upload comes to its end.
+    async fn check_upload(&self, registry: &Registry, told: bool) {
+        let (repository, what, digest) = (&self.repository, self.endpoint, sha256(&self.blob));
+        let finished = registry.blob_head(repository, &digest).await.status == 200;
+        assert!(
+            finished || !(told && what == Endpoint::UploadFinish),
+            "{what:?}: an acknowledged blob is lost"
+        );
+        if !finished {
+            let status = registry.get(&self.session).await.expect(204);
+            let offset = offset_in(status.header("range").expect("a range")) as usize;
+            let least = if told { self.blob.len() } else { BEFORE };
+            assert!(
+                (least..=self.blob.len()).contains(&offset),
+                "{what:?}: {offset} of {least} bytes are there"
+            );
+            registry.upload_finish(&self.session, &digest, &self.blob[offset..]).await.expect(201);
+        }
+        let answer = registry.blob_get(repository, &digest).await.expect(200);
+        assert!(answer.body == self.blob, "{what:?}: other bytes come back");
+    }
+
+    fn new_manifest(&self) -> Vec<u8> {
+        let annotations = json!({ "annotations": { "put": "during a fault" } });
+        Image::of(self.image.config.clone(), self.image.layers.clone(), &annotations).manifest
+    }
+}
