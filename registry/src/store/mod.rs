@@ -107,11 +107,12 @@ struct SqlitePools {
 pub(crate) struct Tx(Engine<Transaction<'static, Sqlite>, Transaction<'static, Postgres>>);
 
 impl Store {
-    /// Opens the index named by `url` (default: `lode.db` in `data`) and brings its schema up to date.
+    #[cfg(test)]
     pub(crate) async fn open(url: Option<&Url>, data: &Path) -> Result<Store, Error> {
         Store::open_reach(url, data, Reach::default()).await
     }
 
+    /// Opens the index named by `url` (default: `lode.db` in `data`) and brings its schema up to date.
     pub(crate) async fn open_reach(url: Option<&Url>, data: &Path, reach: Reach) -> Result<Store, Error> {
         let store = match url {
             None => Store::open_sqlite(&data.join("lode.db"), Some(Arc::default())).await?,
