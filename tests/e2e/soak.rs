@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lode_tests::cluster::Cluster;
+use lode_tests::register::{Register, tick};
 use lode_tests::report::{figure, setting};
 use lode_tests::server::Options;
 use lode_tests::services::Backing;
@@ -109,4 +110,37 @@ async fn two_replicas() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_process_on_a_folder() {
     soak(&Backing::embedded(), 1, 4).await;
+}
+
+#[test]
+fn a_read_is_explained_by_a_write_that_nothing_replaced() {
+    let mut register = Register::default();
+    let now = tick();
+    assert!(register.may_hold(None, now, tick()), "nothing was written");
+    let a = register.put_begins("a");
+    let during = tick();
+    assert!(register.may_hold(None, during, tick()) && register.may_hold(Some("a"), during, tick()));
+    register.ends(a);
+    let now = tick();
+    assert!(register.may_hold(Some("a"), now, tick()));
+    assert!(!register.may_hold(None, now, tick()) && !register.may_hold(Some("b"), now, tick()));
+    // Two at once: either may win, the first has lost.
+    let (b, c) = (register.put_begins("b"), register.put_begins("c"));
+    let during = tick();
+    assert!(register.may_hold(Some("a"), during, tick()));
+    register.ends(b);
+    register.ends(c);
+    let now = tick();
+    assert!(register.may_hold(Some("b"), now, tick()) && register.may_hold(Some("c"), now, tick()));
+    assert!(!register.may_hold(Some("a"), now, tick()));
+    // A removal of what it may hold.
+    let gone = register.removal_begins("c");
+    register.ends(gone);
+    let now = tick();
+    assert!(register.may_hold(None, now, tick()) && register.may_hold(Some("b"), now, tick()));
+    assert!(!register.may_hold(Some("c"), now, tick()));
+    let d = register.put_begins("d");
+    register.ends(d);
+    let now = tick();
+    assert!(!register.may_hold(None, now, tick()) && register.may_hold(Some("d"), now, tick()));
 }
