@@ -347,4 +347,26 @@ mod tests {
         assert_eq!(again.registry.listen.port(), 7777);
         assert_eq!(again.registry.gc_grace, all.registry.gc_grace);
     }
+
+    const TEMPLATE: &str = include_str!("../../deploy/lode.toml");
+
+    #[test]
+    fn the_template_as_it_is_changes_nothing() {
+        let all = settings(&[], &[], TEMPLATE).unwrap();
+        assert_eq!(print(&all).unwrap(), print(&settings(&[], &[], "").unwrap()).unwrap());
+    }
+
+    #[test]
+    fn the_template_knows_every_setting_and_no_other() {
+        let lines = TEMPLATE.lines().map(|line| match line.strip_prefix('#') {
+            Some(setting) if !setting.starts_with([' ', '#']) => setting,
+            _ => line,
+        });
+        let file = lines.collect::<Vec<_>>().join("\n");
+        settings(&[], &[], &file).unwrap();
+        let table: Table = file.parse().unwrap();
+        for (key, _) in kinds::<lode_registry::Config>() {
+            assert!(table.contains_key(&key), "deploy/lode.toml does not show `{key}`");
+        }
+    }
 }
