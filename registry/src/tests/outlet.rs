@@ -165,7 +165,7 @@ async fn other_versions_get_the_same_bytes() {
     let answers = (0..4).map(async |i: usize| {
         let answer = client.get(&url).header("range", format!("bytes={i}-")).send().await.unwrap();
         assert_eq!((answer.status().as_u16(), answer.version()), (206, http::Version::HTTP_2));
-        assert!(within(answer.bytes()).await.unwrap() == &text.as_bytes()[i..]);
+        assert!(within(answer.bytes()).await.unwrap() == text.as_bytes()[i..]);
     });
     futures::future::join_all(answers).await;
 }

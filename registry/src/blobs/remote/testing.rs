@@ -34,10 +34,13 @@ pub(crate) enum Fault {
     HeldAfter,
 }
 
+/// The parts of one multipart upload by their numbers, each with what the storage calls it.
+type Parts = BTreeMap<usize, (String, Bytes)>;
+
 #[derive(Default)]
 pub(crate) struct Storage {
     memory: InMemory,
-    uploads: Mutex<HashMap<String, BTreeMap<usize, (String, Bytes)>>>,
+    uploads: Mutex<HashMap<String, Parts>>,
     plan: Mutex<Plan>,
     released: Notify,
 }
