@@ -18,6 +18,11 @@ const STATEMENT_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 3 } else {
 /// A connection that was used this recently is taken to be alive.
 const FRESH: Duration = Duration::from_secs(1);
 const PING_LIMIT: Duration = Duration::from_secs(2);
+/// A collection holds one connection for its turn and works with another.
+const FEWEST: u32 = 4;
+/// Makes the server notice within a minute that this machine is gone: what it held is free then.
+const KEEPALIVE: &str =
+    "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3";
 /// How often a start looks whether the database is there by now.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -42,8 +47,11 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
         .application_name("lode");
     wait_for(url, &options, reach.wait).await?;
     Ok(PgPoolOptions::new()
-        .max_connections(reach.connections.max(1))
+        .max_connections(reach.connections.max(FEWEST))
         .acquire_timeout(ACQUIRE_LIMIT)
+        .after_connect(|connection, _| {
+            Box::pin(async move { sqlx::raw_sql(KEEPALIVE).execute(connection).await.map(drop) })
+        })
         // What `before_acquire` does is cheaper: most connections were in use a moment ago.
         .test_before_acquire(false)
         .before_acquire(|connection, usage| {
