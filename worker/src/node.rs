@@ -27,6 +27,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub struct Worker {
     addr: SocketAddr,
     scheduler: Scheduler,
+    leave: watch::Sender<bool>,
     stop: watch::Sender<bool>,
     registered: watch::Receiver<bool>,
     membership: JoinHandle<()>,
@@ -83,7 +84,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
     )?;
     let registered = membership.registered();
     let app = router(Api { scheduler: scheduler.clone(), secret });
-    let mut until = stopped.clone();
+    let mut until = stopped;
     let serving = tokio::spawn(async move {
         let stop = async move {
             let _ = until.wait_for(|stop| *stop).await;
@@ -92,9 +93,10 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
             tracing::error!(%error, "the worker's API ended");
         }
     });
-    let membership = tokio::spawn(membership.run(stopped));
+    let (leave, left) = watch::channel(false);
+    let membership = tokio::spawn(membership.run(left));
     tracing::info!(%addr, registry = %config.registry, "worker started");
-    Ok(Worker { addr, scheduler, stop, registered, membership, serving })
+    Ok(Worker { addr, scheduler, leave, stop, registered, membership, serving })
 }
 
 impl Worker {
@@ -113,10 +115,17 @@ impl Worker {
         let _ = self.registered.clone().wait_for(|registered| *registered).await;
     }
 
+    /// Leaves the registry, which sends nobody here any more. Requests in flight go on.
+    pub async fn leave(&mut self) {
+        if !self.leave.send_replace(true) {
+            let _ = tokio::time::timeout(DRAIN, &mut self.membership).await;
+        }
+    }
+
     /// Leaves the registry, lets requests in flight finish for a moment, and ends the runners.
     pub async fn stop(mut self) {
+        self.leave().await;
         self.stop.send_replace(true);
-        let _ = tokio::time::timeout(DRAIN, &mut self.membership).await;
         let drained = tokio::time::timeout(DRAIN, &mut self.serving).await.is_ok();
         self.scheduler.stop().await;
         if !drained {

@@ -55,7 +55,7 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     let mut serving = tokio::spawn(serving);
     ui::line(format!("listening on {scheme}://{address}"))?;
 
-    let worker = match worker {
+    let mut worker = match worker {
         Some(config) => start_worker(config?, stop.clone()).await,
         None => None,
     };
@@ -68,9 +68,9 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     if let Some(demo) = demo {
         demo.abort();
     }
-    // The worker signs off while the server still hears it, so that nobody is sent to it any more.
-    if let Some(worker) = worker {
-        worker.stop().await;
+    // The worker signs off while the server still hears it, and ends after the answers that pass through it have ended.
+    if let Some(worker) = &mut worker {
+        worker.leave().await;
     }
     let ended = match ended {
         Some(ended) => ended,
@@ -79,6 +79,9 @@ pub(crate) async fn run(args: Serve) -> Outcome {
             serving.await
         }
     };
+    if let Some(worker) = worker {
+        worker.stop().await;
+    }
     ended
         .map_err(|error| Failure::because("the server stopped", &error))?
         .map_err(|error| Failure::because("the server stopped", &error))
