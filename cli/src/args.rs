@@ -133,7 +133,7 @@ pub(crate) struct Serve {
     /// Where the index lives [default: lode.db in the data folder]
     #[arg(long, env = "LODE_DATABASE", value_name = "URL", hide_env_values = true)]
     pub(crate) database: Option<String>,
-    /// Where the bytes live [default: the data folder]
+    /// Where the bytes live: file:///DIR, s3://BUCKET/PREFIX, gs:// or az:// [default: the data folder]
     #[arg(long, env = "LODE_STORAGE", value_name = "URL", hide_env_values = true)]
     pub(crate) storage: Option<String>,
     /// A TOML file of settings

@@ -163,6 +163,11 @@ impl Error {
         }
     }
 
+    /// The storage has nothing there.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Error::Storage { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+
     /// An I/O error on `what`, with a full disk told apart from the rest.
     pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Self {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};

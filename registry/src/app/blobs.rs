@@ -72,13 +72,15 @@ impl Registry {
     ) -> Result<(BlobInfo, BlobStream), Error> {
         let blob = self.blob_visible(caller, repository, digest).await?;
         let size_bytes = blob.size_bytes;
-        let bytes = self.blob_stream(&blob, range).await?;
+        let bytes = self.blob_stream(repository, digest, &blob, range).await?;
         Ok((BlobInfo { digest: digest.clone(), size_bytes }, bytes))
     }
 
     /// As `blob_open`, of a blob that was found before.
     pub(crate) async fn blob_stream(
         &self,
+        repository: &Repository,
+        digest: &Digest,
         blob: &StoredBlob,
         range: Option<Range<u64>>,
     ) -> Result<BlobStream, Error> {
@@ -90,7 +92,18 @@ impl Registry {
             }
             Some(_) => return Err(Error::RangeUnsatisfiable { size_bytes }),
         };
-        self.blobs.read(&blob.store_key, range).await
+        let bytes = match self.blobs.read(&blob.store_key, range.clone()).await {
+            // Between the two looks another server may have collected it, or stored it anew.
+            Err(error) if error.is_missing() => match self.store.blob_find(repository, digest).await? {
+                None => return Err(Error::BlobUnknown { digest: digest.clone() }),
+                Some(now) if now.store_key != blob.store_key => {
+                    self.blobs.read(&now.store_key, range).await?
+                }
+                Some(_) => return Err(error),
+            },
+            bytes => bytes?,
+        };
+        Ok(bytes)
     }
 
     /// A way for the blob's bytes that is shorter than through `blob_stream`, where the storage has one.

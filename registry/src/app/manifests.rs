@@ -11,7 +11,7 @@ use super::{ManifestPut, Registry, StoredManifest, again};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::Placed;
-use crate::store::{Named, ReferrerRow};
+use crate::store::{Named, ReferrerRow, UploadRow};
 use crate::webhooks::Event;
 
 impl Registry {
@@ -116,28 +116,30 @@ impl Registry {
             let lying = match found {
                 Some((_, key)) if sound => Lying::There { key },
                 other => {
-                    let placed = self.blobs.put(&put.digest, put.bytes.clone()).await?;
-                    Lying::Fresh { placed, damaged: other.map(|(_, key)| key) }
+                    let (placed, announced) =
+                        self.bytes_put(repository, &put.digest, put.bytes.clone()).await?;
+                    Lying::Fresh { placed, announced, damaged: other.map(|(_, key)| key) }
                 }
             };
             // 2. The rows.
             let recorded = again!(self.manifest_record(repository, put, &lying).await);
             // 3. The bytes' first name goes once it is certain what became of them; otherwise it stays for the purge.
-            if let Lying::Fresh { placed, .. } = &lying {
-                let certain = match &recorded {
-                    Ok(_) => true,
-                    Err(Error::ManifestBlobsUnknown(_)) if self.blobs.is_shared() => true,
-                    Err(Error::ManifestBlobsUnknown(_)) => self.blob_unplace(&put.digest).await.is_ok(),
-                    Err(_) => false,
-                };
-                let spare = match &placed.temporary {
-                    None if matches!(recorded, Ok(Recorded::Done)) => None,
-                    None => Some(&placed.key),
-                    temporary => temporary.as_ref(),
-                };
-                if let Some(key) = spare.filter(|_| certain) {
-                    self.blobs.discard(key).await;
+            match lying {
+                Lying::Fresh { placed: Placed { temporary: Some(temporary), .. }, .. } => {
+                    let certain = match &recorded {
+                        Ok(_) => true,
+                        Err(Error::ManifestBlobsUnknown(_)) => self.blob_unplace(&put.digest).await.is_ok(),
+                        Err(_) => false,
+                    };
+                    if certain {
+                        self.blobs.discard(&temporary).await;
+                    }
                 }
+                // Ending what announced them waits for a commit whose answer was lost, and does nothing if there was one.
+                Lying::Fresh { announced: Some(row), .. } if !matches!(recorded, Ok(Recorded::Done)) => {
+                    let _ = self.upload_end(row).await;
+                }
+                Lying::Fresh { .. } | Lying::There { .. } => {}
             }
             match recorded? {
                 Recorded::Done => return Ok(()),
@@ -165,9 +167,14 @@ impl Registry {
                 Some((_, now)) if now == *key => {}
                 _ => return Ok(Recorded::Gone),
             },
-            Lying::Fresh { placed, damaged } => {
-                if !tx.blob_insert(digest, size_bytes, &placed.key, damaged.as_deref()).await? {
-                    recorded = Recorded::Spare;
+            Lying::Fresh { placed, announced, damaged } => {
+                let ours = tx.blob_insert(digest, size_bytes, &placed.key, damaged.as_deref()).await?;
+                match announced {
+                    _ if !ours => recorded = Recorded::Spare,
+                    Some(row) if !tx.upload_finish(row.id, row.generation).await? => {
+                        return Err(Error::UploadUnknown { id: row.id });
+                    }
+                    _ => {}
                 }
             }
         }
@@ -270,8 +277,8 @@ struct Put {
 enum Lying {
     /// A live blob has them.
     There { key: String },
-    /// They were written for it; `damaged` is the key of a live blob whose bytes are not what they should be.
-    Fresh { placed: Placed, damaged: Option<String> },
+    /// They were written for it, and in object storage announced; `damaged` is the key of a live blob whose bytes are not what they should be.
+    Fresh { placed: Placed, announced: Option<UploadRow>, damaged: Option<String> },
 }
 
 enum Recorded {

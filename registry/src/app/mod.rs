@@ -183,6 +183,7 @@ async fn open_idle(config: Config, limit: WriteLimit) -> Result<Registry, Error>
     let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limit))
         .await
         .map_err(|_| Error::Interrupted)??;
+    blobs.check().await?;
     let reach = Reach { connections: config.database_connections, wait: config.database_wait };
     let store = Store::open_reach(config.database.as_ref(), &config.data, reach).await?;
     let registry = Registry(Arc::new(Inner {

@@ -1,6 +1,7 @@
 //! Uploads: bytes are hashed and written as they stream, and an offset is told only once everything before it is durable.
 //! An upload that was cut off goes on from its last checkpoint, in this process or after a restart.
 
+use bytes::Bytes;
 use lode_model::digest::{Algorithm, Digest};
 use lode_model::reference::Repository;
 use uuid::Uuid;
@@ -9,7 +10,7 @@ use super::receive::Writing;
 use super::{BlobInfo, Body, ChunkRange, Registry, UploadStatus, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::blobs::{Append, Held, key};
+use crate::blobs::{Append, Held, Placed, key};
 use crate::store::{NewUpload, Tx, UploadRow};
 
 impl Registry {
@@ -174,6 +175,27 @@ impl Registry {
             stored
         })
         .await
+    }
+
+    /// Writes a small blob whole. Where its key says nothing, an upload's row leads to it until the blob's own does.
+    pub(super) async fn bytes_put(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        bytes: Bytes,
+    ) -> Result<(Placed, Option<UploadRow>), Error> {
+        if !self.blobs.is_shared() {
+            return Ok((self.blobs.put(Uuid::new_v4(), digest, bytes).await?, None));
+        }
+        let row = self.upload_insert(repository, Some(digest.algorithm()), true).await?;
+        match self.blobs.put(row.id, digest, bytes).await {
+            Ok(placed) => Ok((placed, Some(row))),
+            Err(error) => {
+                // The first error counts; what stays expires.
+                let _ = self.upload_end(row).await;
+                Err(error)
+            }
+        }
     }
 
     /// Ends an upload without a blob. False if another writer, a commit or a cancel came first.

@@ -43,8 +43,8 @@ pub type BlobStream = BoxStream<'static, std::io::Result<Bytes>>;
 #[derive(Clone)]
 pub(crate) struct Blobs {
     room: Room,
-    /// Keeps other servers out of the data folder.
-    _lock: Arc<File>,
+    /// Keeps other servers out of the data folder, unless nothing lies there.
+    _lock: Option<Arc<File>>,
 }
 
 #[derive(Clone)]
@@ -56,7 +56,8 @@ enum Room {
 impl Blobs {
     /// Opens the storage that the settings name (default: the data folder), and keeps other servers out of the data folder.
     pub(crate) fn open(config: &Config, write_limit: WriteLimit) -> Result<Blobs, Error> {
-        let lock = Arc::new(folder::lock_folder(&config.data, config.read_only)?);
+        let lock = || folder::lock_folder(&config.data, config.read_only).map(Arc::new);
+        let lock = is_data_used(config).then(lock).transpose()?;
         let folder = |root: &Path| Folder::open(root.to_owned(), config, write_limit).map(Room::Folder);
         let room = match &config.storage {
             None => folder(&config.data)?,
@@ -69,6 +70,14 @@ impl Blobs {
     /// In object storage, which any number of servers share.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.room, Room::Remote(_))
+    }
+
+    /// Refuses a storage that will never do, such as a bucket that is not there. One that is away may come.
+    pub(crate) async fn check(&self) -> Result<(), Error> {
+        match &self.room {
+            Room::Folder(_) => Ok(()),
+            Room::Remote(remote) => remote.check().await,
+        }
     }
 
     /// Does the storage answer?
@@ -163,14 +172,14 @@ impl Blobs {
         }
     }
 
-    /// Writes a small blob whole, and durable.
-    pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<Placed, Error> {
+    /// Writes a small blob whole, and durable, for the upload `id`.
+    pub(crate) async fn put(&self, id: Uuid, digest: &Digest, bytes: Bytes) -> Result<Placed, Error> {
         Ok(match &self.room {
             Room::Folder(folder) => {
                 let (key, temporary) = storage("put", folder.put(digest, bytes)).await?;
                 Placed { key, temporary: Some(temporary) }
             }
-            Room::Remote(remote) => Placed { key: remote.put_new(bytes).await?, temporary: None },
+            Room::Remote(remote) => Placed { key: remote.put_whole(id, bytes).await?, temporary: None },
         })
     }
 
@@ -201,6 +210,12 @@ impl Blobs {
             Room::Remote(remote) => remote.clear(row, keep).await,
         }
     }
+}
+
+/// Does anything lie in the data folder: bytes, index, or the cache of this process's worker?
+fn is_data_used(config: &Config) -> bool {
+    let elsewhere = |url: &Option<Url>, here: &str| url.as_ref().is_some_and(|url| url.scheme() != here);
+    !elsewhere(&config.storage, "file") || !elsewhere(&config.database, "sqlite") || config.wait_for_worker
 }
 
 /// A small blob's key and, in a folder, the first name of its bytes.

@@ -52,7 +52,7 @@ pub(crate) async fn get(
         (Some(Shortcut::File(file)), Some(outlet)) => {
             Body::new(FileBody::new(outlet, file, range.clone().unwrap_or(0..info.size_bytes)))
         }
-        _ => Body::from_stream(registry.blob_stream(&blob, range.clone()).await?),
+        _ => Body::from_stream(registry.blob_stream(&repository, &digest, &blob, range.clone()).await?),
     };
 
     let mut response = (status, headers_of(&info, &etag), body).into_response();

@@ -7,7 +7,7 @@ use crate::store::now_ms;
 
 #[tokio::test]
 async fn a_folder_has_one_server() {
-    each_engine(async |f: Fixture| {
+    each_folder(async |f: Fixture| {
         let second = super::super::open(f.config.clone()).await;
         assert!(matches!(second, Err(Error::FolderInUse { .. })));
         assert!(f.registry.ready().await.is_ok());

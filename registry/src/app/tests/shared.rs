@@ -11,12 +11,16 @@ use crate::store::now_ms;
 const MIB: usize = 1024 * 1024;
 
 async fn each_pair(test: impl AsyncFn(Arc<Storage>, Fixture, Fixture)) {
+    each_pair_with(&|_| {}, test).await;
+}
+
+async fn each_pair_with(change: &dyn Fn(&mut Config), test: impl AsyncFn(Arc<Storage>, Fixture, Fixture)) {
     let folder = tempfile::tempdir().unwrap();
     let sqlite = format!("sqlite:{}", folder.path().join("index.db").display()).parse().unwrap();
     for database in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
         let (storage, url) = memory_for_test();
         let start =
-            || Fixture::start(Some(database.clone()), Some(url.clone()), &|_| {}, WriteLimit::default());
+            || Fixture::start(Some(database.clone()), Some(url.clone()), change, WriteLimit::default());
         let (a, b) = (start().await, start().await);
         test(storage, a, b).await;
     }
@@ -42,17 +46,24 @@ async fn until_held<T>(storage: &Storage, work: impl Future<Output = T>) -> Opti
 
 /// What a client does that lost its server: asks where the upload stands and goes on there, or begins again.
 async fn go_on(f: &Fixture, id: Uuid, bytes: &[u8], digest: &Digest) {
-    match f.offset("r", id).await {
-        Ok(offset) => {
+    loop {
+        let gone_on = async {
+            let offset = f.offset("r", id).await?;
             let rest = body(&bytes[usize::try_from(offset).unwrap()..]);
-            assert_eq!(f.finish("r", id, rest, digest).await.unwrap(), bytes.len() as u64);
-        }
-        Err(Error::UploadUnknown { .. }) => {
-            if f.registry.blob_stat(&CALLER, &repo("r"), digest).await.is_err() {
-                f.push("r", bytes).await;
+            f.finish("r", id, rest, digest).await
+        };
+        match gone_on.await {
+            Ok(len) => return assert_eq!(len, bytes.len() as u64),
+            // It was not dead after all.
+            Err(Error::UploadConflict { .. }) => {}
+            Err(Error::UploadUnknown { .. }) => {
+                if f.registry.blob_stat(&CALLER, &repo("r"), digest).await.is_err() {
+                    f.push("r", bytes).await;
+                }
+                return;
             }
+            Err(other) => panic!("{other}"),
         }
-        Err(other) => panic!("{other}"),
     }
 }
 
@@ -327,4 +338,68 @@ async fn nothing_stays_of_what_is_given_up() {
         a.assert_sound().await;
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_read_that_a_collection_overtakes_looks_again() {
+    each_pair_with(&no_grace, async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        for pushed_again in [false, true] {
+            let digest = a.push("r", b"content").await;
+            storage.fail("get", Fault::HeldBefore, 1);
+            let read = a.pull("r", &digest);
+            tokio::pin!(read);
+            assert!(until_held(&storage, &mut read).await.is_none());
+            storage.forget_plan();
+            b.registry.gc_run(&CALLER, false).await.unwrap();
+            assert!(!b.holds(&digest).await);
+            if pushed_again {
+                b.push("r", b"content").await;
+            }
+            storage.release();
+            match read.await {
+                Ok(bytes) => assert!(pushed_again && bytes == b"content"),
+                Err(error) => assert!(!pushed_again && matches!(error, Error::BlobUnknown { .. }), "{error}"),
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_manifest_whose_server_dies_leaves_nothing() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        let config = a.push("r", b"{}").await;
+        let manifest = image(&config, &[]);
+        storage.fail("put", Fault::HeldAfter, 1);
+        let put = a.put("r", "t", &manifest);
+        tokio::pin!(put);
+        assert!(until_held(&storage, &mut put).await.is_none());
+        assert_eq!(b.leftovers().await.len(), 1);
+        for row in b.registry.store().uploads_resting(now_ms() + 1, 10).await.unwrap() {
+            assert!(b.registry.upload_end(row).await.unwrap());
+        }
+        assert_eq!(b.leftovers().await, Vec::<String>::new());
+        // And if it was only slow, it says so rather than name bytes that are gone.
+        storage.release();
+        assert!(put.await.is_err());
+        assert!(b.get("r", "t").await.is_err());
+        b.put("r", "t", &manifest).await.unwrap();
+        assert_tidy(&storage, &b).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn servers_that_keep_nothing_here_share_a_folder() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let (_, storage) = memory_for_test();
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let config =
+        Config { data: data.clone(), database: Some(database), storage: Some(storage), ..Config::default() };
+    let (one, two) =
+        (super::super::open(config.clone()).await.unwrap(), super::super::open(config).await.unwrap());
+    assert!(!data.exists());
+    one.close().await;
+    two.close().await;
 }

@@ -82,6 +82,21 @@ impl Remote {
         Path::from_iter(self.0.prefix.parts().chain(Path::from(key).parts()))
     }
 
+    pub(super) async fn check(&self) -> Result<(), Error> {
+        let mut listed = self.0.store.list(Some(&self.path(key::UPLOADS)));
+        match tokio::time::timeout(PING_TIMEOUT, listed.next()).await {
+            Ok(None | Some(Ok(_))) => {}
+            Ok(Some(Err(error))) if is_refusal(&error) => {
+                return Err(Error::Config { setting: "storage", reason: crate::error::chain(&error) });
+            }
+            Ok(Some(Err(error))) => {
+                tracing::warn!(error = crate::error::chain(&error), "the storage does not answer yet");
+            }
+            Err(_) => tracing::warn!("the storage does not answer yet"),
+        }
+        Ok(())
+    }
+
     pub(super) async fn ping(&self) -> Result<(), Error> {
         let listed = async { self.list(key::UPLOADS).next().await.transpose() };
         match tokio::time::timeout(PING_TIMEOUT, listed).await {
@@ -154,9 +169,9 @@ impl Remote {
         put.map(drop).map_err(|error| failed(format!("writing {key}"), error))
     }
 
-    /// Writes an object of a key that nobody had before.
-    pub(super) async fn put_new(&self, bytes: Bytes) -> Result<String, Error> {
-        let key = key::object(Uuid::new_v4(), 0);
+    /// Writes the one object of an upload.
+    pub(super) async fn put_whole(&self, id: Uuid, bytes: Bytes) -> Result<String, Error> {
+        let key = key::object(id, 0);
         self.put(&key, bytes.into()).await?;
         Ok(key)
     }
@@ -209,6 +224,15 @@ fn failed(
         other if is_full(other) => Error::StorageFull,
         _ => Error::Unavailable { what, source: error.into() },
     }
+}
+
+/// An answer that time does not change: no such bucket, or not for these credentials.
+fn is_refusal(error: &object_store::Error) -> bool {
+    use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
+    const WORDS: [&str; 4] = ["NoSuchBucket", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"];
+    let text = crate::error::chain(error);
+    matches!(error, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. })
+        || WORDS.iter().any(|word| text.contains(word))
 }
 
 /// Providers have no common word for it: the HTTP status, and what MinIO, Ceph and others say.
