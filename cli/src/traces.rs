@@ -95,8 +95,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_is_a_span_in_the_client_s_trace_with_its_queries_below() {
-        let (endpoint, mut received) = collector().await;
-        let provider = provider(Some(endpoint)).unwrap();
+        // The provider waits for its last spans when it goes, so what sends and takes them has threads of its own.
+        let sending =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (endpoint, mut received) = sending.spawn(collector()).await.unwrap();
+        let provider = {
+            let _inside = sending.enter();
+            provider(Some(endpoint)).unwrap()
+        };
         let subscriber = tracing_subscriber::registry().with(layer(&provider));
         let _on_this_thread = tracing::subscriber::set_default(subscriber);
 
@@ -125,5 +131,7 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), complete).await.expect("spans arrive");
+        drop(provider);
+        sending.shutdown_background();
     }
 }

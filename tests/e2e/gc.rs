@@ -121,3 +121,22 @@ fn make_writable(path: &std::path::Path) {
     std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
     fs::set_permissions(path, permissions).unwrap();
 }
+
+#[tokio::test]
+async fn what_was_removed_is_on_record_and_comes_back() {
+    let options =
+        Options::new().env("LODE_GC_GRACE", "0s").env("LODE_UPLOAD_LEASE", "0s").env("LODE_GC_UNDO", "1h");
+    let server = Folder::new().start(options).await;
+    let registry = server.registry();
+    let image = Image::random(fresh_seed(), 2, 10_000);
+    let digest = image.push(&registry, "gc/undo", "v1").await;
+    registry.delete(&format!("/v2/gc/undo/manifests/{digest}")).await.expect(202);
+    server.lode().run(&["gc"]).await.ok();
+    registry.get("/v2/gc/undo/manifests/v1").await.expect(404);
+    let history = server.lode().run(&["gc", "history", "gc/undo"]).await.ok();
+    assert!(history.stdout.contains("v1") && history.stdout.contains("delete"), "{}", history.stdout);
+    // Under the tag that it had, with every byte.
+    server.lode().run(&["gc", "undo", &format!("gc/undo@{digest}")]).await.ok();
+    image.check(&registry, "gc/undo", "v1").await;
+    server.lode().run(&["fsck", "--verify"]).await.ok();
+}

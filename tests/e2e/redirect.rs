@@ -1,0 +1,71 @@
+//! Who sends a blob's bytes where they lie in S3: the storage, by an address that opens this one blob, or the server itself.
+
+use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
+use lode_tests::cluster::Cluster;
+use lode_tests::oci::Registry;
+use lode_tests::server::Options;
+use lode_tests::services::{Backing, s3_address};
+
+const OLLAMA: &str = "ollama/0.17.4 (amd64 linux) Go/go1.26";
+
+async fn pushed(test: &str, options: Options) -> Option<(Cluster, Registry, Vec<u8>, String)> {
+    let backing = Backing::shared(test)?;
+    let cluster = Cluster::start(1, &backing, options).await;
+    let (registry, bytes) = (cluster.registry(0), random_bytes(fresh_seed(), 6_000_000));
+    registry.blob_push("elsewhere", &bytes).await;
+    let path = format!("/v2/elsewhere/blobs/{}", sha256(&bytes));
+    Some((cluster, registry, bytes, path))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_storage_sends_what_it_has() {
+    let test = "redirect::the_storage_sends_what_it_has";
+    let Some((_cluster, registry, bytes, path)) = pushed(test, Options::new()).await else { return };
+    let answer = registry.get(&path).await.expect(307);
+    let address = answer.header("location").unwrap().to_owned();
+    assert!(address.starts_with(&format!("http://{}/", s3_address())), "{address}");
+    // It needs nothing but its address, and takes ranges.
+    assert!(registry.get(&address).await.expect(200).body == bytes);
+    let part = registry.send(registry.request("GET", &address).header("range", "bytes=5999990-")).await;
+    assert!(part.expect(206).body == bytes[5_999_990..]);
+    // A HEAD is answered here: an address signed for GET would not do.
+    let head = registry.head(&path).await.expect(200);
+    assert_eq!(head.header("content-length"), Some("6000000"));
+    // What the repository does not show has no address either.
+    registry.get(&path.replace("elsewhere", "another")).await.expect_error(404, "BLOB_UNKNOWN");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ollama_is_not_sent_to_the_same_host_name() {
+    let test = "redirect::an_ollama_is_not_sent";
+    let Some((_cluster, registry, bytes, path)) = pushed(test, Options::new()).await else { return };
+    assert_eq!(
+        s3_address().ip().to_string(),
+        registry.host().split(':').next().unwrap(),
+        "both are on this host"
+    );
+    let answer = registry.send(registry.request("GET", &path).header("user-agent", OLLAMA)).await.expect(200);
+    assert!(answer.body == bytes);
+    // The address that it fetches the parts from is ours, and carries its own right.
+    let address = answer.header("location").unwrap().to_owned();
+    assert!(address.starts_with(&registry.url), "{address}");
+    let part = registry.send(registry.request("GET", &address).header("range", "bytes=0-9")).await;
+    assert!(part.expect(206).body == bytes[..10]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_sends_where_clients_cannot_reach_the_storage() {
+    let test = "redirect::the_server_sends";
+    let options = Options::new().env("LODE_REDIRECT", "false");
+    let Some((_cluster, registry, bytes, path)) = pushed(test, options).await else { return };
+    assert!(registry.get(&path).await.expect(200).body == bytes);
+    for (range, expect) in [
+        ("bytes=0-0", 0..1),
+        ("bytes=5242870-5242890", 5_242_870..5_242_891),
+        ("bytes=-7", 5_999_993..6_000_000),
+    ] {
+        let answer = registry.send(registry.request("GET", &path).header("range", range)).await.expect(206);
+        assert!(answer.body == bytes[expect], "{range}");
+    }
+    registry.send(registry.request("GET", &path).header("range", "bytes=6000000-")).await.expect(416);
+}
