@@ -208,7 +208,8 @@ pub(crate) fn word(path: &str, response: Response) -> Response {
     if failed.0.is_passing() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     }
-    worded.extensions_mut().insert(failed);
+    // What was noted on the way out stays: the failure for the log, the route for the figures.
+    *worded.extensions_mut() = response.into_parts().0.extensions;
     worded
 }
 

@@ -9,6 +9,7 @@ async fn metrics_count_by_route_and_never_by_name() {
     let app = App::new().await;
     app.push_image("secret-team/secret-model", "v1", "layer").await;
     assert_eq!(app.get("/v2/secret-team/secret-model/manifests/v1").await.status, 200);
+    assert_eq!(app.get("/v2/secret-team/secret-model/manifests/gone").await.status, 404);
     assert_eq!(app.get("/secret-path").await.status, 404);
     app.send(Request::builder().method("MADE-UP").uri("/v2/"), "").await;
     app.upload("secret-team/secret-model").await;
@@ -23,6 +24,7 @@ async fn metrics_count_by_route_and_never_by_name() {
         "# HELP lode_http_requests_total Requests answered.",
         r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="PUT",status="201"}"#,
         r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="GET",status="200"}"#,
+        r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="GET",status="404"}"#,
         r#"lode_http_requests_total{route="none",method="GET",status="404"}"#,
         r#"lode_http_requests_total{route="none",method="other",status="405"}"#,
         r#"lode_http_request_seconds_bucket{route="/v2/{name}/blobs/uploads/",method="POST",le="0.5"}"#,
