@@ -26,7 +26,7 @@ async fn metrics_count_by_route_and_never_by_name() {
         r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="GET",status="200"}"#,
         r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="GET",status="404"}"#,
         r#"lode_http_requests_total{route="none",method="GET",status="404"}"#,
-        r#"lode_http_requests_total{route="none",method="other",status="405"}"#,
+        r#"lode_http_requests_total{route="/v2/",method="other",status="405"}"#,
         r#"lode_http_request_seconds_bucket{route="/v2/{name}/blobs/uploads/",method="POST",le="0.5"}"#,
         "lode_http_received_bytes_total ",
         "lode_http_sent_bytes_total ",
