@@ -46,11 +46,13 @@ async fn an_ollama_is_not_sent_to_the_same_host_name() {
     );
     let answer = registry.send(registry.request("GET", &path).header("user-agent", OLLAMA)).await.expect(200);
     assert!(answer.body == bytes);
-    // The address that it fetches the parts from is ours, and carries its own right.
+    // The address that it fetches the parts from is ours and carries its own right. It asks there as anyone, without
+    // credentials, and follows.
     let address = answer.header("location").unwrap().to_owned();
     assert!(address.starts_with(&registry.url), "{address}");
-    let part = registry.send(registry.request("GET", &address).header("range", "bytes=0-9")).await;
-    assert!(part.expect(206).body == bytes[..10]);
+    let ranged = |address: &str| registry.send(registry.request("GET", address).header("range", "bytes=0-9"));
+    let answer = ranged(&address).await.expect(307);
+    assert!(ranged(answer.header("location").unwrap()).await.expect(206).body == bytes[..10]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
