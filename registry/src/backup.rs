@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lode_client::Progress;
 use lode_model::digest::Digest;
@@ -16,7 +17,10 @@ use crate::store::{Store, index_file, snapshot};
 use crate::{Config, Error};
 
 /// A collection may remove a blob between the index's copy and its own. Then the index is copied afresh, at most so often.
-const TRIES: u32 = 10;
+const TRIES: u32 = 50;
+/// How often, and how far apart, a listed blob without bytes is looked at before it counts as damage.
+const LOOKS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(50);
 const PAGE: i64 = 1000;
 /// The index's copy until everything that it lists is there.
 const FRESH: &str = "fresh";
@@ -56,11 +60,7 @@ pub async fn backup(
             None => break store,
             Some(lost) => {
                 store.close().await;
-                // Gone with its row, or damaged?
-                let now = Store::peek(&index).await?;
-                let listed = now.blob_live(&lost).await?.is_some();
-                now.close().await;
-                if listed || tries == TRIES {
+                if tries == TRIES || is_damaged(&index, &from, &lost).await? {
                     let missing = io::Error::from(io::ErrorKind::NotFound);
                     return Err(Error::io(format!("reading blob {lost}"), missing));
                 }
@@ -75,6 +75,22 @@ pub async fn backup(
     let named = spawn_blocking(move || name_index(&folder)).await.map_err(|_| Error::Interrupted)?;
     named.map_err(|e| Error::io(format!("writing {}", to.display()), e))?;
     Ok(report)
+}
+
+/// Is the blob listed, and its bytes are not there? The same content may have gone and come again since the index was copied, and
+/// may do so between the two looks.
+async fn is_damaged(index: &Path, from: &Path, digest: &Digest) -> Result<bool, Error> {
+    for _ in 0..LOOKS {
+        let now = Store::peek(index).await?;
+        let listed = now.blob_live(digest).await?;
+        now.close().await;
+        let Some((size_bytes, key)) = listed else { return Ok(false) };
+        if tokio::fs::metadata(from.join(key)).await.is_ok_and(|metadata| metadata.len() == size_bytes) {
+            return Ok(false);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(true)
 }
 
 async fn index_copy(index: &Path, to: &Path) -> Result<Store, Error> {
