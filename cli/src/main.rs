@@ -1,5 +1,5 @@
 //! `lode`, the one binary: starts the server or a worker, and is the client of any registry.
-//! What can be typed is in args.rs, what it does in commands/.
+//! What can be typed is in args/, what it does in commands/.
 
 mod args;
 mod assemble;

@@ -1,0 +1,33 @@
+//! `lode create`: importing a model.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantize {
+    Int4,
+    Int8,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Every tensor becomes a blob of its own, so models that share tensors share their bytes: only what the registry lacks is
+sent. Interrupted, repeat the command: what arrived is not sent again.
+
+Examples:
+  lode create team/mini ./checkpoint-folder
+  lode create team/mini:int4 ./checkpoint-folder --quantize int4
+  lode create hub.local/team/adapter ./adapter.safetensors")]
+pub(crate) struct Create {
+    /// What to call it
+    pub(crate) name: String,
+    /// A checkpoint folder, or a .safetensors file
+    pub(crate) path: PathBuf,
+    /// Quantise the weights on the way
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) quantize: Option<Quantize>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
