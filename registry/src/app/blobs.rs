@@ -33,7 +33,9 @@ impl Registry {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<BlobInfo, Error> {
-        if let Some(info) = self.mirror_blob_stat(caller, repository, digest).await? {
+        if self.is_mirrored(caller, repository)
+            && let Some(info) = Box::pin(self.mirror_blob_stat(caller, repository, digest)).await?
+        {
             return Ok(info);
         }
         let blob = self.blob_visible(caller, repository, digest).await?;
@@ -191,7 +193,7 @@ impl Registry {
     ) -> Result<StoredBlob, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
         let mut found = self.store.blob_find(repository, digest).await?;
-        if found.is_none() && self.mirror_blob(caller, repository, digest).await? {
+        if found.is_none() && Box::pin(self.mirror_blob(caller, repository, digest)).await? {
             found = self.store.blob_find(repository, digest).await?;
         }
         found.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })

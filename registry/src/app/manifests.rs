@@ -23,7 +23,9 @@ impl Registry {
     ) -> Result<StoredManifest, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
         let mut found = self.store.manifest_read(repository, reference).await?;
-        if Box::pin(self.mirror_manifest(caller, repository, reference, found.is_some())).await? {
+        if self.is_mirrored(caller, repository)
+            && Box::pin(self.mirror_manifest(caller, repository, reference, found.is_some())).await?
+        {
             found = self.store.manifest_read(repository, reference).await?;
         }
         match found {

@@ -68,6 +68,11 @@ impl Registry {
         Some((upstream.clone(), upstream.repository(repository)?))
     }
 
+    /// Does a repository come from elsewhere? Asked before the futures below are made, which are large.
+    pub(super) fn is_mirrored(&self, caller: &Caller, repository: &Repository) -> bool {
+        self.mirrored(caller, repository).is_some()
+    }
+
     /// Brings a manifest up to date. True if what is held may have changed.
     pub(super) async fn mirror_manifest(
         &self,

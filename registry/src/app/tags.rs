@@ -19,7 +19,9 @@ impl Registry {
         last: Option<&str>,
     ) -> Result<Page<Tag>, Error> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
-        if let Some(page) = self.mirror_tags(caller, repository, limit(n), last).await? {
+        if self.is_mirrored(caller, repository)
+            && let Some(page) = Box::pin(self.mirror_tags(caller, repository, limit(n), last)).await?
+        {
             return Ok(page);
         }
         let limit = limit(n);
