@@ -18,7 +18,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
             sources(&path, found);
-        } else {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
     }

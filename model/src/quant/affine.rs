@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 
-use super::Kind;
+use super::{Kind, fp};
 use crate::safetensors::Dtype;
 
 /// The smallest step, so that a group of equal values does not divide by zero.
@@ -37,10 +37,10 @@ pub struct NotFinite {
     pub value: f32,
 }
 
-/// Quantises rows and appends their codes, scales and biases.
+/// Quantises rows and appends their codes, scales and, where the format has them, biases, as tensor blobs hold them.
 ///
-/// `values` are whole groups of `group_size`; `kind` is [`Kind::Int4`] or [`Kind::Int8`]; `dtype` (BF16, F16 or F32) is the
-/// type of the source, and scales and biases are rounded to it. Codes are chosen with the scale and bias before that rounding.
+/// `values` are whole groups of `group_size`; `kind` is a format of tensor blobs; `dtype` (BF16, F16 or F32) is the type of the
+/// source. Affine scales and biases are rounded to it, and codes are chosen before that rounding.
 pub fn quantise(
     kind: Kind,
     group_size: usize,
@@ -48,7 +48,15 @@ pub fn quantise(
     values: &[f32],
     out: &mut Quantised,
 ) -> Result<(), NotFinite> {
-    debug_assert!(kind.is_affine() && values.len().is_multiple_of(group_size));
+    debug_assert!(Kind::BLOB.contains(&kind) && kind.allows_group_size(group_size as u32));
+    debug_assert!(values.len().is_multiple_of(group_size));
+    if !kind.is_affine() {
+        if let Some(element) = values.iter().position(|x| !x.is_finite()) {
+            return Err(NotFinite { element, value: values[element] });
+        }
+        fp::quantise(kind, dtype, values, &mut out.codes, &mut out.scales);
+        return Ok(());
+    }
     let levels = ((1u32 << kind.bits()) - 1) as f32;
     for (index, group) in values.chunks_exact(group_size).enumerate() {
         let (scale, bias) = fit(group, levels)

@@ -28,6 +28,24 @@ pub fn e4m3_to_f32(code: u8) -> f32 {
     E4M3[usize::from(code)]
 }
 
+/// To the nearest, ties to even. What is larger than the largest value becomes that, and so does what is not a number.
+pub fn f32_to_e4m3(x: f32) -> u8 {
+    const LARGEST: u8 = 0x7e;
+    const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
+    let sign = if x.is_sign_negative() && !x.is_nan() { 0x80 } else { 0 };
+    let magnitude = x.abs();
+    let code = if magnitude < SMALLEST_NORMAL {
+        // Multiples of 2^-9; the eighth is the smallest normal, whose code comes next.
+        (magnitude * 512.0).round_ties_even() as u8
+    } else if magnitude < 448.0 {
+        let bits = magnitude.to_bits() - (120 << 23);
+        ((bits + 0x7_ffff + ((bits >> 20) & 1)) >> 20) as u8
+    } else {
+        LARGEST
+    };
+    sign | code
+}
+
 /// E5M2 is the upper half of an F16.
 pub fn e5m2_to_f32(code: u8) -> f32 {
     f16::from_bits(u16::from(code) << 8).to_f32()

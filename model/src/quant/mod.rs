@@ -1,136 +1,15 @@
 //! Quantised number formats: their names and parameters, and exact decoding of every stored tensor to float32.
-//! The layouts are those of tensor blobs (MLX); each is written down here once.
+//! The layouts are those of tensor blobs (MLX) and of GGUF files (ggml); each is written down here once.
 
 pub mod affine;
 pub mod float;
+mod fp;
+pub mod ggml;
+mod kind;
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
+pub use kind::{Kind, Quantisation, UnknownKind};
 
 use crate::safetensors::Dtype;
-
-/// A quantised format of tensor blobs. Codes stand in U32 words, lowest bits first, so their bytes are simply the codes in
-/// order; groups run along the last axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    /// 4-bit codes, `scale * code + bias` a group.
-    Int4,
-    /// 8-bit codes, `scale * code + bias` a group.
-    Int8,
-    /// E2M1 codes, an E8M0 scale for each 32.
-    Mxfp4,
-    /// E2M1 codes, an E4M3 scale for each 16, sometimes one float32 scale for the whole tensor.
-    Nvfp4,
-    /// E4M3 codes, an E8M0 scale for each 32.
-    Mxfp8,
-}
-
-impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Int4, Kind::Int8, Kind::Mxfp4, Kind::Nvfp4, Kind::Mxfp8];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Kind::Int4 => "int4",
-            Kind::Int8 => "int8",
-            Kind::Mxfp4 => "mxfp4",
-            Kind::Nvfp4 => "nvfp4",
-            Kind::Mxfp8 => "mxfp8",
-        }
-    }
-
-    /// Bits a code.
-    pub fn bits(self) -> u32 {
-        match self {
-            Kind::Int4 | Kind::Mxfp4 | Kind::Nvfp4 => 4,
-            Kind::Int8 | Kind::Mxfp8 => 8,
-        }
-    }
-
-    /// Whether a group has a bias beside its scale.
-    pub fn is_affine(self) -> bool {
-        matches!(self, Kind::Int4 | Kind::Int8)
-    }
-
-    /// The group size that we, and ollama, write.
-    pub fn default_group_size(self) -> u32 {
-        match self {
-            Kind::Int4 | Kind::Int8 => 64,
-            Kind::Mxfp4 | Kind::Mxfp8 => 32,
-            Kind::Nvfp4 => 16,
-        }
-    }
-
-    /// Whether a group size exists in this format.
-    pub fn allows_group_size(self, group_size: u32) -> bool {
-        if self.is_affine() {
-            matches!(group_size, 32 | 64 | 128)
-        } else {
-            group_size == self.default_group_size()
-        }
-    }
-
-    /// Whether a scale may be stored as this type.
-    pub fn allows_scale(self, dtype: Dtype) -> bool {
-        match self {
-            Kind::Int4 | Kind::Int8 => matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32),
-            Kind::Nvfp4 => matches!(dtype, Dtype::U8 | Dtype::F8_E4M3),
-            Kind::Mxfp4 | Kind::Mxfp8 => matches!(dtype, Dtype::U8 | Dtype::F8_E8M0),
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A text that names no quantised format.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a quantisation (expected int4, int8, nvfp4, mxfp4 or mxfp8)")]
-pub struct UnknownKind {
-    pub text: String,
-}
-
-impl FromStr for Kind {
-    type Err = UnknownKind;
-
-    /// In any case, and with the aliases seen in blobs: Q4 and FP4 are int4, Q8 and FP8 int8.
-    fn from_str(text: &str) -> Result<Self, UnknownKind> {
-        match text.to_ascii_lowercase().as_str() {
-            "int4" | "q4" | "fp4" => Ok(Kind::Int4),
-            "int8" | "q8" | "fp8" => Ok(Kind::Int8),
-            "mxfp4" => Ok(Kind::Mxfp4),
-            "nvfp4" => Ok(Kind::Nvfp4),
-            "mxfp8" => Ok(Kind::Mxfp8),
-            _ => Err(UnknownKind { text: text.chars().take(40).collect() }),
-        }
-    }
-}
-
-/// How a tensor is quantised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Quantisation {
-    #[serde(rename = "type", with = "kind_as_text")]
-    pub kind: Kind,
-    /// How many consecutive elements of a row share a scale.
-    pub group_size: u32,
-}
-
-mod kind_as_text {
-    use super::Kind;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(kind: &Kind, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(kind.as_str())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Kind, D::Error> {
-        String::deserialize(d)?.parse().map_err(D::Error::custom)
-    }
-}
 
 /// The stored bytes of one tensor, or of whole rows of it. They may lie at any address.
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +44,9 @@ pub enum DecodeError {
 /// `scale * code + bias` (product rounded, then sum) for the affine ones. Rows follow each other.
 pub fn decode_f32(stored: &Stored<'_>) -> Result<Vec<f32>, DecodeError> {
     let elements = match stored.quantisation {
+        Some(Quantisation { kind: Kind::Ggml(ty), .. }) => {
+            stored.weight.len() / ty.block_bytes() as usize * ty.block_elements() as usize
+        }
         Some(Quantisation { kind, .. }) => stored.weight.len() * 8 / kind.bits() as usize,
         None => stored.weight.len() * 8 / stored.dtype.bitsize(),
     };
@@ -179,6 +61,14 @@ pub fn decode_f32_into(stored: &Stored<'_>, out: &mut [f32]) -> Result<(), Decod
         return float::decode_f32_into(stored.dtype, stored.weight, out);
     };
     let group = group_size as usize;
+    if let Kind::Ggml(ty) = kind {
+        if group_size != ty.block_elements() {
+            return Err(DecodeError::Group { kind, group_size, elements: out.len() });
+        }
+        check_len("scale", stored.scale, 0)?;
+        check_len("bias", stored.bias, 0)?;
+        return ggml::decode_f32_into(ty, stored.weight, out);
+    }
     if !kind.allows_scale(stored.scale_dtype) {
         return Err(DecodeError::Scale { kind, dtype: stored.scale_dtype });
     }

@@ -1,0 +1,58 @@
+//! Q3_K: 16 groups of 16 codes of 3 bits around 4, each with a signed 6-bit scale.
+//! Block: hmask[32], qs[64], scales[12], d f16. A third bit that is set means that 4 is not taken off.
+
+use super::block::{half, inverse, peak, put_half};
+use super::fit::descend;
+use super::lanes::{LANES, Lanes, sixteens};
+
+#[inline(always)]
+pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
+    let d = half(block, 108);
+    for (k, group) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let scale = d * f32::from(scale(block, k));
+        // Within the 128 that a byte of codes serves: the quarter, and the half of 16.
+        let (quarter, start) = ((k % 8) / 2, 16 * (k % 2));
+        for (l, x) in group.iter_mut().enumerate() {
+            let low = (block[32 + 32 * (k / 8) + start + l] >> (2 * quarter)) & 3;
+            let high = (block[start + l] >> (4 * (k / 8) + quarter)) & 1;
+            *x = scale * f32::from((low | high << 2) as i8 - 4);
+        }
+    }
+}
+
+/// Scale `k`: four low bits in a nibble of the first eight bytes, two high bits in the last four.
+#[inline(always)]
+fn scale(block: &[u8; 110], k: usize) -> i8 {
+    let scales = &block[96..108];
+    let low = (scales[k % 8] >> (4 * (k / 8))) & 15;
+    let high = (scales[8 + k % 4] >> (2 * (k / 4))) & 3;
+    (low | high << 4) as i8 - 32
+}
+
+#[inline(always)]
+pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 110]) {
+    let halves = sixteens(x);
+    let scales = halves.each_ref().map(|x| descend(x, 4.0));
+    let peak = peak([scales[0].0, scales[1].0].as_flattened());
+    let step = if peak == 0.0 { 0.0 } else { -32.0 / peak };
+    put_half(block, 108, inverse(step));
+    let d = Lanes::splat(half(block, 108));
+    *block[..108].as_mut_array::<108>().expect("108 bytes") = [0; 108];
+    for (n, (x, scales)) in halves.iter().zip(scales).enumerate() {
+        let scales = (scales * Lanes::splat(step)).code(-32.0, 31.0);
+        for (lane, scale) in scales.0.iter().enumerate() {
+            let (k, scale) = (LANES * n + lane, (*scale as i8 + 32) as u8);
+            block[96 + k % 8] |= (scale & 15) << (4 * (k / 8));
+            block[104 + k % 4] |= (scale >> 4) << (2 * (k / 4));
+        }
+        let scale = d * scales;
+        for (l, x) in x.iter().enumerate() {
+            let codes = (*x / scale).code(-4.0, 3.0).0.map(|code| (code as i8 + 4) as u8);
+            for (lane, code) in codes.iter().enumerate() {
+                let (quarter, start) = (lane / 2, 16 * (lane % 2));
+                block[32 + 32 * n + start + l] |= (code & 3) << (2 * quarter);
+                block[start + l] |= (code >> 2) << (4 * n + quarter);
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The names of quantised formats, and what each allows: group sizes, the types of its scales.
+//! Two families share one enum: the formats of tensor blobs (MLX) and the block types of GGUF files (ggml).
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::ggml;
+use crate::safetensors::Dtype;
+
+/// A quantised format. In tensor blobs codes stand in U32 words, lowest bits first, so their bytes are simply the codes in
+/// order; groups run along the last axis. In GGUF files a row is a run of blocks that hold codes and scales together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// 4-bit codes, `scale * code + bias` a group.
+    Int4,
+    /// 8-bit codes, `scale * code + bias` a group.
+    Int8,
+    /// E2M1 codes, an E8M0 scale for each 32.
+    Mxfp4,
+    /// E2M1 codes, an E4M3 scale for each 16, sometimes one float32 scale for the whole tensor.
+    Nvfp4,
+    /// E4M3 codes, an E8M0 scale for each 32.
+    Mxfp8,
+    /// Blocks of a GGUF file. The weight is U8, a row of it `row_bytes` long; there are no other parts.
+    Ggml(ggml::Type),
+}
+
+impl Kind {
+    /// The formats of tensor blobs.
+    pub const BLOB: [Kind; 5] = [Kind::Int4, Kind::Int8, Kind::Mxfp4, Kind::Nvfp4, Kind::Mxfp8];
+
+    /// The two families have formats of one name, told apart by case: `mxfp4` is that of tensor blobs, `MXFP4` that of ggml.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Int4 => "int4",
+            Kind::Int8 => "int8",
+            Kind::Mxfp4 => "mxfp4",
+            Kind::Nvfp4 => "nvfp4",
+            Kind::Mxfp8 => "mxfp8",
+            Kind::Ggml(ty) => ty.as_str(),
+        }
+    }
+
+    /// Bits a code; of a block type the whole bits that an element takes of its block.
+    pub fn bits(self) -> u32 {
+        match self {
+            Kind::Int4 | Kind::Mxfp4 | Kind::Nvfp4 => 4,
+            Kind::Int8 | Kind::Mxfp8 => 8,
+            Kind::Ggml(ty) => ty.block_bytes() * 8 / ty.block_elements(),
+        }
+    }
+
+    /// Whether a group has a bias beside its scale.
+    pub fn is_affine(self) -> bool {
+        matches!(self, Kind::Int4 | Kind::Int8)
+    }
+
+    /// The group size that we, and ollama, write; of a block type its only one.
+    pub fn default_group_size(self) -> u32 {
+        match self {
+            Kind::Int4 | Kind::Int8 => 64,
+            Kind::Mxfp4 | Kind::Mxfp8 => 32,
+            Kind::Nvfp4 => 16,
+            Kind::Ggml(ty) => ty.block_elements(),
+        }
+    }
+
+    /// Whether a group size exists in this format.
+    pub fn allows_group_size(self, group_size: u32) -> bool {
+        if self.is_affine() {
+            matches!(group_size, 32 | 64 | 128)
+        } else {
+            group_size == self.default_group_size()
+        }
+    }
+
+    /// Whether a scale may be stored, apart from the weight, as this type.
+    pub fn allows_scale(self, dtype: Dtype) -> bool {
+        match self {
+            Kind::Int4 | Kind::Int8 => matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32),
+            Kind::Nvfp4 => matches!(dtype, Dtype::U8 | Dtype::F8_E4M3),
+            Kind::Mxfp4 | Kind::Mxfp8 => matches!(dtype, Dtype::U8 | Dtype::F8_E8M0),
+            Kind::Ggml(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A text that names no quantised format of tensor blobs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a quantisation (expected int4, int8, nvfp4, mxfp4 or mxfp8)")]
+pub struct UnknownKind {
+    pub text: String,
+}
+
+impl FromStr for Kind {
+    type Err = UnknownKind;
+
+    /// A format of tensor blobs, as their metadata spells it: in any case, and with the aliases seen in blobs (Q4 and FP4 are
+    /// int4, Q8 and FP8 int8). Never a block type: those are [`ggml::Type`]'s to parse.
+    fn from_str(text: &str) -> Result<Self, UnknownKind> {
+        match text.to_ascii_lowercase().as_str() {
+            "int4" | "q4" | "fp4" => Ok(Kind::Int4),
+            "int8" | "q8" | "fp8" => Ok(Kind::Int8),
+            "mxfp4" => Ok(Kind::Mxfp4),
+            "nvfp4" => Ok(Kind::Nvfp4),
+            "mxfp8" => Ok(Kind::Mxfp8),
+            _ => Err(UnknownKind { text: text.chars().take(40).collect() }),
+        }
+    }
+}
+
+/// How a tensor is quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Quantisation {
+    #[serde(rename = "type", with = "kind_as_text")]
+    pub kind: Kind,
+    /// How many consecutive elements of a row share a scale; of a block type, a block.
+    pub group_size: u32,
+}
+
+impl Quantisation {
+    /// With the group size that goes with the format.
+    pub fn of(kind: Kind) -> Quantisation {
+        Quantisation { kind, group_size: kind.default_group_size() }
+    }
+}
+
+mod kind_as_text {
+    use super::{Kind, ggml};
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(kind: &Kind, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(kind.as_str())
+    }
+
+    /// Reads exactly what `serialize` writes, so that case tells the families apart, then what blobs write.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Kind, D::Error> {
+        let text = String::deserialize(d)?;
+        match ggml::Type::ALL.iter().find(|ty| ty.as_str() == text) {
+            Some(ty) => Ok(Kind::Ggml(*ty)),
+            None => text.parse().map_err(D::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_comes_back_from_json() {
+        let kinds = Kind::BLOB.into_iter().chain(ggml::Type::ALL.iter().map(|ty| Kind::Ggml(*ty)));
+        for kind in kinds {
+            let quantisation = Quantisation::of(kind);
+            let json = serde_json::to_string(&quantisation).unwrap();
+            assert_eq!(serde_json::from_str::<Quantisation>(&json).unwrap(), quantisation, "{json}");
+            assert!(kind.allows_group_size(quantisation.group_size));
+        }
+        let json = serde_json::to_string(&Quantisation::of(Kind::Ggml(ggml::Type::Q4_K))).unwrap();
+        assert_eq!(json, r#"{"type":"Q4_K","group_size":256}"#);
+    }
+
+    #[test]
+    fn blobs_name_their_own_formats_only() {
+        for (text, expect) in [
+            ("int4", Some(Kind::Int4)),
+            ("FP8", Some(Kind::Int8)),
+            ("MXFP4", Some(Kind::Mxfp4)),
+            ("NVFP4", Some(Kind::Nvfp4)),
+            ("Q4_K", None),
+            ("", None),
+        ] {
+            assert_eq!(text.parse::<Kind>().ok(), expect, "{text}");
+        }
+    }
+}
