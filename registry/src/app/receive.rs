@@ -131,10 +131,10 @@ impl Registry {
         let (id, generation) = (writing.id(), writing.saved.generation);
         let Some(parts) = writing.file.whole_part() else { return Ok(()) };
         if let Some(progress) = parts.begin(generation).await? {
-            let told = self.store.upload_announce(id, generation, &progress).await;
-            if !matches!(told, Ok(true)) {
+            // On an error the row may know of it all the same: whoever goes on goes on with it, and without a part it costs nothing.
+            if !self.store.upload_announce(id, generation, &progress).await? {
                 parts.take_back().await;
-                return Err(told.err().unwrap_or(Error::UploadUnknown { id }));
+                return Err(Error::UploadUnknown { id });
             }
             writing.saved.generation += 1;
         }

@@ -1,6 +1,8 @@
 //! Uploads: bytes are hashed and written as they stream, and an offset is told only once everything before it is durable.
 //! An upload that was cut off goes on from its last checkpoint, in this process or after a restart.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use lode_model::digest::{Algorithm, Digest};
 use lode_model::reference::Repository;
@@ -12,6 +14,13 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::{Append, Held, Placed, key};
 use crate::store::{NewUpload, Tx, UploadRow};
+
+/// How long a request waits for a writer of the same upload whose storage says nothing: longer than a part takes on a slow line.
+const TURN_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
+/// How long a cancel waits for one. It need not: a writer elsewhere is not waited for either.
+const CANCEL_TURN_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
+/// How long a request is kept by removing what an upload left. What does not work now is done when it is cancelled again or expires.
+const END_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 15 });
 
 impl Registry {
     /// Opens an upload. `algorithm` is what the client says it will name the blob by.
@@ -62,9 +71,9 @@ impl Registry {
         let this = self.clone();
         let repository = repository.clone();
         detached(async move {
-            let _turn = this.writers.lock(id).await;
+            let _turn = this.upload_turn(id, CANCEL_TURN_LIMIT).await;
             // A writer elsewhere may get ahead of us; once it is gone there is no row either.
-            while !this.upload_end(this.upload_row(&repository, id).await?).await? {}
+            while !this.upload_end_soon(this.upload_row(&repository, id).await?).await? {}
             Ok(())
         })
         .await
@@ -169,7 +178,7 @@ impl Registry {
                 // The first error counts; a session that stays behind expires.
                 let _turn = this.writers.lock(id).await;
                 if let Ok(Some(row)) = this.store.upload_find(&repository, id).await {
-                    let _ = this.upload_end(row).await;
+                    let _ = this.upload_end_soon(row).await;
                 }
             }
             stored
@@ -192,7 +201,7 @@ impl Registry {
             Ok(placed) => Ok((placed, Some(row))),
             Err(error) => {
                 // The first error counts; what stays expires.
-                let _ = self.upload_end(row).await;
+                let _ = self.upload_end_soon(row).await;
                 Err(error)
             }
         }
@@ -215,10 +224,25 @@ impl Registry {
         self.store.upload_delete(&row.repository, row.id).await
     }
 
+    /// As `upload_end`, while a client waits.
+    async fn upload_end_soon(&self, row: UploadRow) -> Result<bool, Error> {
+        tokio::time::timeout(END_LIMIT, self.upload_end(row)).await.map_err(silent)?
+    }
+
+    /// The turn of an upload's one writer in this process. On object storage, where the index decides between writers, nobody
+    /// waits longer than this.
+    async fn upload_turn(&self, id: Uuid, limit: Duration) -> Result<Held<Uuid>, Error> {
+        let turn = self.writers.lock(id);
+        match self.blobs.is_shared() {
+            true => tokio::time::timeout(limit, turn).await.map_err(silent),
+            false => Ok(turn.await),
+        }
+    }
+
     /// Ends the upload in this writer's hands: no later chunk can make it good, or its bytes are not needed.
     async fn upload_forget(&self, writing: &Writing) -> Result<(), Error> {
         let row = UploadRow { generation: writing.saved.generation, ..writing.row.clone() };
-        self.upload_end(row).await.map(drop)
+        self.upload_end_soon(row).await.map(drop)
     }
 
     /// Drops the bytes of an upload in the folder that is no more.
@@ -259,7 +283,7 @@ impl Registry {
         // 2. One that does takes over: the old connection of a client that came back may not know that it is dead. Here it gives
         //    way by itself; one elsewhere fails at its next save. Taking an upload over waits for a commit whose answer was lost,
         //    so that from here on it is certain that there was none.
-        let turn = self.writers.lock(id).await;
+        let turn = self.upload_turn(id, TURN_LIMIT).await?;
         let row = self.upload_row(repository, id).await?;
         let placed = self.blobs.placed(&row.store_key).await?;
         let row = match self.blobs.is_shared() || placed.is_some() {
@@ -299,7 +323,7 @@ impl Registry {
             Err(Error::UploadLost { id }) => {
                 // What is left of it is of no use. Whatever keeps it here, it expires.
                 if let Ok(Some(row)) = self.store.upload_find(repository, id).await {
-                    let _ = self.upload_end(row).await;
+                    let _ = self.upload_end_soon(row).await;
                 }
                 Err(Error::UploadLost { id })
             }
@@ -430,4 +454,8 @@ impl Registry {
         }
         tx.commit().await
     }
+}
+
+fn silent(elapsed: tokio::time::error::Elapsed) -> Error {
+    Error::Unavailable { what: "the storage".to_owned(), source: elapsed.into() }
 }

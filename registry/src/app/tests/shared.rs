@@ -403,3 +403,37 @@ async fn servers_that_keep_nothing_here_share_a_folder() {
     one.close().await;
     two.close().await;
 }
+
+#[tokio::test]
+async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+        let bytes = noise(11 * MIB);
+        // The writer of this very server is held in the storage, and then the cancel itself is.
+        for kind in ["part", "abort", "list", "delete"] {
+            let id = a.upload("r").await;
+            a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
+            storage.fail(kind, Fault::HeldBefore, usize::MAX);
+            let write = a.append("r", id, None, body(&bytes[6 * MIB..]));
+            tokio::pin!(write);
+            if kind == "part" {
+                assert!(until_held(&storage, &mut write).await.is_none());
+            }
+            let repository = repo("r");
+            let cancel = a.registry.upload_cancel(&CALLER, &repository, id);
+            let cancelled = tokio::time::timeout(Duration::from_secs(10), cancel).await.expect("in time");
+            storage.release();
+            if kind == "part" {
+                cancelled.unwrap();
+                assert!(write.await.is_err());
+            } else {
+                assert!(matches!(cancelled, Err(Error::Unavailable { .. })), "{kind}: {cancelled:?}");
+                // The client asks again, anywhere.
+                b.registry.upload_cancel(&CALLER, &repository, id).await.unwrap();
+            }
+            assert!(matches!(b.offset("r", id).await, Err(Error::UploadUnknown { .. })), "{kind}");
+            assert_tidy(&storage, &b).await;
+        }
+        assert_eq!(a.leftovers().await, Vec::<String>::new());
+    })
+    .await;
+}
