@@ -182,6 +182,11 @@ impl Registry {
         let manifest = parse(&stored)?;
         if from != to {
             for blob in manifest.blobs() {
+                // What a mirror has not fetched yet it fetches now.
+                match self.blob_find(caller, from, &blob.digest).await {
+                    Ok(_) | Err(Error::BlobUnknown { .. }) => {}
+                    Err(error) => return Err(error),
+                }
                 // What is absent there stays absent here; whether that is accepted is the manifest's rule.
                 self.blob_mount(caller, to, &blob.digest, Some(from)).await?;
             }

@@ -330,3 +330,33 @@ async fn blobs_stay_within_their_repository() {
     assert_eq!(app.get(&format!("/v2/hub/team/mini/blobs/{shared}")).await.text(), "shared");
     assert_eq!(upstream.count(&format!("GET /v2/team/mini/blobs/{shared}")), 0);
 }
+
+#[tokio::test]
+async fn a_copy_out_of_a_mirror_fetches_what_is_not_held() {
+    let upstream = Upstream::start().await;
+    let digest = upstream.app.push_image("mini", "latest", "layer").await;
+    for app in mirrors(&upstream, LONG).await {
+        let copy = |from: &str, to: &str| json!({ "source": from, "destination": to });
+        for (path, to) in [("/api/copy", "own/kept"), ("/lode/v1/copy", "own/kept/deep")] {
+            upstream.heard.lock().unwrap().clear();
+            let answer = app.post_json(path, copy("hub/mini:latest", &format!("{to}:v1"))).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            upstream.set(Mode::Down);
+            let manifest = app.get(&format!("/v2/{to}/manifests/v1")).await;
+            assert_eq!(manifest.header("docker-content-digest"), digest.as_str());
+            let layer = layer_of(&manifest).replace("hub/team/mini", to);
+            assert_eq!(app.get(&layer).await.text(), "layer");
+            upstream.set(Mode::Up);
+        }
+        // Copied before: nothing was fetched a second time.
+        assert_eq!(upstream.count("GET /v2/mini/blobs/"), 0);
+        // What cannot be fetched is not copied in part, and nobody is told that it was.
+        upstream.app.push_image("mini", "other", "another layer").await;
+        assert_eq!(app.get("/v2/hub/mini/manifests/other").await.status, 200);
+        upstream.set(Mode::Down);
+        let answer = app.post_json("/api/copy", copy("hub/mini:other", "own/other")).await;
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        assert_eq!(app.get("/v2/own/other/manifests/latest").await.status, 404);
+        upstream.set(Mode::Up);
+    }
+}
