@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::error::chain;
 
 /// How often the files are looked at. They are small, and reading them tells what a timestamp may hide.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
 
 /// Why a certificate cannot be served.
 #[derive(Debug, thiserror::Error)]

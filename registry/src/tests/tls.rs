@@ -22,6 +22,15 @@ impl Pair {
         pair
     }
 
+    /// Puts another pair in the place of this one, the way certificate tools do.
+    fn replace_with(&self, other: &Pair) {
+        for name in ["key.pem", "cert.pem"] {
+            let fresh = self.folder.path().join("fresh");
+            std::fs::copy(other.folder.path().join(name), &fresh).unwrap();
+            std::fs::rename(fresh, self.folder.path().join(name)).unwrap();
+        }
+    }
+
     fn tls(&self) -> Tls {
         Tls::load(&self.folder.path().join("cert.pem"), &self.folder.path().join("key.pem")).unwrap()
     }
@@ -77,4 +86,35 @@ async fn addresses_in_answers_follow_the_connection() {
     assert_eq!(answer.status(), 202);
     let location = answer.headers()["location"].to_str().unwrap().to_owned();
     assert!(location.starts_with("https://models.localhost:"), "{location}");
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_served_without_a_restart() {
+    let config =
+        crate::Config { public_url: "https://models.example".parse().ok(), ..crate::Config::default() };
+    let app = App::with(config).await;
+    let (old, new) = (Pair::new(), Pair::new());
+    let server = Server::start_with(&app, Some(old.tls())).await;
+    let url = format!("https://models.example:{}/healthz", server.address.port());
+    let (trusts_old, trusts_new) = (old.client(&server, true), new.client(&server, true));
+    let asked = async |client: &Client| client.get(&url).send().await.map(|answer| answer.status().as_u16());
+    assert_eq!(asked(&trusts_old).await.unwrap(), 200);
+    assert!(asked(&trusts_new).await.is_err());
+
+    // What is no certificate changes nothing.
+    let cert = old.folder.path().join("cert.pem");
+    std::fs::write(&cert, "half of a").unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(asked(&old.client(&server, true)).await.unwrap(), 200);
+
+    old.replace_with(&new);
+    within(async {
+        while asked(&trusts_new).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    // Who is connected stays so; who comes meets the new one.
+    assert_eq!(asked(&trusts_old).await.unwrap(), 200);
+    assert!(asked(&old.client(&server, true)).await.is_err());
 }

@@ -134,6 +134,68 @@ async fn every_change_is_told_although_the_first_attempts_fail() {
 }
 
 #[tokio::test]
+async fn what_collections_take_and_what_comes_back_is_told() {
+    let (receiver, url) = Receiver::start(0).await;
+    let rule = |rule: Value| serde_json::from_value(rule).unwrap();
+    let app = App::with(Config {
+        gc_grace: Duration::ZERO,
+        upload_lease: Duration::ZERO,
+        gc_undo: Some(Duration::from_secs(3600)),
+        retention: vec![
+            rule(json!({ "repositories": ["team/*"], "keep_last": 1 })),
+            rule(json!({ "repositories": ["ci/*"], "remove_untagged_after": "0s" })),
+        ],
+        ..telling(&url, json!({}))
+    })
+    .await;
+    let old = app.push_image("team/mini", "v1", "one").await;
+    // Tags go by their age, which is told in milliseconds.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    app.push_image("team/mini", "v2", "two").await;
+    let build = app.push_image("ci/build", "latest", "three").await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    app.push_image("ci/build", "latest", "four").await;
+    let said = receiver.events(8).await.len();
+
+    let report = app.post_json("/lode/v1/gc", json!({})).await;
+    assert_eq!(report.status, 200, "{}", report.text());
+    let told = receiver.events(said + 3).await.split_off(said);
+    assert_eq!(told.len(), 3, "{told:#?}");
+    let untag = of_type(&told, "untag")[0];
+    assert_eq!(
+        (&untag["repository"], &untag["tag"], &untag["digest"], &untag["reason"]),
+        (&json!("team/mini"), &json!("v1"), &json!(old), &json!("keep_last"))
+    );
+    let mut deleted: Vec<_> = of_type(&told, "delete")
+        .iter()
+        .map(|gone| (gone["digest"].clone(), gone["reason"].clone(), gone["tags"].clone()))
+        .collect();
+    deleted.sort_by_key(|(_, reason, _)| reason.to_string());
+    assert_eq!(
+        deleted,
+        [(json!(old), json!("unreferenced"), json!([])), (json!(build), json!("untagged"), json!([]))]
+    );
+    // A collection that takes nothing tells nothing.
+    assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 200);
+    assert_eq!(pending(&app).await, json!([]));
+
+    let undo = json!({ "repository": "team/mini", "reference": "v1" });
+    let restored = app.post_json("/lode/v1/gc/undo", undo).await;
+    assert_eq!(restored.status, 200, "{}", restored.text());
+    let told = receiver.events(said + 5).await.split_off(said + 3);
+    let (push, tag) = (of_type(&told, "push")[0], of_type(&told, "tag")[0]);
+    assert_eq!((&push["digest"], &push["repository"]), (&json!(old), &json!("team/mini")));
+    assert_eq!((&tag["tag"], &tag["digest"], &tag["previous"]), (&json!("v1"), &json!(old), &Value::Null));
+    within(async {
+        while pending(&app).await != json!([]) {
+            tokio::task::yield_now().await
+        }
+    })
+    .await;
+    assert_eq!(receiver.0.lock().unwrap().taken.len(), said + 5);
+}
+
+#[tokio::test]
 async fn only_what_is_wanted_is_told() {
     let (receiver, url) = Receiver::start(0).await;
     let app = App::with(telling(&url, json!({ "events": ["tag"], "repositories": ["team/*"] }))).await;
