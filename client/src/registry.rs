@@ -134,6 +134,13 @@ impl Registry {
         self.inner().send_ok(&request).await
     }
 
+    /// GET of `path` (relative to the base URL, with query) outside `/v2`, its answer handed over as it streams in.
+    pub async fn stream_get(&self, path: &str) -> Result<reqwest::Response, Error> {
+        let mut request = Request::new(Method::GET, self.join(path), Scope::none());
+        request.patience = None;
+        self.inner().send_ok(&request).await
+    }
+
     fn json_request(
         &self,
         method: Method,

@@ -1,13 +1,17 @@
 //! What a manifest is as a model: which of its layers hold tensors, which tensors, and the few words that lists show.
-//! Pure steps around the reads: the caller fetches the bytes asked for, by range, and hands them in.
+//! It reads through a seam that the caller gives: ranges of a stored blob, a mapped file, bytes.
+
+use std::collections::{BTreeMap, HashSet};
 
 use serde::Deserialize;
 
 use crate::config::ModelConfig;
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type;
-use crate::safetensors::{Header, HeaderError, LENGTH_BYTES};
-use crate::tensor::{TensorError, TensorInfo, read_blob, read_plain};
+use crate::read_at::ReadAt;
+use crate::recognise::{Artifact, FileKind, ModelFile, Role};
+use crate::safetensors::{Dtype, Header, HeaderError, LENGTH_BYTES, byte_size, header_len};
+use crate::tensor::{Part, Parts, Tensor, TensorError, TensorInfo, read_blob, read_plain};
 
 /// The few words about a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,11 +21,11 @@ pub struct ModelSummary {
     pub architecture: Option<String>,
     /// Elements of all tensors; where none can be read, what the config says, rounded as it is there.
     pub parameters: Option<u64>,
-    /// The quantisation or dtype of most of its elements, unless the config names one.
+    /// What its files say of themselves, else the quantisation of fewest bits, else the dtype of most of its elements.
     pub quantization: Option<String>,
 }
 
-/// Why a layer's tensors cannot be listed.
+/// Why a file's tensors cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
     #[error(transparent)]
@@ -30,109 +34,167 @@ pub enum IndexError {
     Tensor(#[from] TensorError),
 }
 
-/// Whether a layer is a safetensors file, by what the manifest says of it.
-pub fn holds_tensors(layer: &Descriptor) -> bool {
-    let kind = layer.media_type.as_str();
-    if matches!(kind, media_type::OLLAMA_TENSOR | media_type::DOCKER_MODEL_SAFETENSORS) {
-        return true;
-    }
-    // A file that import stored whole beside the checkpoint is not part of the model.
-    if kind == media_type::OCTET_STREAM && layer.name.is_some() {
-        return false;
-    }
-    // Some clients call every file a tar; only ModelPack and compressed types mean it.
-    let packed = kind.ends_with("+gzip") || kind.ends_with("+zstd");
-    let packed = packed || (media_type::is_modelpack(kind) && kind.ends_with(".tar"));
-    !packed && has_extension(layer, ".safetensors")
-}
-
 /// The longest header that is indexed, in bytes: some 300,000 tensors in one file. The format allows three times as much, but
 /// this is memory that a stranger's push takes on the server.
 pub const MAX_HEADER_BYTES: u64 = 32 * 1024 * 1024;
 
-/// How many bytes from the start of a blob hold its whole header, from its first eight.
-pub fn header_len(first: [u8; LENGTH_BYTES as usize], blob_len: u64) -> Result<u64, IndexError> {
-    let len = crate::safetensors::header_len(first, blob_len)?;
-    if len > MAX_HEADER_BYTES {
-        return Err(HeaderError::Length { len, limit: MAX_HEADER_BYTES, file_len: blob_len }.into());
-    }
-    Ok(LENGTH_BYTES + len)
+/// What a file says of itself beside its tensors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileFacts {
+    pub architecture: Option<String>,
+    pub parameters: Option<u64>,
+    pub quantization: Option<String>,
+    /// What the model is called.
+    pub name: Option<String>,
+    /// The models it was made from.
+    pub base: Vec<String>,
 }
 
-/// The tensors of a layer, from the first [`header_len`] bytes of its blob of `blob_len`.
-pub fn tensors_of_layer(
-    layer: &Descriptor,
-    header: &[u8],
-    blob_len: u64,
-) -> Result<Vec<TensorInfo>, IndexError> {
-    let json =
-        header.get(LENGTH_BYTES as usize..).ok_or(HeaderError::TooShort { len: header.len() as u64 })?;
-    let data_len = blob_len
-        .checked_sub(header.len() as u64)
-        .ok_or(HeaderError::TooShort { len: header.len() as u64 })?;
-    let header = Header::parse(json, data_len)?;
-    let name = layer.name.as_deref().filter(|_| layer.media_type == media_type::OLLAMA_TENSOR);
-    let tensors = match read_blob(name, &header) {
-        // Words with a scale beside them, but nothing says that they are ours: they are listed as they are.
-        Err(TensorError::Ambiguous { .. }) => read_plain(&header),
-        read => read?,
+/// The tensors of one file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Listed {
+    /// Offsets count from the start of the file.
+    pub tensors: Vec<Tensor>,
+    pub facts: FileFacts,
+}
+
+/// Lists a file's tensors. It reads headers only; `bytes` are the file's, wherever it lies in its layer.
+pub fn list(file: &ModelFile, bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
+    let tensors = match file.kind() {
+        Some(FileKind::TensorBlob) => match raw(file, bytes.len()) {
+            Some(tensor) => vec![tensor],
+            None => safetensors(file.layer.name.as_deref(), bytes)?,
+        },
+        Some(FileKind::Safetensors) => safetensors(None, bytes)?,
+        Some(FileKind::Gguf | FileKind::Onnx) | None => Vec::new(),
     };
-    Ok(tensors.into_iter().map(|tensor| tensor.in_blob(layer.digest.clone())).collect())
+    Ok(Listed { tensors, facts: FileFacts::default() })
 }
 
-/// The checkpoint's `config.json`, where the manifest carries it as a file.
-pub fn config_layer(manifest: &Manifest) -> Option<&Descriptor> {
-    manifest.layers.iter().find(|layer| layer.file_path() == Some("config.json"))
+fn safetensors(name: Option<&str>, bytes: &dyn ReadAt) -> Result<Vec<Tensor>, IndexError> {
+    let file_len = bytes.len();
+    let mut first = [0; LENGTH_BYTES as usize];
+    if file_len < LENGTH_BYTES {
+        return Err(HeaderError::TooShort { len: file_len }.into());
+    }
+    bytes.read_at(0, &mut first).map_err(HeaderError::Read)?;
+    let len = header_len(first, file_len)?;
+    if len > MAX_HEADER_BYTES {
+        return Err(HeaderError::Length { len, limit: MAX_HEADER_BYTES, file_len }.into());
+    }
+    let header = Header::read(bytes)?;
+    match read_blob(name, &header) {
+        // Words with a scale beside them, but nothing says that they are ours: they are listed as they are.
+        Err(TensorError::Ambiguous { .. }) => Ok(read_plain(&header)),
+        read => Ok(read?),
+    }
+}
+
+/// A layer that older writers made of a tensor's bytes alone, with its type and shape beside it in the manifest. A
+/// safetensors file is always longer than its tensors, so the length tells the two apart.
+fn raw(file: &ModelFile, len: u64) -> Option<Tensor> {
+    let dtype: Dtype = serde_json::from_value(file.layer.dtype.clone()?).ok()?;
+    let shape: Vec<u64> = match file.layer.shape.as_ref()? {
+        serde_json::Value::String(text) => {
+            let dims = text.trim_matches(['[', ']']).split(',').map(|dim| dim.trim().parse().ok());
+            dims.collect::<Option<_>>()?
+        }
+        list => serde_json::from_value(list.clone()).ok()?,
+    };
+    let size_bytes = byte_size(dtype, &shape).filter(|size_bytes| *size_bytes == len)?;
+    let weight = Part { dtype, shape: shape.clone(), offset: 0, size_bytes };
+    let parts = Parts { weight, scale: None, bias: None, global_scale: None };
+    Some(Tensor {
+        name: file.layer.name.clone()?,
+        dtype: dtype.to_string(),
+        quantisation: None,
+        shape,
+        parts,
+    })
+}
+
+/// What was read of one file of a model.
+#[derive(Clone, Debug)]
+pub struct FileIndex {
+    /// Whether the model's weights lie in it, rather than an adapter's or a projector's.
+    pub is_main: bool,
+    pub tensors: Vec<TensorInfo>,
+    pub facts: FileFacts,
+}
+
+impl FileIndex {
+    /// Places a file's tensors in its layer. Those of an image model's components are called by their folder too, as they are
+    /// where each is a layer of its own.
+    pub fn new(artifact: &Artifact, file: &ModelFile, is_main: bool, listed: Listed) -> FileIndex {
+        let folder = match (&file.path, file.role) {
+            (Some(path), Role::Safetensors) if artifact.is_image_model() => {
+                let inside = path.strip_prefix(artifact.root()).unwrap_or(path);
+                inside.rfind('/').map_or("", |at| &inside[..=at])
+            }
+            _ => "",
+        };
+        let place = |mut tensor: Tensor| {
+            tensor.name.insert_str(0, folder);
+            tensor.moved(file.offset).in_blob(file.layer.digest.clone())
+        };
+        FileIndex { is_main, tensors: listed.tensors.into_iter().map(place).collect(), facts: listed.facts }
+    }
 }
 
 /// What the model is; None where the manifest is no model.
 ///
-/// `config` is the manifest's config blob and `config_json` the bytes of [`config_layer`]; either may be absent or unreadable.
+/// `config` is the manifest's config blob and `config_json` the checkpoint's own; either may be absent or unreadable. What the
+/// files say counts more than what a config says of them, so that a model is the same whichever tool pushed it.
 pub fn summary(
     manifest: &Manifest,
+    artifact: &Artifact,
     config: Option<&[u8]>,
     config_json: Option<&[u8]>,
-    tensors: &[TensorInfo],
+    files: &[FileIndex],
 ) -> Option<ModelSummary> {
     let said = manifest.config.as_ref().map(|c| said_by_config(manifest, c, config.unwrap_or_default()));
     let said = said.unwrap_or_default();
-    let format = format_of_layers(manifest).map(str::to_owned).or(said.format)?;
+    let format = artifact.format().map(str::to_owned).or(said.format)?;
     let checkpoint: Checkpoint =
         config_json.and_then(|json| serde_json::from_slice(json).ok()).unwrap_or_default();
     let class = checkpoint.architectures.into_iter().flatten().next();
+
+    let main: Vec<&FileIndex> = files.iter().filter(|file| file.is_main).collect();
+    let of_file =
+        |fact: fn(&FileFacts) -> &Option<String>| main.iter().find_map(|file| fact(&file.facts).clone());
+    let mut names = HashSet::new();
+    let tensors: Vec<&TensorInfo> = main
+        .iter()
+        .flat_map(|file| &file.tensors)
+        .filter(|tensor| names.insert(tensor.name.as_str()))
+        .collect();
     let counted = tensors.iter().fold(0_u64, |sum, tensor| sum.saturating_add(tensor.elements()));
+    let method = checkpoint.quantization_config.and_then(|quantization| quantization.quant_method);
     Some(ModelSummary {
         format,
-        architecture: said.architecture.or(checkpoint.model_type).or(class),
-        parameters: if tensors.is_empty() { said.parameters } else { Some(counted) },
-        quantization: said.quantization.or_else(|| commonest_dtype(tensors)),
+        architecture: of_file(|facts| &facts.architecture)
+            .or(checkpoint.model_type)
+            .or(said.architecture)
+            .or(class),
+        parameters: match tensors.is_empty() {
+            true => main.iter().find_map(|file| file.facts.parameters).or(said.parameters),
+            false => Some(counted),
+        },
+        quantization: of_file(|facts| &facts.quantization)
+            .or(method)
+            .or_else(|| main_dtype(&tensors))
+            .or(said.quantization),
     })
 }
 
-fn format_of_layers(manifest: &Manifest) -> Option<&'static str> {
-    let any = |test: &dyn Fn(&Descriptor) -> bool| manifest.layers.iter().any(test);
-    let is_gguf = |layer: &Descriptor| {
-        matches!(layer.media_type.as_str(), media_type::OLLAMA_MODEL | media_type::DOCKER_MODEL_GGUF)
-            || has_extension(layer, ".gguf")
-    };
-    if any(&holds_tensors) {
-        Some("safetensors")
-    } else if any(&is_gguf) {
-        Some("gguf")
-    } else if any(&|layer| has_extension(layer, ".onnx")) {
-        Some("onnx")
-    } else {
-        None
+/// The quantisation of fewest bits, because a "4-bit" model keeps much at more; without any, the dtype with the most elements,
+/// and between equals the name that comes first.
+fn main_dtype(tensors: &[&TensorInfo]) -> Option<String> {
+    let kinds = tensors.iter().filter_map(|tensor| tensor.quantisation).map(|quantisation| quantisation.kind);
+    if let Some(kind) = kinds.min_by_key(|kind| (kind.bits(), *kind)) {
+        return Some(kind.to_string());
     }
-}
-
-fn has_extension(layer: &Descriptor, extension: &str) -> bool {
-    layer.file_path().is_some_and(|path| path.ends_with(extension))
-}
-
-/// The dtype with the most elements; between equals, the name that comes first.
-fn commonest_dtype(tensors: &[TensorInfo]) -> Option<String> {
-    let mut sums = std::collections::BTreeMap::<&str, u64>::new();
+    let mut sums = BTreeMap::<&str, u64>::new();
     for tensor in tensors {
         let sum = sums.entry(&tensor.dtype).or_default();
         *sum = sum.saturating_add(tensor.elements());
@@ -146,6 +208,13 @@ fn commonest_dtype(tensors: &[TensorInfo]) -> Option<String> {
 struct Checkpoint {
     model_type: Option<String>,
     architectures: Option<Vec<String>>,
+    quantization_config: Option<QuantizationConfig>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct QuantizationConfig {
+    quant_method: Option<String>,
 }
 
 /// What a config blob claims, whichever kind it is.
@@ -169,8 +238,8 @@ fn said_by_config(manifest: &Manifest, config: &Descriptor, bytes: &[u8]) -> Sai
         };
     }
     let has_more = media_type::is_docker_model_config(kind) || media_type::is_modelpack(kind);
-    if has_more && let Ok(artifact) = serde_json::from_slice::<Artifact>(bytes) {
-        let ArtifactConfig { format, architecture, parameters, param_size, quantization } = artifact.config;
+    if has_more && let Ok(claims) = serde_json::from_slice::<Claims>(bytes) {
+        let ClaimedConfig { format, architecture, parameters, param_size, quantization } = claims.config;
         return Said {
             format: told(format),
             architecture: told(architecture),
@@ -184,13 +253,13 @@ fn said_by_config(manifest: &Manifest, config: &Descriptor, bytes: &[u8]) -> Sai
 /// The config of a Docker model or a ModelPack: the same idea under different keys.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Artifact {
-    config: ArtifactConfig,
+struct Claims {
+    config: ClaimedConfig,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct ArtifactConfig {
+struct ClaimedConfig {
     format: String,
     architecture: String,
     parameters: String,
@@ -245,6 +314,10 @@ mod tests {
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; data_len]].concat()
     }
 
+    fn read(artifact: &Artifact, at: usize, bytes: &Vec<u8>) -> FileIndex {
+        FileIndex::new(artifact, &artifact.files[at], true, list(&artifact.files[at], bytes).unwrap())
+    }
+
     #[test]
     fn a_tensor_model() {
         let manifest = manifest(
@@ -254,24 +327,34 @@ mod tests {
                 (media_type::OLLAMA_JSON, "name", "config.json"),
             ],
         );
-        let layer = &manifest.layers[0];
-        assert!(holds_tensors(layer) && !holds_tensors(&manifest.layers[1]));
-
+        let artifact = Artifact::read(&manifest, None);
         let blob = blob(r#"{"data":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 12);
-        let len = header_len(*blob.first_chunk().unwrap(), blob.len() as u64).unwrap();
-        let tensors = tensors_of_layer(layer, &blob[..len as usize], blob.len() as u64).unwrap();
-        assert_eq!(
-            (tensors[0].name.as_str(), &tensors[0].shape[..], tensors[0].offset),
-            ("a.weight", &[2, 3][..], len)
-        );
-
-        assert_eq!(config_layer(&manifest), Some(&manifest.layers[1]));
-        let summary = summary(&manifest, Some(b"{}"), Some(br#"{"model_type":"llama"}"#), &tensors).unwrap();
+        let files = [read(&artifact, 0, &blob)];
+        let tensor = &files[0].tensors[0];
+        assert_eq!((tensor.name.as_str(), &tensor.shape[..]), ("a.weight", &[2, 3][..]));
+        assert_eq!(tensor.offset, blob.len() as u64 - 12);
+        assert_eq!(artifact.find("config.json").map(|file| &file.layer), Some(&manifest.layers[1]));
+        let config_json = Some(&br#"{"model_type":"llama"}"#[..]);
+        let summary = summary(&manifest, &artifact, Some(b"{}"), config_json, &files).unwrap();
         assert_eq!(
             (summary.format.as_str(), summary.architecture.as_deref()),
             ("safetensors", Some("llama"))
         );
         assert_eq!((summary.parameters, summary.quantization.as_deref()), (Some(6), Some("BF16")));
+    }
+
+    #[test]
+    fn a_tensor_without_a_header_of_its_own() {
+        let kind = "application/vnd.ollama.image.tensor; name=a.weight; dtype=F32; shape=2,3";
+        let manifest = manifest(media_type::DOCKER_CONFIG, &[(kind, "x", "y")]);
+        let artifact = Artifact::read(&manifest, None);
+        let files = [read(&artifact, 0, &vec![0; 24])];
+        let tensor = &files[0].tensors[0];
+        assert_eq!((tensor.name.as_str(), &tensor.shape[..], tensor.offset), ("a.weight", &[2, 3][..], 0));
+        // With a header, the header counts.
+        let blob = blob(r#"{"data":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 12);
+        assert_eq!(read(&artifact, 0, &blob).tensors[0].dtype, "BF16");
+        assert!(list(&artifact.files[0], &vec![0; 23]).is_err());
     }
 
     #[test]
@@ -286,7 +369,6 @@ mod tests {
             (media_type::OCI_EMPTY, tar, title, "model.gguf", Some("gguf")),
             (media_type::OCI_EMPTY, tar, title, "model.onnx", Some("onnx")),
             (media_type::OCI_EMPTY, tar, title, "README.md", None),
-            (media_type::DOCKER_CONFIG, media_type::OCTET_STREAM, "name", "sub/extra.safetensors", None),
             (media_type::OCI_CONFIG, tar, "x", "y", None),
             (
                 media_type::MODELPACK_CONFIG,
@@ -306,22 +388,33 @@ mod tests {
         for (config, kind, key, value, expect) in cases {
             let manifest = manifest(config, &[(kind, key, value)]);
             let said = br#"{"config":{"format":"said","paramSize":"8b"}}"#;
-            let format = summary(&manifest, Some(said), None, &[]).map(|summary| summary.format);
-            assert_eq!(format.as_deref(), expect, "{kind} {value}");
+            let artifact = Artifact::read(&manifest, Some(said));
+            let summary = summary(&manifest, &artifact, Some(said), None, &[]);
+            assert_eq!(summary.map(|summary| summary.format).as_deref(), expect, "{kind} {value}");
         }
     }
 
     #[test]
     fn a_strangers_header_is_checked() {
         let manifest = manifest(media_type::DOCKER_CONFIG, &[(media_type::OLLAMA_TENSOR, "name", "a")]);
-        let layer = &manifest.layers[0];
-        assert!(header_len(u64::MAX.to_le_bytes(), 100).is_err());
-        assert!(header_len(93_u64.to_le_bytes(), 100).is_err());
-        assert!(header_len((MAX_HEADER_BYTES + 1).to_le_bytes(), 1 << 40).is_err());
-        let short = blob(r#"{"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 11);
-        assert!(tensors_of_layer(layer, &short[..short.len() - 11], short.len() as u64).is_err());
-        assert!(tensors_of_layer(layer, &[], 0).is_err());
-        assert!(tensors_of_layer(layer, &[0; 16], 4).is_err());
+        let artifact = Artifact::read(&manifest, None);
+        let refused = |bytes: &Vec<u8>| list(&artifact.files[0], bytes).is_err();
+        assert!(refused(&vec![0xff; 100]));
+        assert!(refused(&[&93_u64.to_le_bytes()[..], &[b' '; 92]].concat()));
+        assert!(refused(&blob(r#"{"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 11)));
+        assert!(refused(&Vec::new()) && refused(&vec![0; 7]));
+        // Longer than is taken, whatever the file holds.
+        struct Huge;
+        impl ReadAt for Huge {
+            fn len(&self) -> u64 {
+                1 << 40
+            }
+            fn read_at(&self, _: u64, buf: &mut [u8]) -> std::io::Result<()> {
+                buf.copy_from_slice(&(MAX_HEADER_BYTES + 1).to_le_bytes());
+                Ok(())
+            }
+        }
+        assert!(list(&artifact.files[0], &Huge).is_err());
     }
 
     #[test]

@@ -2,14 +2,17 @@
 //! Bytes and strings go in, values come out; nothing here opens a file, a socket or a device, and nothing here waits.
 
 pub mod config;
+pub mod diff;
 pub mod digest;
 pub mod files_view;
 pub mod import;
 pub mod index;
+pub mod lineage;
 pub mod manifest;
 pub mod media_type;
 pub mod quant;
 pub mod read_at;
+pub mod recognise;
 pub mod reference;
 pub mod safetensors;
 pub mod tensor;

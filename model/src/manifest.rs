@@ -24,6 +24,11 @@ pub struct Descriptor {
     /// Ollama's note of the model or file that a layer came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// What older writers of ollama's tensor layers said of the tensor, in whatever form. The blob's own header counts more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<serde_json::Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<serde_json::Value>,
     /// Where else the content may be fetched; a layer that has them need not be here.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
@@ -47,6 +52,8 @@ impl Descriptor {
             size,
             name: None,
             from: None,
+            dtype: None,
+            shape: None,
             urls: Vec::new(),
             annotations: BTreeMap::new(),
             artifact_type: None,
@@ -173,11 +180,13 @@ impl Manifest {
             }
         }
 
+        let mut layers = raw.layers.flatten().unwrap_or_default();
+        layers.iter_mut().for_each(respell);
         Ok(Manifest {
             media_type,
             artifact_type: raw.artifact_type.filter(|text| !text.is_empty()),
             config: raw.config,
-            layers: raw.layers.flatten().unwrap_or_default(),
+            layers,
             manifests: raw.manifests.flatten().unwrap_or_default(),
             subject: raw.subject,
             annotations: raw.annotations,
@@ -204,6 +213,31 @@ impl Manifest {
     /// The artifact type that referrers are listed and filtered by: its own, else the config's media type.
     pub fn referrer_type(&self) -> Option<&str> {
         self.artifact_type.as_deref().or(self.config.as_ref().map(|config| config.media_type.as_str()))
+    }
+}
+
+/// Ollama's layers once carried what is now beside them in parameters of their type
+/// (`...image.tensor; name=a.weight; dtype=F32; shape=1,2`): they are read as if written today.
+fn respell(layer: &mut Descriptor) {
+    if !media_type::is_ollama(&layer.media_type) || !layer.media_type.contains(';') {
+        return;
+    }
+    let text = std::mem::take(&mut layer.media_type);
+    layer.media_type = media_type::essence(&text).to_owned();
+    let is_tensor = layer.media_type == media_type::OLLAMA_TENSOR;
+    let is_json = media_type::is_ollama_json(&layer.media_type);
+    for (key, value) in text.split(';').skip(1).filter_map(|parameter| parameter.split_once('=')) {
+        let value = value.trim().trim_matches('"');
+        match key.trim() {
+            "name" if (is_tensor || is_json) && layer.name.is_none() => layer.name = Some(value.to_owned()),
+            "dtype" if is_tensor && layer.dtype.is_none() => layer.dtype = Some(value.into()),
+            "shape" if is_tensor && layer.shape.is_none() => layer.shape = Some(value.into()),
+            // A configuration in a checkpoint's own form is its config.json.
+            "type" if is_json && layer.name.is_none() && value.starts_with("safetensor") => {
+                layer.name = Some("config.json".to_owned());
+            }
+            _ => {}
+        }
     }
 }
 
@@ -340,6 +374,35 @@ mod tests {
         layer.media_type = media_type::OLLAMA_TENSOR.into();
         layer.annotations.clear();
         assert_eq!(layer.file_path(), None);
+    }
+
+    #[test]
+    fn older_spellings_of_ollama_are_read_as_todays() {
+        let mut value = image();
+        value["layers"] = json!([
+            descriptor(1, "application/vnd.ollama.image.tensor; name=a.weight; dtype=F32; shape=1,2"),
+            descriptor(2, "application/vnd.ollama.image.config; type=safetensors"),
+            descriptor(3, "application/vnd.ollama.image.config; type=gguf"),
+            descriptor(4, "application/vnd.ollama.image.template; name=chatml"),
+            descriptor(5, "text/plain; charset=utf-8"),
+            {"mediaType": media_type::OLLAMA_TENSOR, "digest": Digest::sha256(b"x"), "size": 1, "name": "b",
+             "dtype": "BF16", "shape": [3]},
+        ]);
+        let layers = parse(None, &value).unwrap().layers;
+        let read: Vec<_> = layers.iter().map(|l| (l.media_type.as_str(), l.name.as_deref())).collect();
+        assert_eq!(
+            read,
+            [
+                (media_type::OLLAMA_TENSOR, Some("a.weight")),
+                (media_type::OLLAMA_CONFIG, Some("config.json")),
+                (media_type::OLLAMA_CONFIG, None),
+                (media_type::OLLAMA_TEMPLATE, None),
+                ("text/plain; charset=utf-8", None),
+                (media_type::OLLAMA_TENSOR, Some("b")),
+            ]
+        );
+        assert_eq!((&layers[0].dtype, &layers[0].shape), (&Some(json!("F32")), &Some(json!("1,2"))));
+        assert_eq!(layers[5].shape, Some(json!([3])));
     }
 
     proptest! {

@@ -17,6 +17,7 @@ pub const DOCKER_FOREIGN_LAYER: &str = "application/vnd.docker.image.rootfs.fore
 pub const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
 pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
 pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
+pub const OLLAMA_DRAFT: &str = "application/vnd.ollama.image.draft";
 pub const OLLAMA_ADAPTER: &str = "application/vnd.ollama.image.adapter";
 pub const OLLAMA_TEMPLATE: &str = "application/vnd.ollama.image.template";
 pub const OLLAMA_PROMPT: &str = "application/vnd.ollama.image.prompt";
@@ -36,6 +37,8 @@ pub const DOCKER_MODEL_CONFIG_V02: &str = "application/vnd.docker.ai.model.confi
 pub const DOCKER_MODEL_GGUF: &str = "application/vnd.docker.ai.gguf.v3";
 pub const DOCKER_MODEL_SAFETENSORS: &str = "application/vnd.docker.ai.safetensors";
 pub const DOCKER_MODEL_FILE: &str = "application/vnd.docker.ai.model.file";
+/// What every layer type of Docker's model tooling begins with.
+pub const DOCKER_MODEL_PREFIX: &str = "application/vnd.docker.ai.";
 
 pub const MODELPACK_MANIFEST: &str = "application/vnd.cncf.model.manifest.v1+json";
 pub const MODELPACK_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
@@ -43,6 +46,17 @@ pub const MODELPACK_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
 pub const MODELPACK_PREFIX: &str = "application/vnd.cncf.model.";
 /// ModelPack under its name before it moved to the CNCF; still produced.
 pub const CNAI_PREFIX: &str = "application/vnd.cnai.model.";
+
+pub const KITOPS_MANIFEST: &str = "application/vnd.kitops.modelkit.manifest.v1+json";
+pub const KITOPS_CONFIG: &str = "application/vnd.kitops.modelkit.config.v1+json";
+/// What every layer type of a ModelKit begins with; the kind and the packing follow.
+pub const KITOPS_PREFIX: &str = "application/vnd.kitops.modelkit.";
+/// The config of ModelKits before they had their present name.
+pub const JOZU_CONFIG: &str = "application/vnd.jozu.model.config.v1+json";
+/// What layers of those ModelKits begin with.
+pub const JOZU_PREFIX: &str = "application/vnd.jozu.model.";
+
+pub const ONNX: &str = "application/onnx";
 
 pub const OCTET_STREAM: &str = "application/octet-stream";
 
@@ -52,6 +66,12 @@ pub const TITLE_ANNOTATION: &str = "org.opencontainers.image.title";
 pub const FILEPATH_ANNOTATION: &str = "org.cncf.model.filepath";
 /// The same, before ModelPack moved.
 pub const CNAI_FILEPATH_ANNOTATION: &str = "org.cnai.model.filepath";
+/// A JSON text about the file, under both names of ModelPack; its `name` is the file's without folders.
+pub const METADATA_ANNOTATIONS: [&str; 2] =
+    ["org.cncf.model.file.metadata+json", "org.cnai.model.file.metadata+json"];
+/// What an artifact was built on.
+pub const BASE_NAME_ANNOTATION: &str = "org.opencontainers.image.base.name";
+pub const BASE_DIGEST_ANNOTATION: &str = "org.opencontainers.image.base.digest";
 
 /// The type without its parameters: `a/b; charset=utf-8` is `a/b`.
 pub fn essence(media_type: &str) -> &str {
@@ -93,6 +113,11 @@ pub fn is_ollama_json(media_type: &str) -> bool {
 /// A ModelPack layer or artifact, under its present or its former name.
 pub fn is_modelpack(media_type: &str) -> bool {
     media_type.starts_with(MODELPACK_PREFIX) || media_type.starts_with(CNAI_PREFIX)
+}
+
+/// A ModelKit's layer or artifact, under its present or its former name.
+pub fn is_kitops(media_type: &str) -> bool {
+    media_type.starts_with(KITOPS_PREFIX) || media_type.starts_with(JOZU_PREFIX)
 }
 
 /// The config of a Docker model artifact.

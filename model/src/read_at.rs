@@ -40,6 +40,32 @@ impl ReadAt for Vec<u8> {
     }
 }
 
+/// A run of bytes of something longer, as if it were all there is.
+pub struct Window<'a> {
+    whole: &'a dyn ReadAt,
+    offset: u64,
+    len: u64,
+}
+
+impl<'a> Window<'a> {
+    /// Cut where the whole ends.
+    pub fn new(whole: &'a dyn ReadAt, offset: u64, len: u64) -> Window<'a> {
+        Window { whole, offset, len: len.min(whole.len().saturating_sub(offset)) }
+    }
+}
+
+impl ReadAt for Window<'_> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.len);
+        end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.whole.read_at(self.offset + offset, buf)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,5 +79,16 @@ mod tests {
         for offset in [4, 6, 7, u64::MAX - 1, u64::MAX] {
             assert_eq!(bytes.read_at(offset, &mut buf).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         }
+    }
+
+    #[test]
+    fn a_window_ends_where_it_ends() {
+        let bytes = b"abcdef".to_vec();
+        let window = Window::new(&bytes, 2, 3);
+        let mut buf = [0; 3];
+        window.read_at(0, &mut buf).unwrap();
+        assert_eq!((&buf, window.len()), (b"cde", 3));
+        assert!(window.read_at(1, &mut buf).is_err() && window.read_at(u64::MAX, &mut buf).is_err());
+        assert_eq!((Window::new(&bytes, 4, 9).len(), Window::new(&bytes, 9, 1).len()), (2, 0));
     }
 }

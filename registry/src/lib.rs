@@ -29,10 +29,11 @@ mod upstream;
 mod webhooks;
 
 pub use app::{
-    BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Damage, Device, FsckReport, GcReport,
-    Heartbeat, JoinProof, LoadedModel, ManifestPut, MigrateReport, Model, ModelSummary, Page, Referrer,
-    Registration, Registry, Removal, RemovalPage, Restored, StoredManifest, TaggedModel, UploadStatus,
-    WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
+    Ancestor, BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Compared, Damage, Descendant,
+    Device, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, FsckReport, GcReport, Heartbeat,
+    JoinProof, Lineage, LoadedModel, ManifestPut, MigrateReport, Model, ModelSummary, Page, Referrer,
+    Registration, Registry, Relative, Removal, RemovalPage, Restored, StoredManifest, TaggedModel,
+    TensorDiff, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::Take;

@@ -17,6 +17,7 @@ mod guard;
 mod import;
 mod inference;
 mod kill;
+mod layouts;
 mod manifests;
 mod memory;
 mod moving;

@@ -7,6 +7,7 @@ mod backup;
 mod completions;
 mod cp;
 mod create;
+mod diff;
 mod fsck;
 mod gc;
 mod list;
@@ -36,6 +37,7 @@ pub(crate) use backup::Backup;
 pub(crate) use completions::Completions;
 pub(crate) use cp::Cp;
 pub(crate) use create::{Create, Quantize};
+pub(crate) use diff::Diff;
 pub(crate) use fsck::Fsck;
 pub(crate) use gc::{Gc, GcCommand, GcHistory, GcUndo};
 pub(crate) use list::List;
@@ -118,6 +120,8 @@ pub(crate) enum Command {
     List(List),
     /// Show what a model is made of
     Show(Show),
+    /// Compare two models, tensor by tensor
+    Diff(Diff),
     /// Run a model with a prompt, or talk to it
     Run(Run),
     /// List the models that are loaded

@@ -5,6 +5,7 @@ mod completions;
 mod cp;
 mod create;
 mod demo;
+mod diff;
 mod fsck;
 mod gc;
 mod list;
@@ -45,6 +46,7 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Rm(args) => rm::run(&connect()?, args).await?,
         Command::List(args) => list::run(&connect()?, args).await?,
         Command::Show(args) => show::run(&connect()?, args).await?,
+        Command::Diff(args) => diff::run(&connect()?, args).await?,
         Command::Run(args) => run::run(&connect()?, args).await?,
         Command::Ps(args) => ps::run(&connect()?, args).await?,
         Command::Stop(args) => stop::run(&connect()?, args).await?,

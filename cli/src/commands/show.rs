@@ -4,6 +4,9 @@ use serde_json::Value;
 
 use crate::{args::Show, connect::Connection, error::Outcome, ui};
 
+/// More relatives than these are left to `/lode/v1/lineage`.
+const SHOWN_RELATIVES: usize = 5;
+
 pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
     let target = connection.target(&args.name)?;
     let answer: Value = target
@@ -65,6 +68,31 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
     }
     if let Some(Value::Array(layers)) = answer.get("layers") {
         ui::line(format!("  {:<14}{}", "layers", layers.len()))?;
+    }
+    // An older server does not tell; the rest is still true.
+    match target.registry.json_get::<Value>(&target.api_path("lineage")).await {
+        Ok(lineage) => show_lineage(&lineage),
+        Err(_) => Ok(()),
+    }
+}
+
+/// A line for each model that this one comes from, and for each that holds some of its bytes.
+fn show_lineage(lineage: &Value) -> Outcome {
+    let list = |key: &str| lineage.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+    let text =
+        |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    for ancestor in list("from") {
+        let name =
+            [text(&ancestor, "name"), text(&ancestor, "digest")].into_iter().find(|name| !name.is_empty());
+        let here = text(&ancestor, "here");
+        let here = if here.is_empty() { here } else { format!(" (here: {here})") };
+        let (relation, source) = (text(&ancestor, "relation"), text(&ancestor, "source"));
+        ui::line(format!("  {relation:<14}{}{here}, says {source}", name.unwrap_or_default()))?;
+    }
+    for relative in list("relatives").iter().take(SHOWN_RELATIVES) {
+        let name = format!("{}:{}", text(relative, "repository"), text(relative, "tag"));
+        let shared = relative.get("bytes_shared").and_then(Value::as_u64).unwrap_or_default();
+        ui::line(format!("  {:<14}{} with {name}", "shares", ui::size(shared)))?;
     }
     Ok(())
 }

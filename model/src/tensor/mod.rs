@@ -119,6 +119,17 @@ impl Tensor {
         )
     }
 
+    /// The tensor as it lies in a blob that has its file from `by` bytes on.
+    #[must_use]
+    pub fn moved(mut self, by: u64) -> Tensor {
+        let Parts { weight, scale, bias, global_scale } = &mut self.parts;
+        for part in [Some(weight), scale.as_mut(), bias.as_mut(), global_scale.as_mut()].into_iter().flatten()
+        {
+            part.offset = part.offset.saturating_add(by);
+        }
+        self
+    }
+
     /// The tensor together with the blob it lies in.
     pub fn in_blob(self, digest: Digest) -> TensorInfo {
         TensorInfo {

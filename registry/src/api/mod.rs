@@ -2,6 +2,7 @@
 //! What a model has to answer goes through `gateway`.
 
 pub(crate) mod copy;
+pub(crate) mod diff;
 pub(crate) mod error;
 pub(crate) mod health;
 pub(crate) mod maintenance;

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::time::rfc3339;
 use crate::Registry;
-use crate::app::{ModelSummary, TaggedModel};
+use crate::app::{Lineage, ModelSummary, TaggedModel};
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Path};
 
@@ -85,7 +85,16 @@ pub(crate) async fn tensors(
     Ok(Json(TensorList { tensors: tensors.ok_or_else(|| unknown(&repository, &reference))? }))
 }
 
-fn unknown(repository: &Repository, reference: &Reference) -> Failure {
+pub(crate) async fn lineage(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, reference)): Path<(Repository, Reference)>,
+) -> Result<Json<Lineage>, Failure> {
+    let lineage = registry.model_lineage(&caller, &repository, &reference).await?;
+    Ok(Json(lineage.ok_or_else(|| unknown(&repository, &reference))?))
+}
+
+pub(super) fn unknown(repository: &Repository, reference: &Reference) -> Failure {
     let joint = if let Reference::Digest(_) = reference { '@' } else { ':' };
     Failure::ModelUnknown { name: format!("{repository}{joint}{reference}") }
 }

@@ -1,13 +1,15 @@
 //! The model index: reads the headers of a manifest's layers by range, and records the tensors it finds.
 //! It runs after a push or within the first request that asks; running it twice changes nothing.
 
-use std::fmt::Display;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
-use lode_model::index::{self, ModelSummary};
+use lode_model::index::{self, FileIndex, ModelSummary};
 use lode_model::manifest::{Descriptor, Manifest};
+use lode_model::read_at::{ReadAt, Window};
+use lode_model::recognise::{Artifact, ModelFile, tar};
 use lode_model::reference::{Reference, Repository};
 use lode_model::tensor::TensorInfo;
 
@@ -17,17 +19,14 @@ use crate::auth::Caller;
 use crate::error::chain;
 use crate::store::{ModelRow, TensorRow};
 
-/// Most headers of tensor blobs are shorter than this, and come with the first read.
-const FIRST_READ_BYTES: u64 = 4096;
-
 /// How many layers of one manifest are read at a time.
 const LAYERS_AT_ONCE: usize = 4;
 
-/// A header longer than this is parsed off the threads that serve requests.
-const LONG_HEADER_BYTES: usize = 256 * 1024;
-
 /// No model has so many; what a stranger's files list beyond it is left out.
 const MAX_TENSORS: usize = 250_000;
+
+/// A config.json longer than this is none.
+const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
 
 impl Registry {
     /// Looks at a manifest in the background. Whether that works changes nothing for the push.
@@ -72,77 +71,116 @@ impl Registry {
         repository: &Repository,
         manifest: &Manifest,
     ) -> Result<(ModelRow, Vec<TensorRow>), Error> {
-        // 1. The tensors of each layer that can hold some, in the manifest's order.
-        let layers: Vec<Descriptor> =
-            manifest.layers.iter().filter(|layer| index::holds_tensors(layer)).cloned().collect();
-        let mut read = stream::iter(layers)
-            .map(|layer| {
+        // 1. Its files, those inside of plain tars included.
+        let config = self.text(repository, manifest.config.as_ref()).await?;
+        let artifact = Artifact::read(manifest, config.as_deref());
+        let (artifact, mut problem) = self.unfold(repository, artifact).await?;
+
+        // 2. The tensors of each file that can hold some, in the manifest's order.
+        let weights: BTreeSet<usize> = artifact.weights().into_iter().collect();
+        let holding: Vec<(usize, ModelFile)> =
+            artifact.files.iter().cloned().enumerate().filter(|(_, file)| file.kind().is_some()).collect();
+        let mut read = stream::iter(holding)
+            .map(|(at, file)| {
                 let (registry, repository) = (self.clone(), repository.clone());
-                async move { registry.layer_tensors(&repository, layer).await }
+                async move {
+                    let listed = registry.file_read(&repository, &file, {
+                        let file = file.clone();
+                        move |bytes: &dyn ReadAt| index::list(&file, bytes).map_err(|error| chain(&error))
+                    });
+                    Ok::<_, Error>((at, listed.await?))
+                }
             })
             .buffered(LAYERS_AT_ONCE);
-        let (mut tensors, mut problem) = (Vec::new(), None);
-        while let Some(layer) = read.try_next().await? {
-            match layer {
-                Ok(found) if tensors.len() + found.len() > MAX_TENSORS => {
+        let (mut files, mut tensor_count) = (Vec::new(), 0);
+        while let Some((at, listed)) = read.try_next().await? {
+            let file = &artifact.files[at];
+            match listed {
+                Ok(listed) if tensor_count + listed.tensors.len() > MAX_TENSORS => {
                     problem = Some(format!("it has more than {MAX_TENSORS} tensors"));
                     break;
                 }
-                Ok(found) => tensors.extend(found),
-                Err(reason) => problem = problem.or(Some(reason)),
+                Ok(listed) => {
+                    tensor_count += listed.tensors.len();
+                    files.push(FileIndex::new(&artifact, file, weights.contains(&at), listed));
+                }
+                Err(reason) => problem = problem.or(Some(format!("{}: {reason}", file.label()))),
             }
         }
-        // 2. What its config says.
-        let config = self.text(repository, manifest.config.as_ref()).await?;
-        let checkpoint = self.text(repository, index::config_layer(manifest)).await?;
-        let summary = index::summary(manifest, config.as_deref(), checkpoint.as_deref(), &tensors);
+        drop(read);
 
-        // 3. One row for the model, and one a tensor.
-        let rows = tensors.iter().map(TensorRow::from).collect();
+        // 3. What its config says, and that of the checkpoint.
+        let checkpoint = match artifact.find("config.json") {
+            Some(file) if file.size <= MAX_CONFIG_BYTES => {
+                let range = file.offset..file.offset + file.size;
+                known(self.blob_part(&Caller::Internal, repository, &file.layer.digest, range).await)?
+            }
+            _ => None,
+        };
+        let summary = index::summary(manifest, &artifact, config.as_deref(), checkpoint.as_deref(), &files);
+        if let (None, Some(packed), true) =
+            (&problem, artifact.packed(), tensor_count == 0 && summary.is_some())
+        {
+            let (kind, label) = (&packed.layer.media_type, packed.label());
+            problem = Some(format!(
+                "{label}: a layer of type `{kind}` is compressed; what is in it cannot be listed"
+            ));
+        }
+
+        // 4. One row for the model, and one a tensor.
+        let rows = files.iter().flat_map(|file| &file.tensors).map(TensorRow::from).collect();
         let size_bytes =
             manifest.config.iter().chain(&manifest.layers).fold(0, |sum: u64, d| sum.saturating_add(d.size));
         let ModelSummary { format, architecture, parameters, quantization } = summary.unwrap_or_default();
-        let tensor_count = tensors.len() as u64;
+        let tensor_count = tensor_count as u64;
         Ok((
             ModelRow { format, architecture, parameters, quantization, size_bytes, tensor_count, problem },
             rows,
         ))
     }
 
-    /// The tensors of one layer, or why its header cannot be read: a stranger's file is no failure of ours.
-    async fn layer_tensors(
+    /// The files inside of plain tars, in the tars' places; and why some of them could not be listed.
+    async fn unfold(
         &self,
         repository: &Repository,
-        layer: Descriptor,
-    ) -> Result<Result<Vec<TensorInfo>, String>, Error> {
-        let name = layer.name.as_deref().or(layer.file_path()).unwrap_or(layer.digest.as_str()).to_owned();
-        let refused = |reason: &dyn Display| Ok(Err(format!("{name}: {reason}")));
-        let size_bytes = match self.blob_find(&Caller::Internal, repository, &layer.digest).await {
-            Ok(info) => info.size_bytes,
-            Err(Error::BlobUnknown { .. }) => return refused(&"the blob is not here"),
-            Err(error) => return Err(error),
-        };
-        let part = async |range| self.blob_part(&Caller::Internal, repository, &layer.digest, range).await;
-        let mut header = part(0..size_bytes.min(FIRST_READ_BYTES)).await?;
-        let length = match header.first_chunk().map(|prefix| index::header_len(*prefix, size_bytes)) {
-            Some(Ok(length)) => length,
-            Some(Err(error)) => return refused(&error),
-            None => return refused(&"it is too short to have a header"),
-        };
-        if length > header.len() as u64 {
-            header.extend(part(header.len() as u64..length).await?);
+        artifact: Artifact,
+    ) -> Result<(Artifact, Option<String>), Error> {
+        let (mut members, mut problem) = (BTreeMap::new(), None);
+        for (at, file) in artifact.archives() {
+            let listed = self
+                .file_read(repository, file, |bytes: &dyn ReadAt| tar::members(bytes).map_err(|e| chain(&e)));
+            match listed.await? {
+                Ok(listed) => {
+                    members.insert(at, listed);
+                }
+                Err(reason) => problem = problem.or(Some(format!("{}: {reason}", file.label()))),
+            }
         }
-        header.truncate(usize::try_from(length).unwrap_or(usize::MAX));
-        let tensors = if header.len() > LONG_HEADER_BYTES {
-            let parse = move || index::tensors_of_layer(&layer, &header, size_bytes);
-            tokio::task::spawn_blocking(parse).await.map_err(|_| Error::Interrupted)?
-        } else {
-            index::tensors_of_layer(&layer, &header, size_bytes)
+        Ok((artifact.unfold(members), problem))
+    }
+
+    /// What a look at a file's bytes says, or why they cannot be read: a stranger's file is no failure of ours. The look blocks,
+    /// so it happens off the threads that serve requests.
+    pub(super) async fn file_read<T: Send + 'static>(
+        &self,
+        repository: &Repository,
+        file: &ModelFile,
+        look: impl FnOnce(&dyn ReadAt) -> Result<T, String> + Send + 'static,
+    ) -> Result<Result<T, String>, Error> {
+        let Some(blob) = self.blob_reader(&Caller::Internal, repository, &file.layer.digest).await? else {
+            return Ok(Err("the blob is not here".to_owned()));
         };
-        match tensors {
-            Ok(tensors) => Ok(Ok(tensors)),
-            Err(error) => refused(&error),
-        }
+        // The blob's own length counts more than what the manifest says of it.
+        let (offset, size) = if file.is_layer() { (0, blob.len()) } else { (file.offset, file.size) };
+        let work = tokio::task::spawn_blocking(move || {
+            let looked = look(&Window::new(&blob, offset, size));
+            // Our own failure is not the file's.
+            match blob.failed() {
+                Some(error) => Err(error),
+                None => Ok(looked),
+            }
+        });
+        work.await.map_err(|_| Error::Interrupted)?
     }
 
     async fn text(
@@ -173,6 +211,15 @@ impl Registry {
             Ok(all)
         });
         all.await.map_err(|error| Error::io(digest.as_str(), error))
+    }
+}
+
+/// The bytes, unless the blob is not here.
+fn known(read: Result<Vec<u8>, Error>) -> Result<Option<Vec<u8>>, Error> {
+    match read {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

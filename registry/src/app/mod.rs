@@ -2,15 +2,18 @@
 //! Called by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it reaches SQL through `store` and bytes through `blobs`.
 
 mod blobs;
+mod diff;
 mod flights;
 mod fsck;
 mod gc;
 mod index;
+mod lineage;
 mod links;
 mod manifests;
 mod migrate;
 mod mirror;
 mod models;
+mod read_at;
 mod receive;
 mod referrers;
 mod tags;
@@ -42,9 +45,11 @@ use crate::{Config, Error, jobs, metrics};
 
 pub use crate::blobs::BlobStream;
 pub(crate) use blobs::Shortcut;
+pub use diff::{Compared, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
 use flights::Flights;
 pub use fsck::{Damage, FsckReport};
 pub use gc::{GcReport, Removal, RemovalPage, Restored};
+pub use lineage::{Ancestor, Descendant, Lineage, Relative};
 pub use links::BlobLink;
 pub use migrate::{MigrateReport, migrate};
 pub use models::{Model, ModelSummary, TaggedModel};
@@ -54,6 +59,9 @@ pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worke
 
 /// How many manifests are read as models at a time.
 const INDEXING_AT_ONCE: usize = 2;
+
+/// How many pairs of tensors are decoded and compared at a time.
+const COMPARING_AT_ONCE: usize = 2;
 
 /// Why a request body broke off.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -137,6 +145,8 @@ pub struct Inner {
     collecting: tokio::sync::Mutex<()>,
     /// Permits to read models out of manifests in the background.
     pub(crate) indexing: tokio::sync::Semaphore,
+    /// Permits to decode tensors for comparisons.
+    comparing: tokio::sync::Semaphore,
     /// The way to the workers.
     gateway: Gateway,
     /// Where mirrored repositories come from.
@@ -195,6 +205,7 @@ async fn open_idle(config: Config, limit: WriteLimit) -> Result<Registry, Error>
         retention,
         collecting: tokio::sync::Mutex::default(),
         indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
+        comparing: tokio::sync::Semaphore::new(COMPARING_AT_ONCE),
         gateway: Gateway::new()?,
         upstreams,
         fetches: Flights::default(),

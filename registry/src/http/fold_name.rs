@@ -25,7 +25,8 @@ pub(crate) fn fold_name(mut request: Request) -> Request {
 
 /// The path with the slashes of its repository name escaped; None where there is nothing to escape.
 fn folded(path: &str) -> Option<String> {
-    const PREFIXES: [&str; 3] = ["/v2/", "/lode/v1/models/", "/lode/v1/tensors/"];
+    const PREFIXES: [&str; 5] =
+        ["/v2/", "/lode/v1/models/", "/lode/v1/tensors/", "/lode/v1/diff/", "/lode/v1/lineage/"];
     let prefix = PREFIXES.into_iter().find(|prefix| path.starts_with(prefix))?;
     let rest = &path[prefix.len()..];
     let name_len = if prefix == "/v2/" { name_len_v2(rest)? } else { rest.rfind('/')? };
@@ -76,6 +77,7 @@ mod tests {
             ("/lode/v1/models", None),
             ("/lode/v1/models/a/b/latest", Some("/lode/v1/models/a%2Fb/latest")),
             ("/lode/v1/tensors/a/latest", None),
+            ("/lode/v1/diff/a/b/latest", Some("/lode/v1/diff/a%2Fb/latest")),
             ("/api/tags/list", None),
         ];
         for (path, expect) in cases {

@@ -45,6 +45,7 @@ pub(crate) use check::DanglingKind;
 pub(crate) use collect::{Doomed, Place};
 pub(crate) use locks::Turn;
 pub(crate) use manifests::{Named, ReferrerRow};
+pub use models::Relative;
 pub(crate) use models::{ModelRow, TaggedRow, TensorRow};
 pub(crate) use postgres::Reach;
 pub(crate) use removals::{Reason, RemovalRow, Why};

@@ -3,6 +3,7 @@
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
+use serde::Serialize;
 use sqlx::AssertSqlSafe;
 
 use super::{Store, bigint, now_ms, on, parsed, size};
@@ -30,6 +31,16 @@ pub(crate) struct TensorRow {
     pub(crate) name: String,
     pub(crate) blob: Digest,
     pub(crate) detail: String,
+}
+
+/// A tag whose model holds some of another's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Relative {
+    pub repository: Repository,
+    pub tag: Tag,
+    pub digest: Digest,
+    /// Of the blobs that both have.
+    pub bytes_shared: u64,
 }
 
 /// A tag, and what its manifest is.
@@ -126,6 +137,37 @@ impl Store {
             "select detail from tensors where digest = $1 order by position")
             .bind(digest.as_str()).fetch_all(c).await)?;
         Ok(rows.into_iter().map(|(detail,)| detail).collect())
+    }
+
+    /// Tags whose manifests name some of the blobs of at least `least` bytes that this one names, most bytes first.
+    pub(crate) async fn relatives(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        least: u64,
+        limit: u32,
+    ) -> Result<Vec<Relative>, Error> {
+        let rows: Vec<(String, String, String, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select t.repository, t.name, t.digest, cast(sum(b.size_bytes) as bigint) as shared
+             from manifest_blobs ours
+             join blobs b on b.digest = ours.digest and b.size_bytes >= cast($3 as bigint)
+             join links l on l.digest = ours.digest
+             join manifest_blobs theirs on theirs.repository = l.repository and theirs.digest = ours.digest
+             join tags t on t.repository = theirs.repository and t.digest = theirs.manifest
+             where ours.repository = $1 and ours.manifest = $2 and t.digest <> $2
+             group by t.repository, t.name, t.digest
+             order by shared desc, t.repository, t.name limit cast($4 as bigint)")
+            .bind(repository.as_str()).bind(digest.as_str()).bind(bigint(least)).bind(i64::from(limit))
+            .fetch_all(c).await)?;
+        let read = |(repository, tag, digest, shared): (String, String, String, i64)| {
+            Ok(Relative {
+                repository: parsed("repository", &repository)?,
+                tag: parsed("tag", &tag)?,
+                digest: parsed("digest", &digest)?,
+                bytes_shared: size(shared)?,
+            })
+        };
+        rows.into_iter().map(read).collect()
     }
 
     /// Tags whose manifest is a model, or was not looked at yet, in name order.

@@ -4,6 +4,7 @@
 mod backup;
 mod bad_input;
 mod gateway;
+mod layouts;
 mod maintenance;
 mod migrate;
 mod mirror;

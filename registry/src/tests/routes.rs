@@ -52,6 +52,8 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/lode/v1/models", ""),
     ("GET", "/lode/v1/models/{name}/{reference}", ""),
     ("GET", "/lode/v1/tensors/{name}/{reference}", ""),
+    ("GET", "/lode/v1/diff/{name}/{reference}", ""),
+    ("GET", "/lode/v1/lineage/{name}/{reference}", ""),
     ("POST", "/lode/v1/copy", r#"{"source":"m","destination":"n"}"#),
     ("POST", "/lode/v1/generate", r#"{"model":"m"}"#),
     ("POST", "/lode/v1/chat", r#"{"model":"m"}"#),
@@ -85,6 +87,8 @@ async fn every_route_asks_the_policy() {
             .replace("{*model}", "mini");
         let query = if *method == "PUT" && route.ends_with("uploads/{id}") {
             format!("?digest={ZERO}")
+        } else if route.starts_with("/lode/v1/diff/") {
+            "?with=other".to_owned()
         } else {
             String::new()
         };

@@ -1,9 +1,11 @@
 //! From a repository and a digest to a model on this machine: manifest, recognition, blobs.
 //! The scheduler asks for it before every load; what is there already costs a few file lookups.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,13 +14,17 @@ use lode_client::Registry;
 use lode_model::config::ModelConfig;
 use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
+use lode_model::read_at::ReadAt;
+use lode_model::recognise::ModelFile;
+use lode_model::recognise::tar::{self, Member};
 use lode_model::reference::{Reference, Repository};
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-use super::recognise::Recognised;
+use super::recognise::{Archives, Recognised, Recognition};
 use super::store::{Cache, Lease};
 use crate::error::Error;
-use crate::runner::protocol::{ModelSpec, TensorFile};
+use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
 
 /// Blobs of one model that are pulled at once.
 const PARALLEL_BLOBS: usize = 4;
@@ -75,7 +81,7 @@ impl Models {
             let manifest =
                 (Digest::of(digest.algorithm(), &bytes) == digest).then(|| Manifest::parse(None, &bytes));
             if let Some(Ok(manifest)) = manifest
-                && let Ok(model) = Recognised::read(&manifest)
+                && let Ok(Recognition::Known(model)) = Recognition::read(&manifest)
             {
                 complete.insert(digest, model.blobs().map(|blob| blob.digest.clone()).collect());
             }
@@ -108,9 +114,16 @@ impl Models {
     /// Brings a model here. `name` is what messages call it.
     pub async fn fetch(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<Model, Error> {
         let (manifest, bytes) = self.manifest(repository, digest, name).await?;
-        let model = Recognised::read(&manifest)
-            .map_err(|error| Error::Unsupported(format!("cannot run {name}: {error}")))?;
+        let unsupported =
+            |error: &dyn std::error::Error| Error::Unsupported(format!("cannot run {name}: {error}"));
         let mut leases = HashMap::new();
+        let model = match Recognition::read(&manifest).map_err(|error| unsupported(&error))? {
+            Recognition::Known(model) => model,
+            Recognition::Packed(archives) => {
+                let members = self.look_into(repository, &archives, &mut leases).await?;
+                archives.open(members).map_err(|error| unsupported(&error))?
+            }
+        };
         // One tensor may stand in several layers.
         let wanted: HashMap<Digest, u64> =
             model.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect();
@@ -129,18 +142,22 @@ impl Models {
         let path = |blob: &Descriptor| {
             leases.get(&blob.digest).map(|lease| lease.path().to_owned()).unwrap_or_default()
         };
+        let extent =
+            |file: &ModelFile| (!file.is_layer()).then_some(Extent { offset: file.offset, size: file.size });
+        let small = |file: &ModelFile| SmallFile { path: path(&file.layer), extent: extent(file) };
         let tensor = |layer: &super::recognise::TensorLayer| TensorFile {
-            path: path(&layer.descriptor),
-            name: layer.descriptor.name.clone(),
+            path: path(&layer.file.layer),
+            name: layer.file.layer.name.clone(),
             whole_file: layer.whole_file,
+            extent: extent(&layer.file),
         };
         let spec = ModelSpec {
             name: name.to_owned(),
-            files: model.files.iter().map(|(name, blob)| (name.clone(), path(blob))).collect(),
+            files: model.files.iter().map(|(name, file)| (name.clone(), small(file))).collect(),
             tensors: model.tensors.iter().map(tensor).collect(),
         };
         let read = async |blob: Option<&Descriptor>| match blob {
-            Some(blob) => read_small(path(blob), blob.size).await.map(Some),
+            Some(blob) => read_small(path(blob), 0, blob.size).await.map(Some),
             None => Ok(None),
         };
         let json = |what: &str, bytes: Option<Vec<u8>>| -> Result<Value, Error> {
@@ -149,7 +166,11 @@ impl Models {
                 .map(Option::unwrap_or_default)
                 .map_err(|error| Error::Unsupported(format!("cannot run {name}: {what}: {error}")))
         };
-        let config = json("config.json", read(model.files.get("config.json")).await?)?;
+        let config = match model.files.get("config.json") {
+            Some(file) => Some(read_small(path(&file.layer), file.offset, file.size).await?),
+            None => None,
+        };
+        let config = json("config.json", config)?;
         let params = json("its parameters", read(model.params.as_ref()).await?)?;
         let system = read(model.system.as_ref()).await?;
         let details = read(model.config.as_ref()).await?;
@@ -167,6 +188,29 @@ impl Models {
             },
             _leases: leases.into_values().collect(),
         })
+    }
+
+    /// What is in the tars of a model; they are pulled for that, since they will be mapped.
+    async fn look_into(
+        &self,
+        repository: &Repository,
+        archives: &Archives,
+        leases: &mut HashMap<Digest, Lease>,
+    ) -> Result<BTreeMap<usize, Vec<Member>>, Error> {
+        let mut found = BTreeMap::new();
+        for (at, layer) in archives.layers() {
+            let lease = self.cache.fetch(&self.registry, repository, &layer.digest, layer.size).await?;
+            let path = lease.path().to_owned();
+            let listed = tokio::task::spawn_blocking(move || members(&path)).await;
+            let listed = listed.map_err(|error| Error::Cache(io::Error::other(error)))?;
+            let label = &layer.digest;
+            found.insert(
+                at,
+                listed.map_err(|reason| Error::Unsupported(format!("layer {label} is no tar: {reason}")))?,
+            );
+            leases.insert(layer.digest.clone(), lease);
+        }
+        Ok(found)
     }
 
     /// The image manifest behind a digest; of an index, the one child that is a model.
@@ -225,9 +269,37 @@ impl Models {
     }
 }
 
-async fn read_small(path: PathBuf, size: u64) -> Result<Vec<u8>, Error> {
+async fn read_small(path: PathBuf, offset: u64, size: u64) -> Result<Vec<u8>, Error> {
     if size > MAX_SMALL_BYTES {
         return Err(Error::Unsupported(format!("a file of {size} bytes is too large for what it is")));
     }
-    tokio::fs::read(path).await.map_err(Error::Cache)
+    let mut file = tokio::fs::File::open(path).await.map_err(Error::Cache)?;
+    file.seek(io::SeekFrom::Start(offset)).await.map_err(Error::Cache)?;
+    let mut bytes = Vec::new();
+    file.take(size).read_to_end(&mut bytes).await.map_err(Error::Cache)?;
+    Ok(bytes)
+}
+
+/// A file of the cache, read where it is asked for.
+struct Opened {
+    file: File,
+    len: u64,
+}
+
+impl ReadAt for Opened {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+}
+
+/// Blocks.
+fn members(path: &Path) -> Result<Vec<Member>, String> {
+    let failed = |error: io::Error| error.to_string();
+    let file = File::open(path).map_err(failed)?;
+    let len = file.metadata().map_err(failed)?.len();
+    tar::members(&Opened { file, len }).map_err(|error| error.to_string())
 }

@@ -1,10 +1,12 @@
-//! What a manifest's model consists of, whatever pushed it: which layers are tensors, which are the small files.
-//! Pure: it looks at the manifest alone. What cannot be run here is refused by name, before anything is pulled.
+//! What of a manifest's model has to be on this machine to run it. Which file is what, `lode_model::recognise` says, as it does
+//! for the registry; what cannot be run here is refused by name, before anything is pulled where that can be known.
 
 use std::collections::BTreeMap;
 
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type as mt;
+use lode_model::recognise::tar::Member;
+use lode_model::recognise::{Artifact, Layout, ModelFile, Role};
 
 /// The files that running a model needs; everything else a checkpoint carries stays in the registry.
 const FILES: [&str; 6] = [
@@ -20,7 +22,7 @@ const FILES: [&str; 6] = [
 #[derive(Debug, Default, PartialEq)]
 pub struct Recognised {
     /// Small files by their name in the checkpoint.
-    pub files: BTreeMap<String, Descriptor>,
+    pub files: BTreeMap<String, ModelFile>,
     pub tensors: Vec<TensorLayer>,
     /// What ollama's Modelfile added.
     pub system: Option<Descriptor>,
@@ -31,9 +33,23 @@ pub struct Recognised {
 
 #[derive(Debug, PartialEq)]
 pub struct TensorLayer {
-    pub descriptor: Descriptor,
+    pub file: ModelFile,
     /// A checkpoint's own file with many tensors, rather than a blob of one.
     pub whole_file: bool,
+}
+
+/// A model, or the tars that have to be looked into first.
+#[derive(Debug, PartialEq)]
+pub enum Recognition {
+    Known(Recognised),
+    Packed(Archives),
+}
+
+/// A manifest whose files lie in tars.
+#[derive(Debug, PartialEq)]
+pub struct Archives {
+    artifact: Artifact,
+    config: Option<Descriptor>,
 }
 
 /// What a manifest holds that is no model this worker can run.
@@ -55,110 +71,97 @@ pub enum Unrunnable {
     NoConfig,
 }
 
-impl Recognised {
+impl Recognition {
     /// Sorts the layers of an image manifest.
-    pub fn read(manifest: &Manifest) -> Result<Recognised, Unrunnable> {
-        let mut model = Recognised {
-            config: manifest.config.clone().filter(|config| {
-                config.media_type != mt::OCI_EMPTY
-                    && (mt::is_docker_model_config(&config.media_type) || is_ollama_config(manifest, config))
-            }),
-            ..Recognised::default()
-        };
-        let root = root(manifest);
-        let mut packed = None;
-        let mut foreign = None;
-        for layer in &manifest.layers {
-            let digest = || layer.digest.to_string();
-            let path = layer.file_path().map(|path| path.trim_start_matches("./"));
-            match layer.media_type.as_str() {
-                // The second model of a draft pair runs beside the first, which we do not do.
-                mt::OLLAMA_TENSOR if layer.name.as_deref().is_some_and(|name| name.starts_with("draft.")) => {
+    pub fn read(manifest: &Manifest) -> Result<Recognition, Unrunnable> {
+        let artifact = Artifact::read(manifest, None);
+        let config = manifest.config.clone().filter(|config| {
+            let of_ollama = matches!(config.media_type.as_str(), mt::DOCKER_CONFIG | mt::OCI_CONFIG)
+                || config.media_type.starts_with(mt::OLLAMA_CONFIG);
+            mt::is_docker_model_config(&config.media_type) || (artifact.layout == Layout::Ollama && of_ollama)
+        });
+        let is_known = artifact.format().is_some() && artifact.find("config.json").is_some();
+        if artifact.archives().next().is_some() && !is_known {
+            return Ok(Recognition::Packed(Archives { artifact, config }));
+        }
+        Recognised::of(&artifact, config).map(Recognition::Known)
+    }
+}
+
+impl Archives {
+    /// The tars, by the number that [`Archives::open`] wants.
+    pub fn layers(&self) -> impl Iterator<Item = (usize, &Descriptor)> {
+        self.artifact.archives().map(|(at, file)| (at, &file.layer))
+    }
+
+    /// The model, once it is known what is in the tars.
+    pub fn open(self, members: BTreeMap<usize, Vec<Member>>) -> Result<Recognised, Unrunnable> {
+        Recognised::of(&self.artifact.unfold(members), self.config)
+    }
+}
+
+impl Recognised {
+    fn of(artifact: &Artifact, config: Option<Descriptor>) -> Result<Recognised, Unrunnable> {
+        let mut model = Recognised { config, ..Recognised::default() };
+        let root = artifact.root();
+        for file in artifact.files.iter().filter(|file| file.is_plain()) {
+            let label = || file.label().to_owned();
+            match file.role {
+                // What a Modelfile put on top of weights changes what they answer, so it is not left out.
+                Role::Adapter if artifact.layout == Layout::Ollama => {
+                    return Err(Unrunnable::Adapter(label()));
                 }
-                mt::OLLAMA_TENSOR => {
-                    model.tensors.push(TensorLayer { descriptor: layer.clone(), whole_file: false })
+                Role::Projector if artifact.layout == Layout::Ollama => {
+                    return Err(Unrunnable::Projector(label()));
                 }
-                mt::OLLAMA_MODEL | mt::DOCKER_MODEL_GGUF => return Err(Unrunnable::Gguf(digest())),
-                mt::OLLAMA_ADAPTER => return Err(Unrunnable::Adapter(digest())),
-                mt::OLLAMA_PROJECTOR => return Err(Unrunnable::Projector(digest())),
-                mt::OLLAMA_SYSTEM | mt::OLLAMA_PROMPT => model.system = Some(layer.clone()),
-                mt::OLLAMA_PARAMS => model.params = Some(layer.clone()),
-                mt::DOCKER_MODEL_SAFETENSORS => {
-                    model.tensors.push(TensorLayer { descriptor: layer.clone(), whole_file: true });
-                }
-                media_type if is_packed(layer) => {
-                    packed.get_or_insert(Unrunnable::Packed {
-                        media_type: media_type.to_owned(),
-                        digest: digest(),
-                    });
-                }
-                _ => {
-                    let Some(name) = path.and_then(|path| path.strip_prefix(root)) else { continue };
-                    if FILES.contains(&name) {
-                        model.files.insert(name.to_owned(), layer.clone());
-                    } else if is_checkpoint_file(name) {
-                        model.tensors.push(TensorLayer { descriptor: layer.clone(), whole_file: true });
-                    } else if name.ends_with(".gguf") {
-                        foreign.get_or_insert(Unrunnable::Gguf(name.to_owned()));
-                    } else if name.ends_with(".onnx") {
-                        foreign.get_or_insert(Unrunnable::Onnx(name.to_owned()));
-                    }
-                }
+                Role::System => model.system = Some(file.layer.clone()),
+                Role::Params => model.params = Some(file.layer.clone()),
+                _ => {}
+            }
+            let name = file.path.as_deref().and_then(|path| path.strip_prefix(root));
+            if let Some(name) = name.filter(|name| file.role == Role::File && FILES.contains(name)) {
+                model.files.insert(name.to_owned(), file.clone());
             }
         }
+        let packed = || {
+            artifact.packed().map(|file| Unrunnable::Packed {
+                media_type: file.layer.media_type.clone(),
+                digest: file.layer.digest.to_string(),
+            })
+        };
+        let weights = artifact.weights();
+        let label = || weights.first().map(|at| artifact.files[*at].label().to_owned()).unwrap_or_default();
+        match artifact.format() {
+            Some("gguf") => return Err(Unrunnable::Gguf(label())),
+            Some("onnx") => return Err(Unrunnable::Onnx(label())),
+            _ => {}
+        }
+        for file in weights.iter().map(|at| &artifact.files[*at]) {
+            let whole_file = file.role != Role::Tensor;
+            model.tensors.push(TensorLayer { file: file.clone(), whole_file });
+        }
         if model.tensors.is_empty() {
-            return Err(foreign.or(packed).unwrap_or(Unrunnable::NoTensors(manifest.layers.len())));
+            let adapter = artifact.files.iter().find(|file| file.role == Role::Adapter);
+            let adapter = adapter.map(|file| Unrunnable::Adapter(file.label().to_owned()));
+            return Err(packed().or(adapter).unwrap_or(Unrunnable::NoTensors(artifact.files.len())));
         }
         if !model.files.contains_key("config.json") {
-            return Err(packed.unwrap_or(Unrunnable::NoConfig));
+            return Err(packed().unwrap_or(Unrunnable::NoConfig));
         }
         Ok(model)
     }
 
     /// Everything that has to be on this machine to run the model.
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
-        let tensors = self.tensors.iter().map(|layer| &layer.descriptor);
-        self.files.values().chain(tensors).chain(&self.system).chain(&self.params).chain(&self.config)
+        let tensors = self.tensors.iter().map(|layer| &layer.file.layer);
+        let files = self.files.values().map(|file| &file.layer);
+        files.chain(tensors).chain(&self.system).chain(&self.params).chain(&self.config)
     }
 
     /// Bytes of tensors.
     pub fn tensor_bytes(&self) -> u64 {
-        self.tensors.iter().fold(0, |sum, layer| sum.saturating_add(layer.descriptor.size))
+        self.tensors.iter().fold(0, |sum, layer| sum.saturating_add(layer.file.size))
     }
-}
-
-fn is_ollama_config(manifest: &Manifest, config: &Descriptor) -> bool {
-    let ollama_layers = manifest.layers.iter().any(|layer| mt::is_ollama(&layer.media_type));
-    ollama_layers && matches!(config.media_type.as_str(), mt::DOCKER_CONFIG | mt::OCI_CONFIG)
-}
-
-/// The folder that the model's files lie in: that of the config.json nearest to the top, with its slash.
-fn root(manifest: &Manifest) -> &str {
-    let paths = manifest.layers.iter().filter_map(|layer| layer.file_path());
-    let paths = paths.map(|path| path.trim_start_matches("./"));
-    let folders = paths
-        .filter_map(|path| path.strip_suffix("config.json"))
-        .filter(|folder| folder.is_empty() || folder.ends_with('/'));
-    folders.min_by_key(|folder| folder.matches('/').count()).unwrap_or("")
-}
-
-/// Archives cannot be mapped. A titled layer of the plain tar type is what oras calls any file it is given no type for.
-fn is_packed(layer: &Descriptor) -> bool {
-    let media_type = layer.media_type.as_str();
-    if media_type == mt::OCI_LAYER_TAR {
-        return !layer.annotations.contains_key(mt::TITLE_ANNOTATION);
-    }
-    let packed =
-        media_type.ends_with(".tar") || media_type.ends_with("+gzip") || media_type.ends_with("+zstd");
-    packed && (mt::is_modelpack(media_type) || media_type.contains("layer") || media_type.contains("rootfs"))
-}
-
-/// A safetensors file of the model itself: in its folder, and no adapter or second copy in another layout.
-fn is_checkpoint_file(name: &str) -> bool {
-    name.ends_with(".safetensors")
-        && !name.contains('/')
-        && !name.starts_with("adapter_")
-        && !name.starts_with("consolidated")
 }
 
 #[cfg(test)]
@@ -191,7 +194,10 @@ mod tests {
             "schemaVersion": 2, "mediaType": mt::OCI_MANIFEST,
             "config": {"mediaType": config_type, "digest": digest(999), "size": 2}, "layers": layers,
         });
-        Recognised::read(&Manifest::parse(None, manifest.to_string().as_bytes()).unwrap())
+        match Recognition::read(&Manifest::parse(None, manifest.to_string().as_bytes()).unwrap())? {
+            Recognition::Known(model) => Ok(model),
+            Recognition::Packed(archives) => archives.open(BTreeMap::new()),
+        }
     }
 
     fn names(model: &Recognised) -> Vec<&str> {
@@ -280,7 +286,30 @@ mod tests {
         check(&[title("x.onnx")], "ONNX file `x.onnx`");
         check(&[title("x.safetensors")], "no config.json");
         check(&[(mt::OCI_LAYER_TAR_GZIP, None, None)], "is packed");
-        check(&[("application/vnd.cncf.model.weight.v1.tar", None, None), title("config.json")], "is packed");
+        check(
+            &[("application/vnd.cncf.model.weight.v1.tar+zstd", None, None), title("config.json")],
+            "is packed",
+        );
         check(&[(mt::OLLAMA_TENSOR, Some("a"), None), (mt::OLLAMA_ADAPTER, None, None)], "adapter");
+    }
+
+    #[test]
+    fn tars_are_asked_for_before_anything_is_said() {
+        let tar =
+            |kind: &str| json!({"mediaType": kind, "digest": Digest::sha256(kind.as_bytes()), "size": 9000});
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": mt::OCI_MANIFEST,
+            "config": {"mediaType": mt::KITOPS_CONFIG, "digest": Digest::sha256(b"c"), "size": 2},
+            "layers": [tar("application/vnd.kitops.modelkit.model.v1.tar"),
+                tar("application/vnd.kitops.modelkit.dataset.v1.tar")],
+        });
+        let manifest = Manifest::parse(None, manifest.to_string().as_bytes()).unwrap();
+        let Ok(Recognition::Packed(archives)) = Recognition::read(&manifest) else { panic!("not packed") };
+        assert_eq!(archives.layers().map(|(at, _)| at).collect::<Vec<_>>(), [0], "data sets are not pulled");
+        let member = |path: &str, offset| Member { path: path.to_owned(), offset, size: 100 };
+        let members = vec![member("kit/config.json", 512), member("kit/model.safetensors", 1536)];
+        let model = archives.open(BTreeMap::from([(0, members)])).unwrap();
+        assert_eq!((names(&model), model.tensors[0].file.offset), (vec!["config.json"], 1536));
+        assert_eq!((model.tensor_bytes(), model.blobs().count()), (100, 2));
     }
 }

@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 pub mod native;
 
 /// One loaded model on one device, owned by one thread.
@@ -199,6 +201,15 @@ pub struct BlobFile {
     pub name: Option<String>,
     /// A whole safetensors file, to be read as such, rather than the blob of one tensor.
     pub whole_file: bool,
+    /// Where it lies, if not in the whole of what is mapped.
+    pub extent: Option<Extent>,
+}
+
+/// Where a file lies in a longer one, such as a tar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    pub offset: u64,
+    pub size: u64,
 }
 
 /// How keys and values are kept.

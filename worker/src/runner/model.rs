@@ -1,14 +1,17 @@
 //! A loaded model's text side: tokenizer, template and special tokens, and how a request becomes ids.
 //! Lives in the runner; reading files and encoding block, so the server calls it off its async threads.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::generate::Job;
-use super::protocol::{Event, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError};
+use super::protocol::{
+    Event, Extent, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError, SmallFile,
+};
 use crate::engine::{BlobFile, Engine, KvType, LoadOptions, ModelFiles, ModelInfo, native};
 use crate::text::template::{Conversation, TemplateSources};
 use crate::text::{ChatTemplate, Sampler, Special, SpecialTokens, StopMatcher, Tokenizer};
@@ -46,6 +49,7 @@ impl Model {
             path: tensor.path.clone(),
             name: tensor.name.clone(),
             whole_file: tensor.whole_file,
+            extent: tensor.extent,
         };
         let files = ModelFiles { config_json, tensors: spec.tensors.iter().map(blob).collect() };
         let kv_type: KvType = request.kv_cache_type.parse().map_err(RunnerError::invalid)?;
@@ -278,15 +282,21 @@ impl Model {
 }
 
 fn read_file(spec: &ModelSpec, name: &str) -> Result<Option<Vec<u8>>, RunnerError> {
-    spec.files.get(name).map(|path| read_limited(name, path)).transpose()
+    spec.files.get(name).map(|file| read_limited(name, file)).transpose()
 }
 
-fn read_limited(name: &str, path: &Path) -> Result<Vec<u8>, RunnerError> {
+fn read_limited(name: &str, file: &SmallFile) -> Result<Vec<u8>, RunnerError> {
     let failed = |error: std::io::Error| RunnerError::failed(format!("{name}: {error}"));
-    if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE_BYTES {
+    let mut opened = File::open(&file.path).map_err(failed)?;
+    let whole = Extent { offset: 0, size: opened.metadata().map_err(failed)?.len() };
+    let Extent { offset, size } = file.extent.unwrap_or(whole);
+    if size > MAX_FILE_BYTES {
         return Err(RunnerError::unsupported(format!("{name}: larger than {MAX_FILE_BYTES} bytes")));
     }
-    std::fs::read(path).map_err(failed)
+    opened.seek(SeekFrom::Start(offset)).map_err(failed)?;
+    let mut bytes = Vec::new();
+    opened.take(size).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
 }
 
 fn parse_json(name: &str, bytes: &[u8]) -> Result<Value, RunnerError> {

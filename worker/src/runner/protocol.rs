@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use crate::engine::Extent;
 use crate::text::SamplerOptions;
 
 /// `POST /load`: once in the life of a runner.
@@ -30,8 +31,21 @@ pub struct ModelSpec {
     /// For messages.
     pub name: String,
     /// Small files by their name in the checkpoint: `config.json`, `tokenizer.json`, `chat_template.jinja`, ...
-    pub files: BTreeMap<String, PathBuf>,
+    pub files: BTreeMap<String, SmallFile>,
     pub tensors: Vec<TensorFile>,
+}
+
+/// A small file of the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SmallFile {
+    pub path: PathBuf,
+    pub extent: Option<Extent>,
+}
+
+impl From<PathBuf> for SmallFile {
+    fn from(path: PathBuf) -> SmallFile {
+        SmallFile { path, extent: None }
+    }
 }
 
 /// One file with tensors in it.
@@ -42,6 +56,7 @@ pub struct TensorFile {
     pub name: Option<String>,
     /// A checkpoint's own file with many tensors, rather than a blob of one.
     pub whole_file: bool,
+    pub extent: Option<Extent>,
 }
 
 /// The answer to `/load`.

@@ -30,7 +30,7 @@ fn loader() -> Arc<Loader> {
 }
 
 fn load_request(name: &str) -> LoadRequest {
-    let file = |name: &str| (name.to_owned(), demo_file(name));
+    let file = |name: &str| (name.to_owned(), demo_file(name).into());
     LoadRequest {
         model: ModelSpec {
             name: name.into(),

@@ -2,6 +2,7 @@
 //! The arch modules take them from here; what does not fit is refused with the tensor named.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use lode_model::tensor::{Part, Tensor, read_blob};
 
 use super::map::map;
 use crate::arch::Tensors;
-use crate::engine::{BlobFile, LoadError};
+use crate::engine::{BlobFile, Extent, LoadError};
 use crate::kernels::{Dtype, Float, Weight};
 
 /// Mapped files and where each tensor lies in them.
@@ -31,7 +32,14 @@ impl Mapped {
         let mut mapped = Self { tensors: BTreeMap::new(), files: Vec::new(), taken_bytes: 0 };
         for file in files {
             let path = file.path.clone();
-            let bytes = map(&path).map_err(|source| LoadError::File { path: path.clone(), source })?;
+            let cut = |bytes: Bytes| match file.extent {
+                Some(Extent { offset, size }) => part(&bytes, offset, size).ok_or_else(|| {
+                    io::Error::new(io::ErrorKind::UnexpectedEof, "it ends before the file in it does")
+                }),
+                None => Ok(bytes),
+            };
+            let bytes =
+                map(&path).and_then(cut).map_err(|source| LoadError::File { path: path.clone(), source })?;
             // A file of its own names its tensors itself, also one named `data`.
             let layer_name = if file.whole_file { None } else { file.name.as_deref() };
             let tensors = read(layer_name, &bytes)
@@ -101,17 +109,21 @@ fn read(layer_name: Option<&str>, bytes: &[u8]) -> Result<Vec<Tensor>, String> {
     read_blob(layer_name, &header).map_err(|e| text(&e))
 }
 
+/// A run of bytes of a file, still in the file.
+fn part(file: &Bytes, offset: u64, size: u64) -> Option<Bytes> {
+    let begin = usize::try_from(offset).ok()?;
+    let end = begin.checked_add(usize::try_from(size).ok()?).filter(|end| *end <= file.len())?;
+    Some(file.slice(begin..end))
+}
+
 /// The tensor as the kernels take it, its bytes still in the file.
 fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
     let name = || tensor.name.clone();
     let refused = || LoadError::TensorDtype { name: name(), dtype: tensor.dtype.clone() };
     let data = |reason: String| LoadError::TensorData { name: name(), reason };
-    let slice = |part: &Part| {
-        let begin = usize::try_from(part.offset).ok();
-        let range =
-            begin.and_then(|begin| Some(begin..begin.checked_add(usize::try_from(part.size_bytes).ok()?)?));
-        let range = range.filter(|range| range.end <= file.len());
-        range.map(|range| file.slice(range)).ok_or_else(|| data("it ends after its file".into()))
+    let slice = |piece: &Part| {
+        let bytes = part(file, piece.offset, piece.size_bytes);
+        bytes.ok_or_else(|| data("it ends after its file".into()))
     };
     let (rows, cols) = match tensor.shape.as_slice() {
         [cols] => (1, *cols),

@@ -13,7 +13,8 @@ pub(super) fn repository(path: &str) -> PathBuf {
 
 fn checkpoint(folder: &str) -> ModelFiles {
     let folder = repository(folder);
-    let tensors = vec![BlobFile { path: folder.join("model.safetensors"), name: None, whole_file: true }];
+    let tensors =
+        vec![BlobFile { path: folder.join("model.safetensors"), name: None, whole_file: true, extent: None }];
     ModelFiles { config_json: std::fs::read(folder.join("config.json")).unwrap(), tensors }
 }
 

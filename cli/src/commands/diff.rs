@@ -1,0 +1,168 @@
+//! `lode diff A B`: what became of each tensor from one model to another. The server compares; lines are shown as they come.
+
+use futures::StreamExt;
+use serde::Deserialize;
+
+use crate::{
+    args::Diff,
+    connect::Connection,
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// No line of an answer is longer.
+const MAX_RECORD: usize = 16 << 20;
+
+#[derive(Deserialize)]
+struct Record {
+    tensor: Option<TensorDiff>,
+    total: Option<Total>,
+}
+
+#[derive(Deserialize)]
+struct TensorDiff {
+    name: String,
+    status: String,
+    relative_error: Option<f64>,
+    note: Option<String>,
+    here: Option<Side>,
+    there: Option<Side>,
+}
+
+#[derive(Deserialize)]
+struct Side {
+    name: String,
+    dtype: String,
+    shape: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Total {
+    same: u64,
+    changed: u64,
+    only_here: u64,
+    only_there: u64,
+    bytes_here: u64,
+    bytes_there: u64,
+    bytes_shared: u64,
+}
+
+pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
+    let (here, there) = (connection.target(&args.here)?, connection.target(&args.there)?);
+    if here.registry.url() != there.registry.url() {
+        return Err(Failure::new(format!(
+            "{} is on `{}` and {} on `{}`; only models of one server are compared",
+            here,
+            here.registry.host(),
+            there,
+            there.registry.host()
+        ))
+        .hint(format!(
+            "`lode cp {} {}/{}` brings it there",
+            args.there,
+            here.registry.host(),
+            there.model()
+        )));
+    }
+    let path = format!("{}?with={}", here.api_path("diff"), there.model());
+    let response = here.registry.stream_get(&path).await.map_err(Failure::from)?;
+    let mut lines = Lines { bytes: response.bytes_stream().boxed(), buffer: Vec::new() };
+    let mut heading = Some(());
+    while let Some(line) = lines.next().await? {
+        if args.json {
+            ui::line(String::from_utf8_lossy(&line))?;
+        }
+        let record: Record = serde_json::from_slice(&line)
+            .map_err(|error| Failure::because("the server's answer is not understood", &error))?;
+        if let Some(total) = record.total {
+            return if args.json { Ok(()) } else { show_total(&args, &total) };
+        }
+        let Some(tensor) = record.tensor.filter(|tensor| args.all || tensor.status != "same") else {
+            continue;
+        };
+        if !args.json {
+            if heading.take().is_some() {
+                ui::line(format!("{:<11} {:>10}  TENSOR", "", "ERROR"))?;
+            }
+            show(&tensor)?;
+        }
+    }
+    Err(Failure::new("the server's answer broke off before its last record")
+        .hint("the server's log says why; repeat the command"))
+}
+
+fn show(tensor: &TensorDiff) -> Outcome {
+    let error = match (tensor.relative_error, tensor.status.as_str()) {
+        (Some(error), _) if error == 0.0 => "0".to_owned(),
+        (Some(error), _) if error >= 0.001 => format!("{error:.4}"),
+        (Some(error), _) => format!("{error:.1e}"),
+        (None, "changed") => "?".to_owned(),
+        (None, _) => String::new(),
+    };
+    let mut text = format!("{:<11} {error:>10}  {}", tensor.status.replace('_', " "), tensor.name);
+    let stored = |side: &Side| format!("{} {:?}", side.dtype, side.shape);
+    match (&tensor.here, &tensor.there) {
+        (Some(here), Some(there)) => {
+            if here.name != there.name {
+                text.push_str(&format!(" = {}", there.name));
+            }
+            if stored(here) != stored(there) {
+                text.push_str(&format!("  ({}, {})", stored(here), stored(there)));
+            }
+        }
+        (Some(side), None) | (None, Some(side)) => text.push_str(&format!("  ({})", stored(side))),
+        (None, None) => {}
+    }
+    if let Some(note) = &tensor.note {
+        text.push_str(&format!("  {note}"));
+    }
+    ui::line(text)
+}
+
+fn show_total(args: &Diff, total: &Total) -> Outcome {
+    let Total { same, changed, only_here, only_there, bytes_here, bytes_there, bytes_shared } = total;
+    ui::line(format!(
+        "{same} same, {changed} changed, {only_here} only in {}, {only_there} only in {}",
+        args.here, args.there
+    ))?;
+    let share = (*bytes_shared as f64) / (*bytes_there).max(1) as f64 * 100.0;
+    ui::line(format!(
+        "{} and {}, of which they share {} ({share:.1} % of {})",
+        ui::size(*bytes_here),
+        ui::size(*bytes_there),
+        ui::size(*bytes_shared),
+        args.there
+    ))
+}
+
+/// The lines of an answer as they arrive.
+struct Lines<S> {
+    bytes: S,
+    buffer: Vec<u8>,
+}
+
+impl<S, B> Lines<S>
+where
+    S: futures::Stream<Item = Result<B, reqwest::Error>> + Unpin,
+    B: AsRef<[u8]>,
+{
+    async fn next(&mut self) -> Outcome<Option<Vec<u8>>> {
+        loop {
+            if let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let mut line: Vec<u8> = self.buffer.drain(..=at).collect();
+                line.pop();
+                return Ok(Some(line));
+            }
+            match self.bytes.next().await {
+                Some(Ok(bytes)) => self.buffer.extend_from_slice(bytes.as_ref()),
+                Some(Err(error)) => {
+                    return Err(Failure::because("the answer broke off", &error.without_url()));
+                }
+                None => return Ok(None),
+            }
+            if self.buffer.len() > MAX_RECORD {
+                return Err(Failure::new("the server's answer holds a line without end"));
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! How far two tensors are apart: the same bytes, or how large the difference of their values is against the values themselves.
+//! Both are decoded a few rows at a time, so that memory stays bounded whatever their size and format.
+
+use std::io;
+
+use super::Change;
+use crate::quant::DecodeError;
+use crate::read_at::ReadAt;
+use crate::tensor::TensorInfo;
+
+/// Elements that are decoded at a time, of each side.
+const CHUNK_ELEMENTS: u64 = 1 << 20;
+/// A row with more elements than this is not decoded.
+const MAX_ROW_ELEMENTS: u64 = 1 << 26;
+
+/// What a comparison found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Difference {
+    /// Both are stored as the same bytes.
+    pub same_bytes: bool,
+    /// The root of the summed squares of the differences, divided by that of this side's values. `None` where this side is
+    /// all zeros and the other is not.
+    pub relative_error: Option<f64>,
+    /// The largest difference of two values.
+    pub largest: f64,
+    /// Values that are infinite or no number on one side alone; they are left out of the figures.
+    pub not_finite: u64,
+}
+
+/// Why two tensors cannot be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    #[error("the shapes differ: {here:?} and {there:?}")]
+    Shapes { here: Vec<u64>, there: Vec<u64> },
+    #[error("a row has {elements} elements, more than are compared")]
+    Row { elements: u64 },
+    #[error("its parts do not fall into rows")]
+    Rows,
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    #[error("reading failed")]
+    Read(#[source] io::Error),
+}
+
+/// Compares two tensors. `change` says what has to be done to each side's values first.
+pub fn compare(
+    (here, here_blob): (&TensorInfo, &dyn ReadAt),
+    (there, there_blob): (&TensorInfo, &dyn ReadAt),
+    change: (Change, Change),
+) -> Result<Difference, CompareError> {
+    if here.shape != there.shape {
+        return Err(CompareError::Shapes { here: here.shape.clone(), there: there.shape.clone() });
+    }
+    let alike = (&here.dtype, here.quantisation) == (&there.dtype, there.quantisation)
+        && change == (Change::None, Change::None)
+        && here.parts.global_scale.is_some() == there.parts.global_scale.is_some();
+    let mut sums = Sums { same_bytes: alike, ..Sums::default() };
+    for (first, count) in steps(here, change)? {
+        let (ours, theirs) = match count {
+            Some(count) => {
+                let rows = |tensor: &TensorInfo| tensor.rows(first, count).ok_or(CompareError::Rows);
+                (rows(here)?, rows(there)?)
+            }
+            None => (here.clone(), there.clone()),
+        };
+        let (ours_bytes, theirs_bytes) = (read(&ours, here_blob)?, read(&theirs, there_blob)?);
+        if alike && ours_bytes == theirs_bytes {
+            // The same in both, they still weigh against what differs; values that have no number are the same all the same.
+            if let Ok(values) = decode(&ours, &ours_bytes) {
+                sums.add(&values, &values);
+            }
+            continue;
+        }
+        sums.same_bytes = false;
+        let columns = here.shape.last().copied().unwrap_or(1);
+        let values = |tensor: &TensorInfo, bytes: &[Vec<u8>], change| {
+            Ok::<_, CompareError>(undo(decode(tensor, bytes)?, columns as usize, change))
+        };
+        sums.add(&values(&ours, &ours_bytes, change.0)?, &values(&theirs, &theirs_bytes, change.1)?);
+    }
+    Ok(sums.finish())
+}
+
+/// The first row and how many for each step; no count for what is decoded whole.
+fn steps(tensor: &TensorInfo, change: (Change, Change)) -> Result<Vec<(u64, Option<u64>)>, CompareError> {
+    let Some((columns, leading)) = tensor.shape.split_last() else { return Ok(vec![(0, None)]) };
+    let rows = leading.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
+    let rows = rows.ok_or(CompareError::Rows)?;
+    if rows == 0 || *columns == 0 {
+        return Ok(Vec::new());
+    }
+    let head = match change {
+        (Change::Heads(head), _) | (_, Change::Heads(head)) => head.max(1),
+        _ => 1,
+    };
+    let unit = columns.saturating_mul(head);
+    if unit > MAX_ROW_ELEMENTS {
+        return Err(CompareError::Row { elements: unit });
+    }
+    let step = (CHUNK_ELEMENTS / unit).max(1) * head;
+    let starts = (0..rows).step_by(usize::try_from(step).map_err(|_| CompareError::Rows)?);
+    Ok(starts.map(|first| (first, Some(step.min(rows - first)))).collect())
+}
+
+fn read(tensor: &TensorInfo, blob: &dyn ReadAt) -> Result<Vec<Vec<u8>>, CompareError> {
+    let part = |part: &crate::tensor::Part| {
+        // A description that asks for more than there is fails before anything is set aside for it.
+        let is_there = part.offset.checked_add(part.size_bytes).is_some_and(|end| end <= blob.len());
+        let len = usize::try_from(part.size_bytes).ok().filter(|_| is_there);
+        let mut bytes = vec![0; len.ok_or(io::ErrorKind::UnexpectedEof)?];
+        blob.read_at(part.offset, &mut bytes)?;
+        Ok(bytes)
+    };
+    tensor.parts.iter().map(part).collect::<io::Result<_>>().map_err(CompareError::Read)
+}
+
+fn decode(tensor: &TensorInfo, bytes: &[Vec<u8>]) -> Result<Vec<f32>, CompareError> {
+    let parts: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+    let values = tensor.decode_f32(&parts)?;
+    // What a row of blocks holds beyond its elements is not there to be compared.
+    match usize::try_from(tensor.elements()) {
+        Ok(expected) if values.len() == expected => Ok(values),
+        expected => {
+            let expected = expected.unwrap_or(usize::MAX);
+            Err(DecodeError::Length { part: "decoded values", found: values.len(), expected }.into())
+        }
+    }
+}
+
+/// Brings values into the checkpoint's form.
+fn undo(mut values: Vec<f32>, columns: usize, change: Change) -> Vec<f32> {
+    match change {
+        Change::None => values,
+        Change::MinusOne => {
+            values.iter_mut().for_each(|value| *value -= 1.0);
+            values
+        }
+        Change::Heads(head) => {
+            let (head, columns) = (head as usize, columns.max(1));
+            let mut out = values.clone();
+            for (from, to) in values.chunks_exact(head * columns).zip(out.chunks_exact_mut(head * columns)) {
+                // Row 2i + j of the GGUF is row j * head/2 + i of the checkpoint.
+                for (at, row) in from.chunks_exact(columns).enumerate() {
+                    let home = (at % 2) * (head / 2) + at / 2;
+                    to[home * columns..][..columns].copy_from_slice(row);
+                }
+            }
+            out
+        }
+    }
+}
+
+#[derive(Default)]
+struct Sums {
+    same_bytes: bool,
+    squares: f64,
+    differences: f64,
+    largest: f64,
+    not_finite: u64,
+}
+
+impl Sums {
+    fn add(&mut self, here: &[f32], there: &[f32]) {
+        for (here, there) in here.iter().zip(there) {
+            let (ours, theirs) = (f64::from(*here), f64::from(*there));
+            if !ours.is_finite() || !theirs.is_finite() {
+                let same = here == there || (here.is_nan() && there.is_nan());
+                self.not_finite += u64::from(!same);
+                continue;
+            }
+            let difference = ours - theirs;
+            self.squares += ours * ours;
+            self.differences += difference * difference;
+            self.largest = self.largest.max(difference.abs());
+        }
+    }
+
+    fn finish(self) -> Difference {
+        let Sums { same_bytes, squares, differences, largest, not_finite } = self;
+        let relative_error = match (differences == 0.0, squares == 0.0) {
+            (true, _) => Some(0.0),
+            (false, true) => None,
+            (false, false) => Some((differences / squares).sqrt()),
+        };
+        Difference { same_bytes, relative_error, largest, not_finite }
+    }
+}

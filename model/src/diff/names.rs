@@ -1,0 +1,99 @@
+//! What a GGUF calls the tensors of a checkpoint (llama.cpp `gguf-py/gguf/tensor_mapping.py`, for the architectures whose
+//! conversion keeps one tensor one tensor), and what the conversion does to their values.
+
+use super::{Change, Hints};
+
+/// The names that a tensor with this GGUF name may have had in its checkpoint, likeliest first; empty for other names.
+pub(super) fn of_checkpoint(name: &str) -> Vec<String> {
+    let (stem, end) = match name.rsplit_once('.') {
+        Some((stem, end @ ("weight" | "bias"))) => (stem, end),
+        _ => return Vec::new(),
+    };
+    let top = match stem {
+        "token_embd" => "model.embed_tokens",
+        "output" => "lm_head",
+        "output_norm" => "model.norm",
+        _ => "",
+    };
+    if !top.is_empty() {
+        return vec![format!("{top}.{end}")];
+    }
+    let Some((layer, part)) = stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+        return Vec::new();
+    };
+    if layer.is_empty() || !layer.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Vec::new();
+    }
+    let parts: &[&str] = match part {
+        "attn_norm" => &["input_layernorm"],
+        "attn_q" => &["self_attn.q_proj"],
+        "attn_k" => &["self_attn.k_proj"],
+        "attn_v" => &["self_attn.v_proj"],
+        "attn_qkv" => &["self_attn.qkv_proj"],
+        "attn_output" => &["self_attn.o_proj"],
+        "attn_q_norm" => &["self_attn.q_norm"],
+        "attn_k_norm" => &["self_attn.k_norm"],
+        "post_attention_norm" => &["post_attention_layernorm"],
+        // Gemma has norms on both sides of its blocks, and so another name for this one.
+        "ffn_norm" => &["pre_feedforward_layernorm", "post_attention_layernorm"],
+        "post_ffw_norm" => &["post_feedforward_layernorm"],
+        "ffn_gate" => &["mlp.gate_proj"],
+        "ffn_up" => &["mlp.up_proj", "mlp.gate_up_proj"],
+        "ffn_down" => &["mlp.down_proj"],
+        "ffn_gate_inp" => &["mlp.gate", "block_sparse_moe.gate"],
+        _ => &[],
+    };
+    parts.iter().map(|part| format!("model.layers.{layer}.{part}.{end}")).collect()
+}
+
+/// What undoes the conversion of a tensor with this GGUF name.
+pub(super) fn change(name: &str, hints: &Hints) -> Change {
+    let architecture = hints.gguf_architecture.as_deref().unwrap_or_default();
+    let part = name.rsplit('.').nth(1).unwrap_or_default();
+    match (architecture, part) {
+        // Also of Mistral and Mixtral, which GGUF calls llama.
+        ("llama", "attn_q" | "attn_k") => hints.head_dim.map_or(Change::None, Change::Heads),
+        (gemma, norm) if gemma.starts_with("gemma") && norm.ends_with("_norm") && gemma != "gemma3n" => {
+            Change::MinusOne
+        }
+        _ => Change::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gguf_names_lead_back() {
+        let first = |name: &str| of_checkpoint(name).into_iter().next();
+        for (name, expect) in [
+            ("token_embd.weight", Some("model.embed_tokens.weight")),
+            ("output.weight", Some("lm_head.weight")),
+            ("blk.12.attn_q.weight", Some("model.layers.12.self_attn.q_proj.weight")),
+            ("blk.0.attn_k.bias", Some("model.layers.0.self_attn.k_proj.bias")),
+            ("blk.0.ffn_down.weight", Some("model.layers.0.mlp.down_proj.weight")),
+            ("blk.x.ffn_down.weight", None),
+            ("blk.0.ffn_down_exps.weight", None),
+            ("model.norm.weight", None),
+            ("blk", None),
+            ("", None),
+        ] {
+            assert_eq!(first(name).as_deref(), expect, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_conversion_did() {
+        let hints = |architecture: &str| Hints {
+            gguf_architecture: Some(architecture.to_owned()),
+            head_dim: Some(64),
+        };
+        assert_eq!(change("blk.0.attn_q.weight", &hints("llama")), Change::Heads(64));
+        assert_eq!(change("blk.0.attn_q.weight", &hints("qwen2")), Change::None);
+        assert_eq!(change("blk.0.attn_norm.weight", &hints("gemma3")), Change::MinusOne);
+        assert_eq!(change("output_norm.weight", &hints("gemma2")), Change::MinusOne);
+        assert_eq!(change("blk.0.attn_norm.weight", &hints("llama")), Change::None);
+        assert_eq!(change("blk.0.attn_q.weight", &Hints::default()), Change::None);
+    }
+}

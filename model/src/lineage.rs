@@ -1,0 +1,280 @@
+//! What a model's parts say of where it comes from: annotations, ollama's layers, ModelPack's and KitOps' configs, an adapter's
+//! configuration, the front matter of a README. Pure, and only told on: nobody vouches for what a stranger wrote.
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::manifest::Manifest;
+use crate::media_type as mt;
+use crate::recognise::{Artifact, Layout, Role, kit_parent};
+
+/// The longest name that is told on.
+const MAX_NAME_LEN: usize = 512;
+
+/// How a model has to do with what it was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Relation {
+    /// It was made from that one, nothing says how.
+    Base,
+    /// It was trained further.
+    Finetune,
+    /// It changes that one while it runs.
+    Adapter,
+    /// It is that one in fewer bits.
+    Quantized,
+    /// It was put together from several.
+    Merge,
+    /// It is about that one.
+    Subject,
+    /// The files were published there.
+    Source,
+}
+
+/// One statement about where a model comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Origin {
+    pub relation: Relation,
+    pub name: String,
+    pub digest: Option<Digest>,
+    /// What says so.
+    pub source: &'static str,
+}
+
+impl Origin {
+    fn new(relation: Relation, name: &str, source: &'static str) -> Option<Origin> {
+        let name = name.trim();
+        let is_plain = !name.is_empty() && name.len() <= MAX_NAME_LEN && !name.chars().any(char::is_control);
+        is_plain.then(|| Origin { relation, name: name.to_owned(), digest: None, source })
+    }
+}
+
+/// What the manifest and its config say.
+pub fn of_manifest(manifest: &Manifest, artifact: &Artifact, config: Option<&[u8]>) -> Vec<Origin> {
+    let mut origins = Vec::new();
+    let is_adapter = artifact.files.iter().any(|file| file.role == Role::Adapter);
+    let relation = if is_adapter { Relation::Adapter } else { Relation::Base };
+
+    // 1. The image specification's annotations.
+    let base_digest = manifest.annotations.get(mt::BASE_DIGEST_ANNOTATION).and_then(|text| text.parse().ok());
+    let base_name = manifest.annotations.get(mt::BASE_NAME_ANNOTATION).map_or("", String::as_str);
+    match (Origin::new(relation, base_name, mt::BASE_NAME_ANNOTATION), base_digest) {
+        (Some(origin), digest) => origins.push(Origin { digest, ..origin }),
+        (None, Some(digest)) => {
+            let (name, source) = (String::new(), mt::BASE_DIGEST_ANNOTATION);
+            origins.push(Origin { relation, name, digest: Some(digest), source });
+        }
+        (None, None) => {}
+    }
+    // 2. What it is about.
+    if let Some(subject) = &manifest.subject {
+        let (relation, name) = (Relation::Subject, String::new());
+        origins.push(Origin { relation, name, digest: Some(subject.digest.clone()), source: "subject" });
+    }
+    // 3. ollama's layers, which name the model that they came from; a file's name there is none.
+    for layer in manifest.layers.iter().filter(|layer| mt::is_ollama(&layer.media_type)) {
+        let from = layer.from.as_deref().filter(|from| !from.contains('\\') && !is_file(from));
+        origins.extend(from.and_then(|from| Origin::new(relation, from, "layer")));
+    }
+    // 4. Configs.
+    let config = config.unwrap_or_default();
+    match artifact.layout {
+        Layout::ModelPack => {
+            let pack: ModelPack = serde_json::from_slice(config).unwrap_or_default();
+            origins.extend(Origin::new(Relation::Source, &pack.descriptor.source_url, "config"));
+        }
+        Layout::KitOps => {
+            let parent = kit_parent(config);
+            origins.extend(parent.and_then(|parent| Origin::new(relation, &parent, "Kitfile")));
+        }
+        _ => {}
+    }
+    origins
+}
+
+/// A path, or a weights file by its ending.
+fn is_file(name: &str) -> bool {
+    let endings = [".gguf", ".safetensors", ".bin", ".onnx", ".pt"];
+    name.starts_with(['/', '.', '@'])
+        || endings.iter().any(|ending| name.to_ascii_lowercase().ends_with(ending))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ModelPack {
+    descriptor: ModelPackDescriptor,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ModelPackDescriptor {
+    #[serde(rename = "sourceURL")]
+    source_url: String,
+}
+
+/// Whether a file of this name says anything that [`of_file`] reads.
+pub fn is_telling(name: &str) -> bool {
+    matches!(name, "README.md" | "adapter_config.json")
+}
+
+/// What a file of the model says.
+pub fn of_file(name: &str, bytes: &[u8]) -> Vec<Origin> {
+    match name {
+        "adapter_config.json" => {
+            #[derive(Deserialize)]
+            struct Adapter {
+                base_model_name_or_path: String,
+            }
+            let adapter = serde_json::from_slice::<Adapter>(bytes).ok();
+            let base = adapter.map(|adapter| adapter.base_model_name_or_path).filter(|base| !is_file(base));
+            base.and_then(|base| Origin::new(Relation::Adapter, &base, "adapter_config.json"))
+                .into_iter()
+                .collect()
+        }
+        "README.md" => front_matter(&String::from_utf8_lossy(bytes)),
+        _ => Vec::new(),
+    }
+}
+
+/// `base_model` and `base_model_relation` of a model card: a line, or a list below or in brackets.
+fn front_matter(text: &str) -> Vec<Origin> {
+    let mut lines = text.lines();
+    if lines.next().map(str::trim_end) != Some("---") {
+        return Vec::new();
+    }
+    let (mut bases, mut relation, mut in_list) = (Vec::new(), Relation::Base, false);
+    for line in lines.take_while(|line| line.trim_end() != "---") {
+        let item = line.trim_start().strip_prefix("- ");
+        if let Some(item) = item.filter(|_| in_list) {
+            bases.push(item);
+            continue;
+        }
+        in_list = false;
+        let Some((key, value)) = line.split_once(':') else { continue };
+        match (key, value.trim()) {
+            ("base_model", "") => in_list = true,
+            ("base_model", value) => {
+                let inside = value.strip_prefix('[').and_then(|value| value.strip_suffix(']'));
+                bases.extend(inside.map_or_else(|| vec![value], |inside| inside.split(',').collect()));
+            }
+            ("base_model_relation", value) => {
+                relation = match value.trim_matches(['"', '\'']) {
+                    "quantized" => Relation::Quantized,
+                    "adapter" => Relation::Adapter,
+                    "finetune" => Relation::Finetune,
+                    "merge" => Relation::Merge,
+                    _ => Relation::Base,
+                }
+            }
+            _ => {}
+        }
+    }
+    let plain = |base: &str| Origin::new(relation, base.trim().trim_matches(['"', '\'']), "README.md");
+    bases.into_iter().filter_map(plain).collect()
+}
+
+/// The name under which a model that is called this elsewhere may be here: without a scheme, without a hub's host, in lower
+/// case. `None` where it cannot be one.
+pub fn local_name(name: &str) -> Option<String> {
+    let bare = name.strip_prefix("https://").or(name.strip_prefix("http://")).unwrap_or(name);
+    let hosts =
+        ["huggingface.co/", "hf.co/", "registry.ollama.ai/library/", "registry.ollama.ai/", "library/"];
+    let bare = hosts.iter().find_map(|host| bare.strip_prefix(host)).unwrap_or(bare);
+    let bare = bare.trim_end_matches('/');
+    (!bare.is_empty()).then(|| bare.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn told(manifest: Value, config: Value) -> Vec<(Relation, String, &'static str)> {
+        let mut whole = json!({"schemaVersion": 2, "layers": [],
+            "config": {"mediaType": mt::OCI_EMPTY, "digest": Digest::sha256(b"c"), "size": 2}});
+        for (key, value) in manifest.as_object().into_iter().flatten() {
+            whole[key] = value.clone();
+        }
+        let manifest = Manifest::parse(None, whole.to_string().as_bytes()).unwrap();
+        let config = config.to_string();
+        let artifact = Artifact::read(&manifest, Some(config.as_bytes()));
+        let origins = of_manifest(&manifest, &artifact, Some(config.as_bytes()));
+        origins.into_iter().map(|origin| (origin.relation, origin.name, origin.source)).collect()
+    }
+
+    #[test]
+    fn manifests_tell() {
+        let layer = |kind: &str, from: &str| json!({"mediaType": kind, "digest": Digest::sha256(b"l"), "size": 1, "from": from});
+        let annotations = json!({"annotations": {mt::BASE_NAME_ANNOTATION: "hub.local/team/base:1",
+            mt::BASE_DIGEST_ANNOTATION: Digest::sha256(b"b")}});
+        assert_eq!(
+            told(annotations, json!({})),
+            [(Relation::Base, "hub.local/team/base:1".to_owned(), mt::BASE_NAME_ANNOTATION)]
+        );
+        let layers = json!({"layers": [layer(mt::OLLAMA_MODEL, "llama3.2"), layer(mt::OLLAMA_ADAPTER, "/tmp/lora.gguf")]});
+        assert_eq!(told(layers, json!({})), [(Relation::Adapter, "llama3.2".to_owned(), "layer")]);
+        let pack = json!({"artifactType": mt::MODELPACK_MANIFEST});
+        let config = json!({"descriptor": {"sourceURL": "https://example.com/m"}});
+        assert_eq!(told(pack, config), [(Relation::Source, "https://example.com/m".to_owned(), "config")]);
+        let kit = json!({"artifactType": mt::KITOPS_MANIFEST});
+        let config = json!({"model": {"path": "jozu.ml/team/base:2"}});
+        assert_eq!(
+            told(kit.clone(), config),
+            [(Relation::Base, "jozu.ml/team/base:2".to_owned(), "Kitfile")]
+        );
+        assert!(told(kit, json!({"model": {"path": "./weights/model.gguf"}})).is_empty());
+    }
+
+    #[test]
+    fn files_tell() {
+        let told = |name: &str, text: &str| -> Vec<(Relation, String)> {
+            of_file(name, text.as_bytes()).into_iter().map(|origin| (origin.relation, origin.name)).collect()
+        };
+        assert_eq!(
+            told("adapter_config.json", r#"{"base_model_name_or_path":"org/Base"}"#),
+            [(Relation::Adapter, "org/Base".to_owned())]
+        );
+        assert_eq!(
+            told(
+                "README.md",
+                "---\nlicense: mit\nbase_model: org/Base\nbase_model_relation: quantized\n---\n# x"
+            ),
+            [(Relation::Quantized, "org/Base".to_owned())]
+        );
+        assert_eq!(
+            told(
+                "README.md",
+                "---\nbase_model:\n- org/a\n  - \"org/b\"\ntags:\n- org/c\n---\nbase_model: no"
+            ),
+            [(Relation::Base, "org/a".to_owned()), (Relation::Base, "org/b".to_owned())]
+        );
+        assert_eq!(told("README.md", "---\nbase_model: [org/a, org/b]\n").len(), 2);
+        assert!(told("README.md", "# base_model: x").is_empty());
+        assert!(told("adapter_config.json", r#"{"base_model_name_or_path":"/data/base"}"#).is_empty());
+        assert!(told("config.json", "{}").is_empty());
+    }
+
+    #[test]
+    fn names_of_elsewhere() {
+        for (name, expect) in [
+            ("https://huggingface.co/Org/Base", Some("org/base")),
+            ("registry.ollama.ai/library/llama3.2:1b", Some("llama3.2:1b")),
+            ("team/base:1", Some("team/base:1")),
+            ("", None),
+        ] {
+            assert_eq!(local_name(name).as_deref(), expect, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn files_never_panic(text in ".{0,200}") {
+            front_matter(&text);
+            front_matter(&format!("---\n{text}\n---"));
+            local_name(&text);
+            of_file("adapter_config.json", text.as_bytes());
+        }
+    }
+}

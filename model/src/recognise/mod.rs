@@ -1,0 +1,146 @@
+//! What a manifest holds as a model, whatever tool pushed it: its layout, and each file with its role and how it lies in its
+//! layer. Pure; the registry's index and the worker both start here, so that they never see two different models.
+
+mod file;
+mod kitfile;
+mod layout;
+pub mod tar;
+
+use std::collections::BTreeMap;
+
+pub use file::{FileKind, ModelFile, Packing, Role};
+pub(crate) use kitfile::parent as kit_parent;
+pub use layout::Layout;
+
+use crate::manifest::Manifest;
+use tar::Member;
+
+/// The file that makes a folder of components an image model.
+const IMAGE_INDEX: &str = "model_index.json";
+
+/// A manifest, sorted into files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Artifact {
+    pub layout: Layout,
+    /// In the manifest's order.
+    pub files: Vec<ModelFile>,
+}
+
+impl Artifact {
+    /// Sorts the layers of an image manifest. `config` is the config blob where the caller has it: without it, files that only
+    /// the config names stay without a name.
+    pub fn read(manifest: &Manifest, config: Option<&[u8]>) -> Artifact {
+        let layout = Layout::of(manifest, config);
+        let mut files = match layout {
+            Layout::Attachment => Vec::new(),
+            Layout::Ollama => file::ollama(manifest),
+            Layout::DockerModel => file::docker(manifest),
+            Layout::ModelPack => file::modelpack(manifest, config),
+            Layout::KitOps => kitfile::files(manifest, config),
+            Layout::Image => file::image(manifest),
+            Layout::Files | Layout::Unknown => file::titled(manifest),
+        };
+        for file in &mut files {
+            if let Some(path) = &mut file.path
+                && let Some(rest) = path.strip_prefix("./")
+            {
+                *path = rest.to_owned();
+            }
+        }
+        Artifact { layout, files }
+    }
+
+    /// The tars that may hold files of the model, by their position in `files`.
+    pub fn archives(&self) -> impl Iterator<Item = (usize, &ModelFile)> {
+        // Images that do not say that they carry a model are not searched.
+        let searched = self.layout != Layout::Unknown;
+        let is_beside = |kind: &str| [".doc.", ".docs.", ".dataset."].iter().any(|part| kind.contains(part));
+        self.files.iter().enumerate().filter(move |(_, file)| {
+            searched && file.packing == Packing::Tar && !is_beside(&file.layer.media_type)
+        })
+    }
+
+    /// Puts the members of tars, by the tar's position in `files`, in the place of those tars.
+    #[must_use]
+    pub fn unfold(self, mut members: BTreeMap<usize, Vec<Member>>) -> Artifact {
+        let mut files = Vec::with_capacity(self.files.len());
+        for (at, file) in self.files.into_iter().enumerate() {
+            match members.remove(&at) {
+                Some(members) => files.extend(members.into_iter().map(|member| file.member(member))),
+                None => files.push(file),
+            }
+        }
+        Artifact { files, ..self }
+    }
+
+    /// The folder that the model's files lie in, with its slash: that of the config.json nearest to the top, or of an image
+    /// model's index.
+    pub fn root(&self) -> &str {
+        let folders = self.plain().filter_map(|(path, _)| {
+            let folder = path.strip_suffix("config.json").or_else(|| path.strip_suffix(IMAGE_INDEX))?;
+            (folder.is_empty() || folder.ends_with('/')).then_some(folder)
+        });
+        folders.min_by_key(|folder| folder.matches('/').count()).unwrap_or("")
+    }
+
+    /// The file of this name in the model's folder.
+    pub fn find(&self, name: &str) -> Option<&ModelFile> {
+        let root = self.root();
+        self.plain().find(|(path, _)| path.strip_prefix(root) == Some(name)).map(|(_, file)| file)
+    }
+
+    /// Whether it is an image model: components in folders, and an index that names them.
+    pub fn is_image_model(&self) -> bool {
+        self.find(IMAGE_INDEX).is_some()
+    }
+
+    /// The files that the model's weights lie in, by their position in `files`: no adapter, no projector, no draft, no second
+    /// copy in another form.
+    pub fn weights(&self) -> Vec<usize> {
+        let of = |role: Role| -> Vec<usize> {
+            let is = |file: &ModelFile| file.is_plain() && file.role == role;
+            (0..self.files.len()).filter(|at| is(&self.files[*at])).collect()
+        };
+        let tensors = of(Role::Tensor);
+        if !tensors.is_empty() {
+            return tensors;
+        }
+        let all = of(Role::Safetensors);
+        if !all.is_empty() {
+            let root = self.root();
+            let is_main = |at: &usize| {
+                let name =
+                    self.files[*at].path.as_deref().map(|path| path.strip_prefix(root).unwrap_or(path));
+                name.is_none_or(|name| !name.contains('/') && !name.starts_with("consolidated"))
+            };
+            let main: Vec<usize> = all.iter().copied().filter(is_main).collect();
+            return if main.is_empty() || self.is_image_model() { all } else { main };
+        }
+        let gguf = of(Role::Gguf);
+        if gguf.is_empty() { of(Role::Onnx) } else { gguf }
+    }
+
+    /// `safetensors`, `gguf` or `onnx`, by what the weights lie in.
+    pub fn format(&self) -> Option<&'static str> {
+        match self.files[*self.weights().first()?].role {
+            Role::Tensor | Role::Safetensors => Some("safetensors"),
+            Role::Gguf => Some("gguf"),
+            Role::Onnx => Some("onnx"),
+            _ => None,
+        }
+    }
+
+    /// The first layer that is packed so that what is in it cannot be read in place.
+    pub fn packed(&self) -> Option<&ModelFile> {
+        self.files.iter().find(|file| file.packing == Packing::Compressed)
+    }
+
+    /// Files that lie in their layer as they are, with a path.
+    fn plain(&self) -> impl Iterator<Item = (&str, &ModelFile)> {
+        let plain = self.files.iter().filter(|file| file.is_plain());
+        plain.filter_map(|file| file.path.as_deref().map(|path| (path, file)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,46 @@
+//! `GET /lode/v1/diff/{name}/{reference}?with=NAME`: two models of this registry held against each other, as lines of JSON: a
+//! record a tensor as it is compared, then the total.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use http::header;
+use lode_model::reference::{Reference, Repository};
+
+use super::model_name;
+use super::models::unknown;
+use crate::app::{Compared, DiffRecord};
+use crate::auth::Caller;
+use crate::error::chain;
+use crate::http::{Failure, Path, Query};
+use crate::{Error, Registry};
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Path((repository, reference)): Path<(Repository, Reference)>,
+    query: Query,
+) -> Result<Response, Failure> {
+    let with = query.get("with").unwrap_or_default();
+    let (other, other_reference) = model_name::parse_any(with)?;
+    let compared =
+        registry.model_diff(&caller, (&repository, &reference), (&other, &other_reference)).await?;
+    let records = match compared {
+        Compared::HereUnknown => return Err(unknown(&repository, &reference)),
+        Compared::ThereUnknown => return Err(unknown(&other, &other_reference)),
+        Compared::Records(records) => records,
+    };
+    // The status is sent by now: an answer that breaks off before its total has failed.
+    let lines = records.map(|record| record.map(|record| line(&record))).inspect_err(|error: &Error| {
+        tracing::error!(error = chain(error), "comparison broke off");
+    });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
+}
+
+fn line(record: &DiffRecord) -> Bytes {
+    let mut bytes = serde_json::to_vec(record).expect("a struct of strings and numbers is JSON");
+    bytes.push(b'\n');
+    bytes.into()
+}

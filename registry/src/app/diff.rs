@@ -1,0 +1,275 @@
+//! Two models of the registry held against each other, tensor by tensor. Records leave as they are found, so that a long
+//! comparison shows its progress; bytes are read a few rows at a time, and only where two tensors are not the same to begin with.
+
+use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
+use lode_model::diff::{self, Change, CompareError, Difference, Hints, Weighed};
+use lode_model::manifest::Manifest;
+use lode_model::recognise::Artifact;
+use lode_model::reference::{Reference, Repository};
+use lode_model::tensor::TensorInfo;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Registry;
+use crate::Error;
+use crate::auth::Caller;
+use crate::error::chain;
+
+/// Pairs of one comparison that are read at a time.
+const PAIRS_AT_ONCE: usize = 2;
+
+/// What became of a tensor from one model to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiffStatus {
+    /// Stored as the same bytes.
+    Same,
+    Changed,
+    OnlyHere,
+    OnlyThere,
+}
+
+/// One side of a pair.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DiffSide {
+    pub name: String,
+    pub dtype: String,
+    pub shape: Vec<u64>,
+    pub size_bytes: u64,
+}
+
+/// One tensor of either model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TensorDiff {
+    /// As this side calls it, or where only the other has it, as that one does.
+    pub name: String,
+    pub status: DiffStatus,
+    /// The difference's size against that of this side's values; null where it cannot be told.
+    pub relative_error: Option<f64>,
+    /// The largest difference of two values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest_difference: Option<f64>,
+    /// Values that are infinite or no number on one side alone.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub not_finite: u64,
+    /// Why the values were not compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    pub here: Option<DiffSide>,
+    pub there: Option<DiffSide>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The last record of a comparison.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DiffTotal {
+    pub same: u64,
+    pub changed: u64,
+    pub only_here: u64,
+    pub only_there: u64,
+    /// Of the layers on each side, and of those that both have.
+    pub bytes_here: u64,
+    pub bytes_there: u64,
+    pub bytes_shared: u64,
+}
+
+/// A line of the answer: `{"tensor": {...}}`, and at the end `{"total": {...}}`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiffRecord {
+    Tensor(TensorDiff),
+    Total(DiffTotal),
+}
+
+/// The records of a comparison.
+pub type DiffStream = BoxStream<'static, Result<DiffRecord, Error>>;
+
+/// What a request for a comparison comes to.
+pub enum Compared {
+    HereUnknown,
+    ThereUnknown,
+    Records(DiffStream),
+}
+
+/// A model, as a comparison needs it.
+struct Side {
+    repository: Repository,
+    manifest: Manifest,
+    architecture: Option<String>,
+    is_gguf: bool,
+    head_dim: Option<u64>,
+    tensors: Vec<TensorInfo>,
+}
+
+/// A pair that owns its tensors.
+struct Pair {
+    here: Option<TensorInfo>,
+    there: Option<TensorInfo>,
+    change: (Change, Change),
+    is_one: bool,
+}
+
+impl Registry {
+    /// Compares two models.
+    pub async fn model_diff(
+        &self,
+        caller: &Caller,
+        here: (&Repository, &Reference),
+        there: (&Repository, &Reference),
+    ) -> Result<Compared, Error> {
+        let Some(here) = self.diff_side(caller, here).await? else { return Ok(Compared::HereUnknown) };
+        let Some(there) = self.diff_side(caller, there).await? else { return Ok(Compared::ThereUnknown) };
+        let hints = Hints {
+            gguf_architecture: [&here, &there]
+                .iter()
+                .find(|s| s.is_gguf)
+                .and_then(|s| s.architecture.clone()),
+            head_dim: here.head_dim.or(there.head_dim),
+        };
+        let pairs: Vec<Pair> = diff::pairs(&here.tensors, &there.tensors, &hints)
+            .into_iter()
+            .map(|pair| Pair {
+                is_one: pair.is_one(),
+                here: pair.here.cloned(),
+                there: pair.there.cloned(),
+                change: pair.change,
+            })
+            .collect();
+        let weighed = diff::weigh(&here.manifest, &there.manifest);
+        let repositories = (here.repository, there.repository);
+        let (registry, caller) = (self.clone(), caller.clone());
+        let compared = stream::iter(pairs)
+            .map(move |pair| {
+                let (registry, caller, repositories) =
+                    (registry.clone(), caller.clone(), repositories.clone());
+                async move { registry.diff_pair(&caller, &repositories, pair).await }
+            })
+            .buffered(PAIRS_AT_ONCE);
+        Ok(Compared::Records(with_total(compared.boxed(), weighed)))
+    }
+
+    async fn diff_side(
+        &self,
+        caller: &Caller,
+        (repository, reference): (&Repository, &Reference),
+    ) -> Result<Option<Side>, Error> {
+        let Some(model) = self.model_show(caller, repository, reference).await? else { return Ok(None) };
+        let by_digest = Reference::Digest(model.digest);
+        let tensors = self.tensor_list(caller, repository, &by_digest).await?.unwrap_or_default();
+        let artifact = Artifact::read(&model.manifest, None);
+        let config = match artifact.find("config.json") {
+            Some(file) => self.blob_text(caller, repository, &file.layer).await?,
+            None => None,
+        };
+        let config: Value = config.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        Ok(Some(Side {
+            repository: repository.clone(),
+            manifest: model.manifest,
+            is_gguf: model.summary.as_ref().is_some_and(|summary| summary.format == "gguf"),
+            architecture: model.summary.and_then(|summary| summary.architecture),
+            head_dim: head_dim(&config),
+            tensors,
+        }))
+    }
+
+    async fn diff_pair(
+        &self,
+        caller: &Caller,
+        (left, right): &(Repository, Repository),
+        pair: Pair,
+    ) -> Result<TensorDiff, Error> {
+        let status = match (&pair.here, &pair.there) {
+            (Some(_), Some(_)) if pair.is_one => DiffStatus::Same,
+            (Some(_), Some(_)) => DiffStatus::Changed,
+            (Some(_), None) => DiffStatus::OnlyHere,
+            (None, _) => DiffStatus::OnlyThere,
+        };
+        let name = [&pair.here, &pair.there].into_iter().flatten().next().map(|tensor| tensor.name.clone());
+        let mut record = TensorDiff {
+            name: name.unwrap_or_default(),
+            status,
+            relative_error: pair.is_one.then_some(0.0),
+            largest_difference: None,
+            not_finite: 0,
+            note: None,
+            here: pair.here.as_ref().map(DiffSide::from),
+            there: pair.there.as_ref().map(DiffSide::from),
+        };
+        let (DiffStatus::Changed, Some(here), Some(there)) = (status, pair.here, pair.there) else {
+            return Ok(record);
+        };
+        let ours = self.blob_reader(caller, left, &here.digest).await?;
+        let theirs = self.blob_reader(caller, right, &there.digest).await?;
+        let (Some(ours), Some(theirs)) = (ours, theirs) else {
+            record.note = Some("its blob is not here".to_owned());
+            return Ok(record);
+        };
+        // Decoding takes a whole processor, so few do it at a time, whoever asks.
+        let _permit = self.comparing.acquire().await.map_err(|_| Error::Interrupted)?;
+        let work = tokio::task::spawn_blocking(move || {
+            let compared = diff::compare((&here, &ours), (&there, &theirs), pair.change);
+            match ours.failed().or(theirs.failed()) {
+                Some(error) => Err(error),
+                None => Ok(compared),
+            }
+        });
+        match work.await.map_err(|_| Error::Interrupted)?? {
+            Ok(Difference { same_bytes, relative_error, largest, not_finite }) => {
+                record.status = if same_bytes { DiffStatus::Same } else { DiffStatus::Changed };
+                record.relative_error = relative_error;
+                record.largest_difference = Some(largest).filter(|_| !same_bytes);
+                record.not_finite = not_finite;
+            }
+            Err(error @ CompareError::Shapes { .. }) => record.note = Some(error.to_string()),
+            Err(error) => record.note = Some(format!("its values cannot be compared: {}", chain(&error))),
+        }
+        Ok(record)
+    }
+}
+
+/// The records, and after the last of them their sum.
+fn with_total(compared: BoxStream<'static, Result<TensorDiff, Error>>, weighed: Weighed) -> DiffStream {
+    let Weighed { here, there, shared } = weighed;
+    let total =
+        DiffTotal { bytes_here: here, bytes_there: there, bytes_shared: shared, ..DiffTotal::default() };
+    let records = stream::unfold(Some((compared, total)), async |state| {
+        let (mut compared, mut total) = state?;
+        match compared.next().await {
+            Some(Ok(tensor)) => {
+                let count = match tensor.status {
+                    DiffStatus::Same => &mut total.same,
+                    DiffStatus::Changed => &mut total.changed,
+                    DiffStatus::OnlyHere => &mut total.only_here,
+                    DiffStatus::OnlyThere => &mut total.only_there,
+                };
+                *count += 1;
+                Some((Ok(DiffRecord::Tensor(tensor)), Some((compared, total))))
+            }
+            Some(Err(error)) => Some((Err(error), None)),
+            None => Some((Ok(DiffRecord::Total(total)), None)),
+        }
+    });
+    records.boxed()
+}
+
+/// How many elements a head of attention has, by a checkpoint's config.
+fn head_dim(config: &Value) -> Option<u64> {
+    let config = config.get("text_config").unwrap_or(config);
+    let number = |key: &str| config.get(key).and_then(Value::as_u64).filter(|number| *number > 0);
+    number("head_dim").or_else(|| Some(number("hidden_size")? / number("num_attention_heads")?))
+}
+
+impl From<&TensorInfo> for DiffSide {
+    fn from(tensor: &TensorInfo) -> DiffSide {
+        DiffSide {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.clone(),
+            shape: tensor.shape.clone(),
+            size_bytes: tensor.size_bytes,
+        }
+    }
+}
