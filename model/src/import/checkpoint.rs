@@ -14,11 +14,17 @@ use crate::tensor::{self, Tensor, TensorError};
 const MAIN_INDEX: &str = "model.safetensors.index.json";
 const MAIN_FILE: &str = "model.safetensors";
 
+/// The file that makes a folder an image model, and the names under which its components are kept in one file.
+pub(super) const IMAGE_INDEX: &str = "model_index.json";
+const COMPONENT_FILES: [&str; 2] = ["model.safetensors", "diffusion_pytorch_model.safetensors"];
+
 /// The files that the tensors come from.
 pub(super) struct Checkpoint {
     pub(super) shards: Vec<Shard>,
     /// The shard index, where there is one.
     pub(super) index: Option<String>,
+    /// Whether the shards belong to components, each in its folder, by which their tensors are called as well.
+    pub(super) is_image_model: bool,
     pub(super) notices: Vec<String>,
 }
 
@@ -81,7 +87,9 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         None => None,
     };
 
+    let is_image_model = files.iter().any(|file| file.path == IMAGE_INDEX);
     let is_shard = |file: &SourceFile| match &index {
+        _ if is_image_model => is_component(files, &file.path),
         Some((_, weight_map)) => weight_map.values().any(|shard| *shard == file.path),
         None if at_top(".safetensors").any(|file| file.path == MAIN_FILE) => file.path == MAIN_FILE,
         None => !file.path.contains('/'),
@@ -89,8 +97,14 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
     let mut shards = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".safetensors")) {
         // A header is checked even where the file is then stored whole: a damaged one should not go unseen.
-        let shard = read_shard(source, file, &mut notices)?;
+        let mut shard = read_shard(source, file, &mut notices)?;
         if is_shard(file) {
+            if is_image_model && let Some((component, _)) = file.path.rsplit_once('/') {
+                shard
+                    .tensors
+                    .iter_mut()
+                    .for_each(|tensor| tensor.name.insert_str(0, &format!("{component}/")));
+            }
             shards.push(shard);
         } else {
             notices.push(format!("`{}` is not part of the checkpoint and is stored whole", file.path));
@@ -123,7 +137,24 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         }
     }
     drop(homes);
-    Ok(Checkpoint { shards, index: index.map(|(path, _)| path), notices })
+    Ok(Checkpoint { shards, index: index.map(|(path, _)| path), is_image_model, notices })
+}
+
+/// Whether a file of an image model is what its component is loaded from: in a folder, and no copy in fewer bits or of other
+/// steps of training beside the file that counts.
+fn is_component(files: &[SourceFile], path: &str) -> bool {
+    let Some((folder, name)) = path.rsplit_once('/') else { return false };
+    let beside = || {
+        let inside = files.iter().filter_map(|file| file.path.rsplit_once('/'));
+        inside
+            .filter(|(other, name)| *other == folder && name.ends_with(".safetensors"))
+            .map(|(_, name)| name)
+    };
+    if beside().any(|name| COMPONENT_FILES.contains(&name)) {
+        return COMPONENT_FILES.contains(&name);
+    }
+    let is_variant = |name: &str| [".fp16", ".bf16", ".ema", "_ema"].iter().any(|mark| name.contains(mark));
+    !is_variant(name) || beside().all(is_variant)
 }
 
 /// Whether a name is the scale or bias of a quantised tensor, which went in with it.

@@ -120,6 +120,8 @@ pub enum ImportError {
     Vocabulary { path: String, id: u64, tensor: String, rows: u64 },
     #[error("`{path}` holds `{tensor}`, which is quantised already; import it as it is, without quantising")]
     AlreadyQuantised { path: String, tensor: String },
+    #[error("`{path}` makes this an image model, whose components are not quantised; import it as it is")]
+    ImageModel { path: &'static str },
     #[error("`{path}` is a GGUF file, which this version does not import")]
     Gguf { path: String },
 }

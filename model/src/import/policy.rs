@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, IMAGE_INDEX};
 use super::{ImportError, Quantize};
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::Dtype;
@@ -43,6 +43,9 @@ pub(super) fn layers(
     quantize: Option<Quantize>,
 ) -> Result<TensorLayers, ImportError> {
     if quantize.is_some() {
+        if checkpoint.is_image_model {
+            return Err(ImportError::ImageModel { path: IMAGE_INDEX });
+        }
         refuse_quantised(checkpoint)?;
     }
     let target = |tensor: &Tensor| quantize.and_then(|quantize| target(tensor, quantize.kind()));

@@ -344,6 +344,35 @@ fn a_quantised_index_names_what_is_there() {
 }
 
 #[test]
+fn an_image_model_goes_in_by_component() {
+    let part = |name| safetensors(&[(name, Dtype::BF16, &[16, 64])]);
+    let folder = Folder::default()
+        .with("model_index.json", r#"{"_class_name":"FluxPipeline"}"#)
+        .with("text_encoder/config.json", "{}")
+        .with("text_encoder/model.safetensors", part("norm.weight"))
+        .with("text_encoder/model.fp16.safetensors", part("norm.weight"))
+        .with("transformer/diffusion-00001-of-00002.safetensors", part("a.weight"))
+        .with("transformer/diffusion-00002-of-00002.safetensors", part("b.weight"))
+        .with("vae/diffusion_pytorch_model.safetensors", part("norm.weight"))
+        .with("flux-dev.safetensors", part("norm.weight"));
+    let imported = import(&folder, None);
+    assert_eq!(imported.files(), folder.0);
+    let tensors: Vec<&str> = imported
+        .plan
+        .layers
+        .iter()
+        .filter(|layer| layer.media_type == media_type::OLLAMA_TENSOR)
+        .filter_map(|layer| layer.name.as_deref())
+        .collect();
+    assert_eq!(
+        tensors,
+        ["text_encoder/norm.weight", "transformer/a.weight", "transformer/b.weight", "vae/norm.weight"]
+    );
+    assert!(imported.notices().contains("`flux-dev.safetensors` is not part of the checkpoint"));
+    assert!(refused(&folder, Some(Quantize::Int8)).contains("image model"));
+}
+
+#[test]
 fn merely_incomplete_folders_are_stored() {
     let lone = Folder::default().with("weights.safetensors", safetensors(&[("w", Dtype::F32, &[2])]));
     let imported = import(&lone, None);
