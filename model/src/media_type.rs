@@ -60,8 +60,15 @@ pub const ONNX: &str = "application/onnx";
 
 pub const OCTET_STREAM: &str = "application/octet-stream";
 
+/// The artifact type of a manifest that import makes.
+pub const LODE_MODEL: &str = "application/vnd.lode.model.v1";
+
 /// The annotation by which oras names the file that a layer is.
 pub const TITLE_ANNOTATION: &str = "org.opencontainers.image.title";
+/// What OCI's readers show of a manifest.
+pub const DESCRIPTION_ANNOTATION: &str = "org.opencontainers.image.description";
+pub const LICENSES_ANNOTATION: &str = "org.opencontainers.image.licenses";
+pub const VERSION_ANNOTATION: &str = "org.opencontainers.image.version";
 /// The annotation by which ModelPack and Docker's model layers name it.
 pub const FILEPATH_ANNOTATION: &str = "org.cncf.model.filepath";
 /// The same, before ModelPack moved.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Plan, SourceFile};
+use super::{Plan, PlannedLayer, SourceFile};
 use crate::digest::Digest;
 use crate::files_view::{self, FileEntry, FileView, Segment};
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES};
@@ -80,8 +80,12 @@ pub enum FinishError {
 struct WrittenManifest<'a> {
     schema_version: u8,
     media_type: &'a str,
+    /// Ollama reads over these two; OCI's clients look for them.
+    artifact_type: &'a str,
     config: &'a Descriptor,
     layers: &'a [Descriptor],
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: &'a BTreeMap<String, String>,
 }
 
 impl Plan {
@@ -114,6 +118,7 @@ impl Plan {
             .zip(layers)
             .map(|(layer, digest)| Descriptor {
                 name: layer.name.clone(),
+                annotations: title(layer),
                 ..Descriptor::new(layer.media_type, digest.clone(), layer.size)
             })
             .collect();
@@ -124,8 +129,10 @@ impl Plan {
         let manifest = serde_json::to_vec(&WrittenManifest {
             schema_version: 2,
             media_type: media_type::DOCKER_MANIFEST,
+            artifact_type: media_type::LODE_MODEL,
             config: &config_descriptor,
             layers: &descriptors,
+            annotations: &self.annotations,
         })
         .expect("a struct of strings and numbers is always JSON");
         if manifest.len() > MAX_MANIFEST_BYTES {
@@ -138,6 +145,12 @@ impl Plan {
             manifest,
         })
     }
+}
+
+/// By which an OCI client writes the layer to a file, where it is one.
+fn title(layer: &PlannedLayer) -> BTreeMap<String, String> {
+    let path = layer.name.as_ref().filter(|_| layer.media_type != media_type::OLLAMA_TENSOR);
+    path.map(|path| (media_type::TITLE_ANNOTATION.to_owned(), path.clone())).into_iter().collect()
 }
 
 fn file_entry(

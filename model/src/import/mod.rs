@@ -1,4 +1,5 @@
-//! Import: a checkpoint folder becomes layers, one blob a tensor, in a way that gives every original file back.
+//! Import: a checkpoint folder becomes layers, one blob a tensor, and a GGUF file one layer, in a way that gives every original
+//! file back.
 //! It plans over [`Source`], a seam for reading, and serves whoever has files: the CLI now, `/api/create` later.
 //!
 //! ```text
@@ -8,11 +9,13 @@
 mod checkpoint;
 mod facts;
 mod finish;
+mod gguf;
 mod layer;
+mod onnx;
 mod place;
 mod policy;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -122,8 +125,18 @@ pub enum ImportError {
     AlreadyQuantised { path: String, tensor: String },
     #[error("`{path}` makes this an image model, whose components are not quantised; import it as it is")]
     ImageModel { path: &'static str },
-    #[error("`{path}` is a GGUF file, which this version does not import")]
-    Gguf { path: String },
+    #[error("`{path}` is malformed")]
+    Gguf { path: String, source: crate::gguf::HeaderError },
+    #[error(transparent)]
+    Split(#[from] crate::gguf::SplitError),
+    #[error("`{path}` is malformed")]
+    Onnx { path: String, source: crate::onnx::OnnxError },
+    #[error("`{path}` has tensor `{tensor}` in `{location}`, which {problem}")]
+    OnnxData { path: String, tensor: String, location: String, problem: &'static str },
+    #[error("`{path}` is an ONNX file, which is not quantised to {kind}")]
+    QuantizeOnnx { path: String, kind: Kind },
+    #[error("`{path}` is a GGUF file, which is not quantised to {kind}")]
+    QuantizeGguf { path: String, kind: Kind },
 }
 
 /// A layer that will be pushed: what it is called, and how its bytes come about.
@@ -161,6 +174,8 @@ pub struct Plan {
     pub tensors: u64,
     /// How many elements they have together.
     pub parameters: u64,
+    /// Those of the manifest.
+    pub annotations: BTreeMap<String, String>,
     files: Vec<FileRecipe>,
 }
 
@@ -169,6 +184,14 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let mut files = source.files();
     files.sort_by(|a, b| a.path.cmp(&b.path));
     check_files(&files)?;
+    // A GGUF beside a checkpoint is a second form of it, and goes in as any other file.
+    let has_checkpoint = files.iter().any(|file| file.path.ends_with(".safetensors"));
+    if !has_checkpoint && files.iter().any(gguf::is_gguf) {
+        return gguf::plan(source, &files, options);
+    }
+    if !has_checkpoint && files.iter().any(onnx::is_onnx) {
+        return onnx::plan(source, &files, options);
+    }
 
     let checkpoint = checkpoint::read(source, &files)?;
     let facts = facts::read(source, &files, &checkpoint, options)?;
@@ -191,17 +214,7 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let rest = files.iter().filter(|file| !taken.contains(&file.path));
     let (json, other): (Vec<_>, Vec<_>) = rest.partition(|file| facts.json_files.contains(&file.path));
     for (media_type, files) in [(media_type::OLLAMA_JSON, json), (media_type::OCTET_STREAM, other)] {
-        for file in files {
-            recipes.push(FileRecipe::whole(file, layers.len()));
-            if file.size > 0 {
-                layers.push(PlannedLayer {
-                    media_type,
-                    name: Some(file.path.clone()),
-                    size: file.size,
-                    content: Content::file(&file.path, file.size),
-                });
-            }
-        }
+        files.into_iter().for_each(|file| push_whole(&mut layers, &mut recipes, media_type, file));
     }
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
 
@@ -215,7 +228,35 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
         Some(quantize) => quantize.kind().to_string(),
         None => checkpoint.main_dtype().unwrap_or_default(),
     };
-    Ok(Plan { layers, config, notices, tensors, parameters, files: recipes })
+    let annotations = BTreeMap::new();
+    Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
+}
+
+/// The layer type of a file beside a model: JSON only where it is some.
+fn other_type(source: &dyn Source, file: &SourceFile) -> Result<&'static str, ImportError> {
+    if !file.path.ends_with(".json") || file.size > MAX_JSON_BYTES || file.path == files_view::LAYER_NAME {
+        return Ok(media_type::OCTET_STREAM);
+    }
+    let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&read_file(source, file)?).is_ok();
+    Ok(if is_json { media_type::OLLAMA_JSON } else { media_type::OCTET_STREAM })
+}
+
+/// Adds a file as it is: a layer of its own, unless it is empty.
+fn push_whole(
+    layers: &mut Vec<PlannedLayer>,
+    recipes: &mut Vec<FileRecipe>,
+    media_type: &'static str,
+    file: &SourceFile,
+) {
+    recipes.push(FileRecipe::whole(file, layers.len()));
+    if file.size > 0 {
+        layers.push(PlannedLayer {
+            media_type,
+            name: Some(file.path.clone()),
+            size: file.size,
+            content: Content::file(&file.path, file.size),
+        });
+    }
 }
 
 /// Hashes a file of the source: what [`Plan::finish`] asks for the files that [`Plan::files_to_hash`] lists.
@@ -244,13 +285,7 @@ fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
     if let Some(pair) = files.windows(2).find(|pair| pair[0].path == pair[1].path) {
         return Err(ImportError::DuplicatePath { path: pair[0].path.clone() });
     }
-    let gguf = files.iter().find(|file| file.path.to_ascii_lowercase().ends_with(".gguf"));
-    match gguf {
-        Some(file) if !files.iter().any(|file| file.path.ends_with(".safetensors")) => {
-            Err(ImportError::Gguf { path: file.path.clone() })
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// The whole of a file, up to [`MAX_JSON_BYTES`].
@@ -267,3 +302,5 @@ fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportEr
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod whole_tests;

@@ -14,10 +14,10 @@ use crate::safetensors::{Dtype, Header, write_header};
 use crate::tensor;
 
 #[derive(Clone, Debug, Default)]
-struct Folder(BTreeMap<String, Vec<u8>>);
+pub(super) struct Folder(pub(super) BTreeMap<String, Vec<u8>>);
 
 impl Folder {
-    fn with(mut self, path: &str, bytes: impl Into<Vec<u8>>) -> Folder {
+    pub(super) fn with(mut self, path: &str, bytes: impl Into<Vec<u8>>) -> Folder {
         self.0.insert(path.to_owned(), bytes.into());
         self
     }
@@ -76,14 +76,14 @@ fn small() -> Folder {
 }
 
 /// Everything that an import pushes.
-struct Imported {
-    plan: Plan,
+pub(super) struct Imported {
+    pub(super) plan: Plan,
     blobs: BTreeMap<Digest, Vec<u8>>,
-    manifest: Manifest,
+    pub(super) manifest: Manifest,
     finished: Finished,
 }
 
-fn import(folder: &Folder, quantize: Option<Quantize>) -> Imported {
+pub(super) fn import(folder: &Folder, quantize: Option<Quantize>) -> Imported {
     let source: Arc<dyn Source> = Arc::new(folder.clone());
     let plan = plan(&*source, &Options { quantize, ..Options::default() }).expect("a well-formed folder");
     let mut blobs = BTreeMap::new();
@@ -112,7 +112,7 @@ fn import(folder: &Folder, quantize: Option<Quantize>) -> Imported {
 
 impl Imported {
     /// The files as `lode pull --to` puts them together.
-    fn files(&self) -> BTreeMap<String, Vec<u8>> {
+    pub(super) fn files(&self) -> BTreeMap<String, Vec<u8>> {
         let layer = FileView::find(&self.manifest).expect("a file view");
         assert_eq!(*layer, self.finished.files.descriptor);
         let view = FileView::parse(&self.finished.files.bytes).expect("a sound view");
@@ -142,12 +142,12 @@ impl Imported {
         &self.blobs[&layer.digest]
     }
 
-    fn notices(&self) -> String {
+    pub(super) fn notices(&self) -> String {
         self.plan.notices.join("\n")
     }
 }
 
-fn refused(folder: &Folder, quantize: Option<Quantize>) -> String {
+pub(super) fn refused(folder: &Folder, quantize: Option<Quantize>) -> String {
     let error = plan(folder, &Options { quantize, ..Options::default() }).expect_err("a malformed folder");
     let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
     format!("{error}{source}")
@@ -440,7 +440,7 @@ fn malformed_folders_are_refused() {
                 .with("b.safetensors", safetensors(&[("w", Dtype::F32, &[2])])),
             "tensor `w` is in `a.safetensors` and in `b.safetensors`",
         ),
-        (Folder::default().with("m.gguf", "GGUF"), "`m.gguf` is a GGUF file"),
+        (Folder::default().with("m.gguf", "GGUF"), "`m.gguf` is malformed"),
     ] {
         let message = refused(&folder, None);
         assert!(message.contains(expect), "{message}\n  wanted {expect}");

@@ -1,0 +1,77 @@
+//! Folders of ONNX files: each goes in whole, and so do the files beside it that hold its weights.
+//! They are walked, so that a damaged one, or one whose weights were left behind, is refused.
+
+use std::collections::BTreeMap;
+
+use super::{ImportError, Options, Plan, Source, SourceFile, other_type, push_whole};
+use crate::config::{ModelConfig, parameter_size};
+use crate::media_type;
+use crate::onnx::{Data, Initializer, Model};
+
+/// Whether a file is an ONNX model by its name.
+pub(super) fn is_onnx(file: &SourceFile) -> bool {
+    file.path.to_ascii_lowercase().ends_with(".onnx")
+}
+
+pub(super) fn plan(
+    source: &dyn Source,
+    files: &[SourceFile],
+    options: &Options,
+) -> Result<Plan, ImportError> {
+    let (models, rest): (Vec<_>, Vec<_>) = files.iter().partition(|file| is_onnx(file));
+    if let (Some(quantize), Some(file)) = (options.quantize, models.first()) {
+        return Err(ImportError::QuantizeOnnx { path: file.path.clone(), kind: quantize.kind() });
+    }
+    let (mut layers, mut recipes) = (Vec::new(), Vec::new());
+    let (mut tensors, mut parameters) = (0, 0u64);
+    let mut elements = BTreeMap::<String, u64>::new();
+    for file in models {
+        let model = read(source, file)?;
+        for tensor in &model.tensors {
+            check_outside(file, tensor, files)?;
+            let count = tensor.shape.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
+            parameters = parameters.saturating_add(count);
+            if let Some(dtype) = tensor.dtype() {
+                let sum = elements.entry(dtype.to_string()).or_default();
+                *sum = sum.saturating_add(count);
+            }
+        }
+        tensors += model.tensors.len() as u64;
+        push_whole(&mut layers, &mut recipes, media_type::ONNX, file);
+    }
+    for file in rest {
+        push_whole(&mut layers, &mut recipes, other_type(source, file)?, file);
+    }
+    recipes.sort_by(|a, b| a.path.cmp(&b.path));
+    let main = elements.into_iter().rev().max_by_key(|(_, sum)| *sum).map(|(dtype, _)| dtype);
+    let config = ModelConfig {
+        model_format: "onnx".to_owned(),
+        model_type: parameter_size(parameters),
+        file_type: main.unwrap_or_default(),
+        ..ModelConfig::default()
+    };
+    let notices = vec!["an ONNX model is stored, but cannot be run yet".to_owned()];
+    Ok(Plan { layers, config, notices, tensors, parameters, annotations: BTreeMap::new(), files: recipes })
+}
+
+fn read(source: &dyn Source, file: &SourceFile) -> Result<Model, ImportError> {
+    let path = || file.path.clone();
+    let opened = source.open(&file.path).map_err(|source| ImportError::Read { path: path(), source })?;
+    Model::read(&*opened).map_err(|source| ImportError::Onnx { path: path(), source })
+}
+
+/// Weights in another file have to come along.
+fn check_outside(file: &SourceFile, tensor: &Initializer, files: &[SourceFile]) -> Result<(), ImportError> {
+    let Data::Outside { location, offset, length } = &tensor.data else { return Ok(()) };
+    let found = files.iter().find(|other| other.path == Model::beside(&file.path, location));
+    let length = tensor.size_bytes().or(*length).unwrap_or(0);
+    match found {
+        Some(found) if offset.checked_add(length).is_some_and(|end| end <= found.size) => Ok(()),
+        found => Err(ImportError::OnnxData {
+            path: file.path.clone(),
+            tensor: tensor.name.clone(),
+            location: location.clone(),
+            problem: if found.is_some() { "is too short" } else { "is missing" },
+        }),
+    }
+}
