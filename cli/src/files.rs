@@ -9,7 +9,7 @@ use std::{
 };
 
 use lode_client::Content;
-use lode_model::read_at::ReadAt;
+use lode_model::{gguf::PartName, onnx, read_at::ReadAt};
 
 use crate::error::{Failure, Outcome};
 
@@ -60,6 +60,37 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -
         }
     }
     Ok(())
+}
+
+/// A file that holds weights, and the files beside it that are one model with it: the other parts of a split GGUF, and what an
+/// ONNX file names as its data. By name in byte order; what is missing is for the import to miss.
+pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
+    let failed = |error: io::Error| Failure::because(format!("cannot read {}", path.display()), &error);
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let mut names = vec![name.to_owned()];
+    if let Some(part) = PartName::parse(name) {
+        names.extend((1..=part.count).filter(|number| *number != part.number).map(|n| part.sibling(n)));
+    } else if name.to_ascii_lowercase().ends_with(".onnx") {
+        // Whether it is sound is for the import to say, in better words.
+        if let Ok(model) = onnx::Model::read(&DiskFile::open(path).map_err(failed)?) {
+            names.extend(model.locations().into_iter().map(|location| onnx::Model::beside(name, location)));
+        }
+    }
+    names.sort_unstable();
+    names.dedup();
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut found = Vec::new();
+    for name in names {
+        // Names out of the file are a stranger's.
+        let path = below(folder, &name)?;
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_file() => found.push(Found { name, path, size: metadata.len() }),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(found)
 }
 
 /// An open file that is read at offsets.

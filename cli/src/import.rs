@@ -201,9 +201,12 @@ pub(crate) async fn model(
 fn not_importable(error: &ImportError) -> Failure {
     let failure = Failure::because("cannot import this", error);
     match error {
-        ImportError::MissingShard { .. } => failure.hint("is the download complete?"),
-        ImportError::AlreadyQuantised { .. } => failure.hint("leave --quantize out"),
-        ImportError::Gguf { .. } => failure.hint("`lode push FILE NAME` stores it as it is"),
+        ImportError::MissingShard { .. } | ImportError::Split(_) | ImportError::OnnxData { .. } => {
+            failure.hint("is the download complete?")
+        }
+        ImportError::AlreadyQuantised { .. }
+        | ImportError::QuantizeGguf { .. }
+        | ImportError::QuantizeOnnx { .. } => failure.hint("leave --quantize out"),
         _ => failure,
     }
 }

@@ -13,6 +13,7 @@ mod expiry;
 mod faults;
 mod full_disk;
 mod gc;
+mod gguf;
 mod guard;
 mod import;
 mod inference;

@@ -1,4 +1,4 @@
-//! `lode create NAME PATH`: a checkpoint folder or a .safetensors file, straight into the registry, tensor by tensor.
+//! `lode create NAME PATH`: a folder or a file of weights, straight into the registry; safetensors tensor by tensor.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -55,14 +55,15 @@ fn source(path: &Path) -> Outcome<Files> {
     if !metadata.is_file() || name.is_empty() {
         return Err(Failure::new(format!("{} is neither a file nor a folder", path.display())));
     }
-    if !name.ends_with(".safetensors") {
+    let lower = name.to_ascii_lowercase();
+    if ![".safetensors", ".gguf", ".onnx"].iter().any(|extension| lower.ends_with(extension)) {
         return Err(Failure::new(format!(
-            "{} is neither a checkpoint folder nor a .safetensors file",
+            "{} is neither a folder nor a .safetensors, .gguf or .onnx file",
             path.display()
         ))
         .hint("name the folder that it is in, or store it as it is with `lode push`"));
     }
-    Ok(Files(vec![Found { name, path: path.to_owned(), size: metadata.len() }]))
+    Ok(Files(files::with_companions(path)?))
 }
 
 /// Files of this machine as the planner wants them; sorted by name.

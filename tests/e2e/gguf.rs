@@ -1,0 +1,61 @@
+//! GGUF files through `lode create`: what is shown of them, that they come back, and that damaged ones are refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lode_tests::checkpoint::read_folder;
+use lode_tests::server::Server;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gguf").join(name)
+}
+
+#[tokio::test]
+async fn a_gguf_is_described_and_comes_back() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let source = fixture("wide-k.gguf");
+    lode.create("team/wide", &source, &[]).await.ok();
+
+    let shown = lode.run(&["show", "team/wide", "--json"]).await.ok().json();
+    assert_eq!((&shown["format"], &shown["architecture"]), (&"gguf".into(), &"llama".into()), "{shown}");
+    let back = server.folder().path().join("back");
+    lode.run(&["pull", "team/wide", "--to", back.to_str().unwrap()]).await.ok();
+    assert!(fs::read(back.join("wide-k.gguf")).unwrap() == fs::read(&source).unwrap());
+}
+
+#[tokio::test]
+async fn a_damaged_gguf_is_refused_and_leaves_nothing() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let whole = fs::read(fixture("llama-q8_0.gguf")).unwrap();
+    let damaged = server.folder().path().join("model.gguf");
+    // 40,000 bytes are within the tensors' data, 400 within the keys.
+    for (cut, expect) in [(40_000, "tensor `"), (400, "key `"), (20, "first 24 bytes")] {
+        fs::write(&damaged, &whole[..cut]).unwrap();
+        let refused = lode.create("team/cut", &damaged, &[]).await;
+        assert_eq!(refused.code, 1, "{}", refused.stderr);
+        assert!(refused.stderr.contains("`model.gguf` is malformed"), "{}", refused.stderr);
+        assert!(refused.stderr.contains(expect), "{}\n  wanted {expect}", refused.stderr);
+    }
+    assert!(!lode.run(&["list"]).await.ok().stdout.contains("team/cut"));
+}
+
+#[tokio::test]
+async fn two_ggufs_and_a_license_come_back() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let folder = server.folder().path().join("source");
+    fs::create_dir_all(&folder).unwrap();
+    for (nth, name) in ["llama-q8_0.gguf", "qwen2-q8_0.gguf"].into_iter().enumerate() {
+        fs::copy(fixture(name), folder.join(format!("{nth}-{name}"))).unwrap();
+    }
+    fs::write(folder.join("LICENSE"), "do as you like").unwrap();
+    let created = lode.create("team/two", &folder, &[]).await.ok();
+    assert!(created.stderr.contains("`1-qwen2-q8_0.gguf` is another model"), "{}", created.stderr);
+    let back = server.folder().path().join("back");
+    lode.run(&["pull", "team/two", "--to", back.to_str().unwrap()]).await.ok();
+    assert!(read_folder(&back) == read_folder(&folder));
+    let shown = lode.run(&["show", "team/two", "--json"]).await.ok().json();
+    assert_eq!(shown["architecture"], "llama", "{shown}");
+}
