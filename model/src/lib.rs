@@ -11,6 +11,7 @@ pub mod index;
 pub mod lineage;
 pub mod manifest;
 pub mod media_type;
+pub mod modelfile;
 pub mod onnx;
 pub mod quant;
 pub mod read_at;

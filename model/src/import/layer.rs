@@ -64,6 +64,14 @@ impl Content {
         Content::new(vec![Piece::Range { path: path.into(), offset: 0, length }])
     }
 
+    /// The file that this may be as it is: it begins where the file does and takes nothing from elsewhere.
+    pub fn whole_file(&self) -> Option<&str> {
+        match &*self.0 {
+            [Piece::Range { path, offset: 0, .. }] => Some(path),
+            _ => None,
+        }
+    }
+
     pub(super) fn size(&self) -> u64 {
         self.0.iter().map(Piece::len).sum()
     }

@@ -1,0 +1,365 @@
+//! From a base and what is said about it to the manifest of a new model. The base's layers are named again, never read:
+//! a derived model shares every byte of its base. (ollama `server/create.go` has the same rules.)
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::{Command, Modelfile, Role};
+use crate::digest::Digest;
+use crate::import::SmallBlob;
+use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
+use crate::media_type;
+
+/// The annotations by which OCI tools find what something was made from.
+pub const BASE_NAME_ANNOTATION: &str = "org.opencontainers.image.base.name";
+pub const BASE_DIGEST_ANNOTATION: &str = "org.opencontainers.image.base.digest";
+
+/// What a model is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Base<'a> {
+    pub manifest: &'a Manifest,
+    /// The bytes of its config.
+    pub config: &'a [u8],
+    /// The bytes of its options, where it has some.
+    pub params: Option<&'a [u8]>,
+    /// What it is called, and its digest; none for files that were imported for this model alone.
+    pub named: Option<(&'a str, &'a Digest)>,
+}
+
+/// What is said about the base. An empty template or system text takes away the base's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Edits {
+    pub template: Option<String>,
+    pub system: Option<String>,
+    /// Put over the base's, option by option.
+    pub parameters: Map<String, Value>,
+    /// In place of the base's, if there are any.
+    pub messages: Vec<(Role, String)>,
+    /// Beside the base's.
+    pub licenses: Vec<String>,
+    pub renderer: Option<String>,
+    pub parser: Option<String>,
+    pub requires: Option<String>,
+    /// Adapters, projectors and other files that come with it.
+    pub layers: Vec<Descriptor>,
+}
+
+/// A model that is ready to be pushed: its small blobs, then its manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Derived {
+    pub blobs: Vec<SmallBlob>,
+    pub media_type: String,
+    pub manifest: Vec<u8>,
+    pub digest: Digest,
+}
+
+/// Why nothing can be made from a base.
+#[derive(Debug, thiserror::Error)]
+pub enum DeriveError {
+    #[error("it is a list of manifests; name one of them by its digest")]
+    Index,
+    #[error("it has a config of type `{media_type}`, which has no room for RENDERER, PARSER and REQUIRES")]
+    ForeignConfig { media_type: String },
+    #[error("its config is no JSON object")]
+    Config,
+    #[error("its options are no JSON object")]
+    Params,
+    #[error("the manifest has {len} bytes, expected at most {MAX_MANIFEST_BYTES}")]
+    TooLarge { len: usize },
+}
+
+impl Edits {
+    /// What a Modelfile says, but for its files.
+    pub fn of(modelfile: &Modelfile) -> Edits {
+        let mut edits = Edits { parameters: modelfile.parameters(), ..Edits::default() };
+        for command in &modelfile.commands {
+            match command {
+                Command::Template(text) => edits.template = Some(text.as_str().to_owned()),
+                Command::System(text) => edits.system = Some(text.as_str().to_owned()),
+                Command::License(text) => edits.licenses.push(text.as_str().to_owned()),
+                Command::Message { role, text } => edits.messages.push((*role, text.as_str().to_owned())),
+                Command::Renderer(text) => edits.renderer = Some(text.as_str().to_owned()),
+                Command::Parser(text) => edits.parser = Some(text.as_str().to_owned()),
+                Command::Requires(text) => {
+                    let version = text.as_str();
+                    edits.requires = Some(version.strip_prefix('v').unwrap_or(version).to_owned());
+                }
+                Command::From(_) | Command::Adapter(_) | Command::Draft(_) | Command::Parameter { .. } => {}
+            }
+        }
+        edits
+    }
+
+    /// Nothing that the base is not already.
+    pub fn is_empty(&self) -> bool {
+        *self == Edits::default()
+    }
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'a str,
+    content: &'a str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenManifest<'a> {
+    schema_version: u8,
+    media_type: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    artifact_type: Option<&'a str>,
+    config: &'a Descriptor,
+    layers: &'a [Descriptor],
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    annotations: &'a Map<String, Value>,
+}
+
+/// Makes a model from a base. The same base and edits always make the same manifest.
+pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
+    let manifest = base.manifest;
+    let base_config = manifest.config.as_ref().ok_or(DeriveError::Index)?;
+    let mut blobs = Vec::new();
+
+    // 1. The base's layers, without what is said anew. Weights tell where they came from.
+    let replaced = |layer: &Descriptor| {
+        let essence = media_type::essence(&layer.media_type);
+        match essence {
+            media_type::OLLAMA_TEMPLATE | media_type::OLLAMA_PROMPT => edits.template.is_some(),
+            media_type::OLLAMA_SYSTEM => edits.system.is_some(),
+            media_type::OLLAMA_PARAMS => !edits.parameters.is_empty(),
+            media_type::OLLAMA_MESSAGES => !edits.messages.is_empty(),
+            _ => false,
+        }
+    };
+    let mut layers: Vec<Descriptor> =
+        manifest.layers.iter().filter(|layer| !replaced(layer)).cloned().collect();
+    if let Some((name, _)) = base.named {
+        for layer in layers.iter_mut().filter(|layer| is_weights_file(&layer.media_type)) {
+            layer.from = Some(name.to_owned());
+        }
+    }
+    for layer in &edits.layers {
+        if !layers.iter().any(|held| is_same(held, layer)) {
+            layers.push(layer.clone());
+        }
+    }
+
+    // 2. Texts, each a layer of its own.
+    let mut add = |media_type: &str, bytes: Vec<u8>| {
+        let descriptor = Descriptor::new(media_type, Digest::sha256(&bytes), bytes.len() as u64);
+        if !layers.iter().any(|held| is_same(held, &descriptor)) {
+            layers.push(descriptor.clone());
+            blobs.push(SmallBlob { descriptor, bytes });
+        }
+    };
+    for license in &edits.licenses {
+        add(media_type::OLLAMA_LICENSE, license.clone().into_bytes());
+    }
+    for (kind, text) in
+        [(media_type::OLLAMA_TEMPLATE, &edits.template), (media_type::OLLAMA_SYSTEM, &edits.system)]
+    {
+        if let Some(text) = text.as_ref().filter(|text| !text.is_empty()) {
+            add(kind, text.clone().into_bytes());
+        }
+    }
+    if !edits.parameters.is_empty() {
+        let mut options: Map<String, Value> = match base.params {
+            Some(params) => serde_json::from_slice(params).map_err(|_| DeriveError::Params)?,
+            None => Map::new(),
+        };
+        options.extend(edits.parameters.clone());
+        add(media_type::OLLAMA_PARAMS, json_bytes(&options));
+    }
+    if !edits.messages.is_empty() {
+        let messages: Vec<Message<'_>> = edits
+            .messages
+            .iter()
+            .map(|(role, text)| Message { role: role.as_str(), content: text })
+            .collect();
+        add(media_type::OLLAMA_MESSAGES, json_bytes(&messages));
+    }
+
+    // 3. The config, rewritten only if it says something else now.
+    let facts = [("renderer", &edits.renderer), ("parser", &edits.parser), ("requires", &edits.requires)];
+    let mut config_descriptor = base_config.clone();
+    if facts.iter().any(|(_, said)| said.is_some()) {
+        if base_config.media_type != media_type::DOCKER_CONFIG {
+            return Err(DeriveError::ForeignConfig { media_type: base_config.media_type.clone() });
+        }
+        let mut config: Map<String, Value> =
+            serde_json::from_slice(base.config).map_err(|_| DeriveError::Config)?;
+        for (key, said) in facts {
+            if let Some(said) = said {
+                config.insert(key.to_owned(), Value::String(said.clone()));
+            }
+        }
+        // The list of layers that older clients wrote there would be wrong now.
+        config.remove("rootfs");
+        let bytes = json_bytes(&config);
+        config_descriptor =
+            Descriptor::new(media_type::DOCKER_CONFIG, Digest::sha256(&bytes), bytes.len() as u64);
+        blobs.push(SmallBlob { descriptor: config_descriptor.clone(), bytes });
+    }
+
+    // 4. The manifest, of the base's kind.
+    let mut annotations: Map<String, Value> =
+        manifest.annotations.iter().map(|(key, value)| (key.clone(), Value::String(value.clone()))).collect();
+    if let Some((name, digest)) = base.named {
+        annotations.insert(BASE_NAME_ANNOTATION.to_owned(), Value::String(name.to_owned()));
+        annotations.insert(BASE_DIGEST_ANNOTATION.to_owned(), Value::String(digest.to_string()));
+    }
+    let bytes = json_bytes(&WrittenManifest {
+        schema_version: 2,
+        media_type: &manifest.media_type,
+        artifact_type: manifest.artifact_type.as_deref(),
+        config: &config_descriptor,
+        layers: &layers,
+        annotations: &annotations,
+    });
+    if bytes.len() > MAX_MANIFEST_BYTES {
+        return Err(DeriveError::TooLarge { len: bytes.len() });
+    }
+    let digest = Digest::sha256(&bytes);
+    Ok(Derived { blobs, media_type: manifest.media_type.clone(), manifest: bytes, digest })
+}
+
+fn is_weights_file(kind: &str) -> bool {
+    matches!(
+        media_type::essence(kind),
+        media_type::OLLAMA_MODEL | media_type::OLLAMA_PROJECTOR | media_type::OLLAMA_ADAPTER
+    )
+}
+
+fn is_same(a: &Descriptor, b: &Descriptor) -> bool {
+    a.media_type == b.media_type && a.digest == b.digest && a.name == b.name
+}
+
+fn json_bytes(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("texts, numbers and maps of them are always JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn blob(media_type: &str, bytes: &[u8]) -> Descriptor {
+        Descriptor::new(media_type, Digest::sha256(bytes), bytes.len() as u64)
+    }
+
+    const CONFIG: &[u8] = br#"{"model_format":"gguf","remote_host":"kept","rootfs":{"type":"layers"}}"#;
+
+    fn base_manifest() -> Manifest {
+        let layers = vec![
+            blob(media_type::OLLAMA_MODEL, b"weights"),
+            blob(media_type::OLLAMA_TEMPLATE, b"old"),
+            blob(media_type::OLLAMA_LICENSE, b"free"),
+            blob(media_type::OLLAMA_PARAMS, br#"{"temperature":1,"stop":["x"]}"#),
+        ];
+        let bytes = json_bytes(&json!({
+            "schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
+            "config": blob(media_type::DOCKER_CONFIG, CONFIG), "layers": layers,
+        }));
+        Manifest::parse(None, &bytes).unwrap()
+    }
+
+    fn made(edits: &Edits) -> (Derived, Manifest) {
+        let manifest = base_manifest();
+        let digest = Digest::sha256(b"base");
+        let base = Base {
+            manifest: &manifest,
+            config: CONFIG,
+            params: Some(br#"{"temperature":1,"stop":["x"]}"#),
+            named: Some(("team/base:8b", &digest)),
+        };
+        let derived = derive(&base, edits).unwrap();
+        let parsed = Manifest::parse(Some(&derived.media_type), &derived.manifest).unwrap();
+        (derived, parsed)
+    }
+
+    fn of(text: &str) -> Edits {
+        Edits::of(&Modelfile::parse(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn nothing_said_is_the_base_under_another_name() {
+        let (derived, manifest) = made(&of("FROM team/base:8b"));
+        assert!(derived.blobs.is_empty() && Edits::default().is_empty());
+        let base = base_manifest();
+        let digests = |manifest: &Manifest| {
+            manifest.layers.iter().map(|layer| layer.digest.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(digests(&manifest), digests(&base));
+        assert_eq!(manifest.config, base.config);
+        assert_eq!(manifest.layers[0].from.as_deref(), Some("team/base:8b"));
+        assert_eq!(manifest.layers[1].from, None);
+        assert_eq!(manifest.annotations[BASE_NAME_ANNOTATION], "team/base:8b");
+        assert_eq!(manifest.annotations[BASE_DIGEST_ANNOTATION], Digest::sha256(b"base").to_string());
+    }
+
+    #[test]
+    fn what_is_said_replaces_merges_or_adds() {
+        let (derived, manifest) =
+            made(&of("FROM b\nTEMPLATE new\nSYSTEM be brief\nPARAMETER temperature 0.5\n\
+             MESSAGE user hi\nMESSAGE assistant ho\nLICENSE free\nLICENSE more"));
+        let texts = |kind: &str| -> Vec<String> {
+            let of_kind = manifest.layers.iter().filter(|layer| layer.media_type == kind);
+            let bytes = of_kind.map(|layer| {
+                let blob = derived.blobs.iter().find(|blob| blob.descriptor.digest == layer.digest);
+                blob.map_or("(the base's)".to_owned(), |blob| String::from_utf8(blob.bytes.clone()).unwrap())
+            });
+            bytes.collect()
+        };
+        assert_eq!(texts(media_type::OLLAMA_MODEL), ["(the base's)"]);
+        assert_eq!(texts(media_type::OLLAMA_TEMPLATE), ["new"]);
+        assert_eq!(texts(media_type::OLLAMA_SYSTEM), ["be brief"]);
+        assert_eq!(texts(media_type::OLLAMA_PARAMS), [r#"{"temperature":0.5,"stop":["x"]}"#]);
+        assert_eq!(texts(media_type::OLLAMA_LICENSE), ["(the base's)", "more"]);
+        assert_eq!(
+            texts(media_type::OLLAMA_MESSAGES),
+            [r#"[{"role":"user","content":"hi"},{"role":"assistant","content":"ho"}]"#]
+        );
+    }
+
+    #[test]
+    fn an_empty_text_takes_the_bases_away() {
+        let (derived, manifest) = made(&of("FROM b\nTEMPLATE \"\""));
+        assert!(derived.blobs.is_empty());
+        assert!(manifest.layers.iter().all(|layer| layer.media_type != media_type::OLLAMA_TEMPLATE));
+    }
+
+    #[test]
+    fn the_config_keeps_what_it_says() {
+        let (derived, manifest) = made(&of("FROM b\nRENDERER r\nREQUIRES v0.20.0"));
+        let config: Value = serde_json::from_slice(&derived.blobs[0].bytes).unwrap();
+        assert_eq!(
+            config,
+            json!({"model_format": "gguf", "remote_host": "kept", "renderer": "r", "requires": "0.20.0"})
+        );
+        assert_eq!(manifest.config.unwrap().digest, Digest::sha256(&derived.blobs[0].bytes));
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_said() {
+        let mut manifest = base_manifest();
+        let fails = |manifest: &Manifest, edits: &Edits, params: Option<&[u8]>| {
+            derive(&Base { manifest, config: b"[]", params, named: None }, edits).unwrap_err().to_string()
+        };
+        assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains("no JSON object"));
+        assert!(fails(&manifest, &of("FROM b\nPARAMETER seed 1"), Some(b"[]")).contains("options"));
+        manifest.config.as_mut().unwrap().media_type = media_type::MODELPACK_CONFIG.to_owned();
+        assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains(media_type::MODELPACK_CONFIG));
+        manifest.config = None;
+        assert!(fails(&manifest, &Edits::default(), None).contains("list of manifests"));
+    }
+
+    #[test]
+    fn files_come_along_once() {
+        let adapter = blob(media_type::OLLAMA_ADAPTER, b"lora");
+        let edits = Edits { layers: vec![adapter.clone(), adapter.clone()], ..Edits::default() };
+        let (_, manifest) = made(&edits);
+        assert_eq!(manifest.layers.iter().filter(|layer| layer.digest == adapter.digest).count(), 1);
+    }
+}

@@ -1,0 +1,160 @@
+//! Modelfiles: the text in which ollama's users say what a model is made from and what it is told (ollama `parser/parser.go`).
+//! Parsing and printing are inverse on valid values; [`derive`] turns what a Modelfile says into the manifest of a new model.
+
+mod derive;
+mod parameter;
+mod parse;
+mod print;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde_json::{Map, Value};
+
+pub use derive::{BASE_DIGEST_ANNOTATION, BASE_NAME_ANNOTATION, Base, DeriveError, Derived, Edits, derive};
+pub use parameter::{ParameterError, check_value, is_deprecated, read_value};
+pub use parse::{ParseError, Problem};
+
+/// What a Modelfile says, in its order. Comments and blank lines are not kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Modelfile {
+    pub commands: Vec<Command>,
+}
+
+/// One instruction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// A model, a file or a folder to start from.
+    From(Text),
+    /// The files of an adapter.
+    Adapter(Text),
+    /// A draft model for speculative decoding.
+    Draft(Text),
+    Template(Text),
+    System(Text),
+    License(Text),
+    Parameter {
+        name: String,
+        value: Text,
+    },
+    Message {
+        role: Role,
+        text: Text,
+    },
+    Renderer(Text),
+    Parser(Text),
+    /// The oldest ollama that runs it.
+    Requires(Text),
+}
+
+/// Who says a [`Command::Message`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A text that is no role.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{found}` is no role, expected system, user or assistant")]
+pub struct UnknownRole {
+    pub found: String,
+}
+
+impl FromStr for Role {
+    type Err = UnknownRole;
+
+    fn from_str(text: &str) -> Result<Role, UnknownRole> {
+        [Role::System, Role::User, Role::Assistant]
+            .into_iter()
+            .find(|role| role.as_str() == text)
+            .ok_or_else(|| UnknownRole { found: text.to_owned() })
+    }
+}
+
+/// A value that a Modelfile can hold: quotes have no escapes there, so some texts cannot be written at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text(String);
+
+/// A text that no quoting brings back as it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a Modelfile cannot hold this text: one of its lines ends with a quote that would end the value, or it has control characters"
+)]
+pub struct UnsayableText;
+
+impl Text {
+    pub fn new(text: impl Into<String>) -> Result<Text, UnsayableText> {
+        let text = text.into();
+        match print::quotes(&text) {
+            Some(_) => Ok(Text(text)),
+            None => Err(UnsayableText),
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Modelfile {
+    /// What the model is made from, in order.
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
+        self.texts(|command| if let Command::From(text) = command { Some(text) } else { None })
+    }
+
+    pub fn adapters(&self) -> impl Iterator<Item = &str> {
+        self.texts(|command| if let Command::Adapter(text) = command { Some(text) } else { None })
+    }
+
+    pub fn drafts(&self) -> impl Iterator<Item = &str> {
+        self.texts(|command| if let Command::Draft(text) = command { Some(text) } else { None })
+    }
+
+    fn texts(&self, of: impl Fn(&Command) -> Option<&Text>) -> impl Iterator<Item = &str> {
+        self.commands.iter().filter_map(of).map(Text::as_str)
+    }
+
+    /// The options it sets: the last one of a name counts, `stop` gathers. Deprecated ones are left out.
+    pub fn parameters(&self) -> Map<String, Value> {
+        let mut options = Map::new();
+        for command in &self.commands {
+            let Command::Parameter { name, value } = command else { continue };
+            // Checked when it was parsed; one that was put together by hand and is wrong says nothing.
+            let Ok(Some(value)) = read_value(name, value.as_str()) else { continue };
+            match options.get_mut(name) {
+                Some(Value::Array(all)) if name == parameter::STOP => all.push(value),
+                _ if name == parameter::STOP => drop(options.insert(name.clone(), Value::Array(vec![value]))),
+                _ => drop(options.insert(name.clone(), value)),
+            }
+        }
+        options
+    }
+
+    /// The names of options that have no effect any more.
+    pub fn deprecated(&self) -> impl Iterator<Item = &str> {
+        self.commands.iter().filter_map(|command| match command {
+            Command::Parameter { name, .. } if is_deprecated(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+}
