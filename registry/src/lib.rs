@@ -29,11 +29,12 @@ mod upstream;
 mod webhooks;
 
 pub use app::{
-    Ancestor, BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Compared, Damage, Descendant,
-    Device, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, FsckReport, GcReport, Heartbeat,
-    JoinProof, Lineage, LoadedModel, ManifestPut, MigrateReport, Model, ModelSummary, Page, Referrer,
-    Registration, Registry, Relative, Removal, RemovalPage, Restored, StoredManifest, TaggedModel,
-    TensorDiff, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
+    Ancestor, BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Compared, CreateError, Damage,
+    Descendant, Device, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FsckReport,
+    GcReport, Heartbeat, JoinProof, Lineage, LoadedModel, MadeFrom, ManifestPut, MigrateReport, Model,
+    ModelSummary, Moved, NewModel, Page, Referrer, Registration, Registry, Relative, Remote, Removal,
+    RemovalPage, Restored, Step, StoredManifest, TaggedModel, Tell, TensorDiff, TransferError, UploadStatus,
+    WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::Take;

@@ -2,6 +2,7 @@
 //! Called by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it reaches SQL through `store` and bytes through `blobs`.
 
 mod blobs;
+mod create;
 mod diff;
 mod flights;
 mod fsck;
@@ -16,9 +17,11 @@ mod models;
 mod read_at;
 mod receive;
 mod referrers;
+mod staging;
 mod tags;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod uploads;
 mod webhooks;
 mod workers;
@@ -45,6 +48,7 @@ use crate::{Config, Error, jobs, metrics};
 
 pub use crate::blobs::BlobStream;
 pub(crate) use blobs::Shortcut;
+pub use create::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
 pub use diff::{Compared, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
 use flights::Flights;
 pub use fsck::{Damage, FsckReport};
@@ -54,6 +58,7 @@ pub use links::BlobLink;
 pub use migrate::{MigrateReport, migrate};
 pub use models::{Model, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
+pub use transfer::{Moved, Remote, Tell, TransferError};
 pub use webhooks::WebhookDelivery;
 pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
 

@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
-use lode_model::digest::DigestError;
+use lode_model::digest::{Digest, DigestError};
+use lode_model::modelfile::{ParameterError, UnknownRole};
 use lode_model::reference::ReferenceError;
 use uuid::Uuid;
 
+use crate::app::{CreateError, TransferError};
+use crate::error::chain;
 use crate::gateway::GatewayError;
 use crate::{Error, api, oci};
 
@@ -49,6 +52,21 @@ pub(crate) enum Failure {
     BodyMissing,
     #[error("the request body is not what is expected here: {0}")]
     Json(#[source] serde_json::Error),
+
+    #[error("invalid digest format: `{digest}`")]
+    StagedDigest { digest: String },
+    #[error("digest mismatch, expected \"{expected}\", got \"{got}\"")]
+    StagedMismatch { expected: Digest, got: Digest },
+    #[error("`{text}` is not a quantisation that can be made here (int4 and int8 of safetensors can)")]
+    Quantize { text: String },
+    #[error(transparent)]
+    Parameter(ParameterError),
+    #[error(transparent)]
+    Role(UnknownRole),
+    #[error("{}", chain(.0))]
+    Create(CreateError),
+    #[error("{}", chain(.0))]
+    Transfer(TransferError),
 
     #[error("model is required")]
     ModelMissing,
@@ -101,7 +119,17 @@ impl Failure {
             | Failure::BodyCut(_)
             | Failure::BodyMissing
             | Failure::Json(_)
+            | Failure::StagedDigest { .. }
+            | Failure::StagedMismatch { .. }
+            | Failure::Quantize { .. }
+            | Failure::Parameter(_)
+            | Failure::Role(_)
+            | Failure::Create(_)
             | Failure::Unsupported(_) => StatusCode::BAD_REQUEST,
+            Failure::Transfer(error) => match error {
+                TransferError::RemoteUnknown { .. } => StatusCode::NOT_FOUND,
+                _ => StatusCode::BAD_GATEWAY,
+            },
             Failure::TooManyTags { .. } => StatusCode::URI_TOO_LONG,
             Failure::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => StatusCode::FORBIDDEN,
@@ -132,7 +160,7 @@ impl Failure {
         }
         if self.status().is_server_error()
             && !told
-            && !matches!(self, Failure::Gateway(_) | Failure::Worker { .. })
+            && !matches!(self, Failure::Gateway(_) | Failure::Worker { .. } | Failure::Transfer(_))
         {
             return "the server could not answer; its log has the reason".to_owned();
         }

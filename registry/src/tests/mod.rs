@@ -3,6 +3,7 @@
 
 mod backup;
 mod bad_input;
+mod create;
 mod gateway;
 mod layouts;
 mod maintenance;
@@ -18,6 +19,7 @@ mod push;
 mod routes;
 mod tags;
 mod tls;
+mod transfer;
 mod webhooks;
 mod wire;
 

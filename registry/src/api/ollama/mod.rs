@@ -1,6 +1,11 @@
 //! What ollama's clients ask of the registry itself: lists, details, copies, deletions.
 //! Names follow `model_name`, forms and texts follow ollama.
 
+pub(crate) mod blobs;
+pub(crate) mod create;
+pub(crate) mod pull;
+pub(crate) mod push;
+mod records;
 pub(crate) mod show;
 pub(crate) mod tags;
 

@@ -1,14 +1,16 @@
 //! `POST /api/show`: what a model's manifest, config and text layers say, as ollama's clients read it.
 
 use axum::extract::State;
+use axum::routing::{MethodRouter, post};
 use lode_model::manifest::Descriptor;
 use lode_model::media_type;
+use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, UnsayableText};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{Details, Named};
 use crate::Registry;
-use crate::api::model_name;
+use crate::api::model_name::ReadName;
 use crate::api::time::rfc3339;
 use crate::app::Model;
 use crate::auth::Caller;
@@ -33,12 +35,26 @@ pub(crate) struct Shown {
     template: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     system: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    renderer: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    parser: String,
     details: Details,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    messages: Vec<Message>,
     model_info: Map<String, Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<Tensor>,
     capabilities: Vec<String>,
     modified_at: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    requires: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Message {
+    role: String,
+    content: String,
 }
 
 #[derive(Serialize)]
@@ -49,21 +65,29 @@ struct Tensor {
     shape: Vec<u64>,
 }
 
-pub(crate) async fn post(
-    State(registry): State<Registry>,
-    caller: Caller,
-    Json(show): Json<Show>,
-) -> Result<Json<Shown>, Failure> {
+/// The route of a surface that reads names its own way.
+pub(crate) fn show(read_name: ReadName) -> MethodRouter<Registry> {
+    post(move |State(registry): State<Registry>, caller: Caller, Json(show): Json<Show>| async move {
+        shown(&registry, &caller, &show, read_name).await.map(Json)
+    })
+}
+
+async fn shown(
+    registry: &Registry,
+    caller: &Caller,
+    show: &Show,
+    read_name: ReadName,
+) -> Result<Shown, Failure> {
     let name = show.named.name();
-    let (repository, reference) = model_name::parse(name)?;
+    let (repository, reference) = read_name(name)?;
     let unknown = || Failure::ModelUnknown { name: name.to_owned() };
-    let model = registry.model_show(&caller, &repository, &reference).await?.ok_or_else(unknown)?;
+    let model = registry.model_show(caller, &repository, &reference).await?.ok_or_else(unknown)?;
     let summary = model.summary.clone().ok_or_else(unknown)?;
 
     let text = async |media_type: &str| -> Result<String, Failure> {
         let mut texts = Vec::new();
         for layer in model.manifest.layers.iter().filter(|layer| layer.media_type == media_type) {
-            let bytes = registry.blob_text(&caller, &repository, layer).await?.unwrap_or_default();
+            let bytes = registry.blob_text(caller, &repository, layer).await?.unwrap_or_default();
             texts.push(String::from_utf8_lossy(&bytes).into_owned());
         }
         Ok(texts.join("\n"))
@@ -72,52 +96,115 @@ pub(crate) async fn post(
         (text(media_type::OLLAMA_LICENSE).await?, text(media_type::OLLAMA_TEMPLATE).await?);
     let (system, params) = (text(media_type::OLLAMA_SYSTEM).await?, text(media_type::OLLAMA_PARAMS).await?);
     let config = match model.manifest.layers.iter().find(|layer| is_config(layer)) {
-        Some(layer) => registry.blob_text(&caller, &repository, layer).await?,
+        Some(layer) => registry.blob_text(caller, &repository, layer).await?,
         None => None,
     };
     let config: Value = config.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let tensors = match show.verbose {
-        true => registry.tensor_list(&caller, &repository, &reference).await?.unwrap_or_default(),
+        true => registry.tensor_list(caller, &repository, &reference).await?.unwrap_or_default(),
         false => Vec::new(),
     };
-    Ok(Json(Shown {
-        modelfile: modelfile(name, &template, &system),
+    let messages: Vec<Message> =
+        serde_json::from_str(&text(media_type::OLLAMA_MESSAGES).await?).unwrap_or_default();
+    let params: Map<String, Value> = serde_json::from_str(&params).unwrap_or_default();
+    let said = model.config.clone().unwrap_or_default();
+    let mut details = Details::new(&summary, model.config.as_ref());
+    details.parent_model = parent(&model).to_owned();
+    let mut commands = Written::of(name);
+    commands.texts(&[("TEMPLATE", &template, Command::Template), ("SYSTEM", &system, Command::System)]);
+    commands
+        .texts(&[("RENDERER", &said.renderer, Command::Renderer), ("PARSER", &said.parser, Command::Parser)]);
+    commands.parameters(&params);
+    commands.messages(&messages);
+    commands
+        .texts(&[("LICENSE", &license, Command::License), ("REQUIRES", &said.requires, Command::Requires)]);
+    Ok(Shown {
+        modelfile: commands.text,
         parameters: parameters(&params),
-        details: Details::new(&summary, model.config.as_ref()),
+        details,
+        messages,
         model_info: model_info(&model, &config),
         tensors: tensors
             .into_iter()
             .map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape })
             .collect(),
-        capabilities: capabilities(&model, &config),
+        capabilities: capabilities(&model, &config, &template),
         modified_at: rfc3339(model.modified_at),
+        renderer: said.renderer,
+        parser: said.parser,
+        requires: said.requires,
         license,
         template,
         system,
-    }))
+    })
 }
 
 fn is_config(layer: &Descriptor) -> bool {
     layer.file_path() == Some("config.json")
 }
 
-fn modelfile(name: &str, template: &str, system: &str) -> String {
-    let mut text = format!("# Modelfile of {name}\nFROM {name}\n");
-    for (instruction, value) in [("TEMPLATE", template), ("SYSTEM", system)] {
-        if !value.is_empty() {
-            text.push_str(&format!("{instruction} \"\"\"{value}\"\"\"\n"));
+/// What it was made from, where that was said.
+fn parent(model: &Model) -> &str {
+    let named = model.manifest.annotations.get(BASE_NAME_ANNOTATION).map(String::as_str);
+    let noted = || model.manifest.layers.iter().find_map(|layer| layer.from.as_deref());
+    named.or_else(noted).unwrap_or_default()
+}
+
+/// A Modelfile that makes the model again. What it has no words for, it names.
+struct Written {
+    text: String,
+}
+
+impl Written {
+    fn of(name: &str) -> Written {
+        Written { text: format!("# Modelfile of {name}\nFROM {name}\n") }
+    }
+
+    fn push(&mut self, what: &str, command: Result<Command, UnsayableText>) {
+        self.text.push_str(&match command {
+            Ok(command) => Modelfile { commands: vec![command] }.to_string(),
+            Err(_) => format!("# {what} is left out: no quotes can hold it\n"),
+        });
+    }
+
+    fn texts(&mut self, texts: &[(&str, &str, fn(Text) -> Command)]) {
+        for (what, text, command) in texts.iter().filter(|(_, text, _)| !text.is_empty()) {
+            self.push(what, Text::new(*text).map(command));
         }
     }
-    text
+
+    fn parameters(&mut self, params: &Map<String, Value>) {
+        for (name, value) in params {
+            let values = if let Value::Array(values) = value {
+                values.as_slice()
+            } else {
+                std::slice::from_ref(value)
+            };
+            for value in values {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                self.push(
+                    name,
+                    Text::new(text).map(|value| Command::Parameter { name: name.clone(), value }),
+                );
+            }
+        }
+    }
+
+    fn messages(&mut self, messages: &[Message]) {
+        for Message { role, content } in messages {
+            let Ok(role) = role.parse() else { continue };
+            self.push("MESSAGE", Text::new(content).map(|text| Command::Message { role, text }));
+        }
+    }
 }
 
 /// The stored options as text: a key padded to 30 columns and a value, one a line.
-fn parameters(params: &str) -> String {
-    let params: Map<String, Value> = serde_json::from_str(params).unwrap_or_default();
+fn parameters(params: &Map<String, Value>) -> String {
     let mut lines = Vec::new();
     for (key, value) in params {
-        let values = if let Value::Array(values) = value { values } else { vec![value] };
-        lines.extend(values.into_iter().map(|value| format!("{key:<30} {value}")));
+        let values =
+            if let Value::Array(values) = value { values.as_slice() } else { std::slice::from_ref(value) };
+        lines.extend(values.iter().map(|value| format!("{key:<30} {value}")));
     }
     lines.join("\n")
 }
@@ -149,7 +236,7 @@ fn model_info(model: &Model, config: &Value) -> Map<String, Value> {
 }
 
 /// What the config blob lists; where it lists nothing, what the checkpoint's class name tells.
-fn capabilities(model: &Model, config: &Value) -> Vec<String> {
+fn capabilities(model: &Model, config: &Value, template: &str) -> Vec<String> {
     if let Some(listed) =
         model.config.as_ref().map(|config| &config.capabilities).filter(|listed| !listed.is_empty())
     {
@@ -158,7 +245,19 @@ fn capabilities(model: &Model, config: &Value) -> Vec<String> {
     let class = config["architectures"][0].as_str().unwrap_or_default();
     let is_generator =
         class.is_empty() || class.ends_with("CausalLM") || class.ends_with("ConditionalGeneration");
-    vec![if is_generator { "completion" } else { "embedding" }.to_owned()]
+    let has_projector =
+        model.manifest.layers.iter().any(|layer| layer.media_type == media_type::OLLAMA_PROJECTOR);
+    let mut all = vec![if is_generator { "completion" } else { "embedding" }];
+    // What a template mentions is what it can say.
+    for (capability, has) in [
+        ("vision", has_projector),
+        ("tools", template.contains(".Tools")),
+        ("insert", template.contains(".Suffix")),
+        ("thinking", template.contains(".Thinking") || template.contains(".Think ")),
+    ] {
+        all.extend(has.then_some(capability));
+    }
+    all.into_iter().map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -167,9 +266,25 @@ mod tests {
 
     #[test]
     fn parameters_are_one_a_line() {
-        let text = parameters(r#"{"temperature":0.5,"stop":["a","b"]}"#);
+        let params = json!({"temperature": 0.5, "stop": ["a", "b"]});
+        let text = parameters(params.as_object().unwrap());
         let expect = format!("{:<30} 0.5\n{:<30} \"a\"\n{:<30} \"b\"", "temperature", "stop", "stop");
         assert_eq!(text, expect);
-        assert_eq!(parameters("not JSON"), "");
+        assert_eq!(parameters(&Map::new()), "");
+    }
+
+    #[test]
+    fn the_modelfile_can_be_read_again() {
+        let mut written = Written::of("team/mini:8b");
+        let params = json!({"temperature": 0.5, "stop": ["a ", "b"]});
+        written.texts(&[("TEMPLATE", "{{ .Prompt }}\n", Command::Template), ("SYSTEM", "", Command::System)]);
+        written.parameters(params.as_object().unwrap());
+        written.messages(&[Message { role: "user".into(), content: "hi".into() }]);
+        written.texts(&[("LICENSE", "a\"\"\"\nb", Command::License)]);
+        let parsed = Modelfile::parse(written.text.as_bytes()).unwrap();
+        assert_eq!(parsed.sources().collect::<Vec<_>>(), ["team/mini:8b"]);
+        assert_eq!(Value::Object(parsed.parameters()), params);
+        assert_eq!(parsed.commands.len(), 6);
+        assert!(written.text.contains("# LICENSE is left out"));
     }
 }

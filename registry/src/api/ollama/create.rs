@@ -1,0 +1,176 @@
+//! `POST /api/create`: a model made from one that is here, or from files that were sent to `/api/blobs`.
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::response::Response;
+use lode_model::digest::Digest;
+use lode_model::files_view::check_path;
+use lode_model::import::Quantize;
+use lode_model::media_type;
+use lode_model::modelfile::{Edits, Role, check_value};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{Named, blobs, records};
+use crate::Registry;
+use crate::api::model_name;
+use crate::app::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
+use crate::auth::Caller;
+use crate::http::{Failure, Json};
+
+#[derive(Deserialize)]
+pub(crate) struct Create {
+    #[serde(flatten)]
+    named: Named,
+    stream: Option<bool>,
+    from: Option<String>,
+    files: Option<BTreeMap<String, String>>,
+    adapters: Option<BTreeMap<String, String>>,
+    draft_files: Option<BTreeMap<String, String>>,
+    template: Option<String>,
+    system: Option<String>,
+    license: Option<Texts>,
+    parameters: Option<Map<String, Value>>,
+    messages: Option<Vec<Message>>,
+    quantize: Option<String>,
+    /// An older name of `quantize`.
+    quantization: Option<String>,
+    draft_quantize: Option<String>,
+    renderer: Option<String>,
+    parser: Option<String>,
+    requires: Option<String>,
+    remote_host: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    #[serde(default)]
+    content: String,
+}
+
+pub(crate) async fn post(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Json(create): Json<Create>,
+) -> Result<Response, Failure> {
+    let is_stream = create.stream.unwrap_or(true);
+    let new = create.read()?;
+    registry.model_create_check(&caller, &new).await?;
+    records::answer(is_stream, move |records| async move {
+        let told = |step| match step {
+            Step::Reading => records.status("reading files"),
+            Step::Existing(digest) => records.status(format!("using existing layer {digest}")),
+            Step::Created(digest) => records.status(format!("creating new layer {digest}")),
+            Step::WritingManifest => records.status("writing manifest"),
+        };
+        registry.model_create(&caller, new, &told).await?;
+        Ok(())
+    })
+    .await
+}
+
+impl Create {
+    /// What is asked for, in our own terms.
+    fn read(self) -> Result<NewModel, Failure> {
+        let (repository, reference) = model_name::parse(self.named.name())?;
+        if said(&self.remote_host).is_some() {
+            return Err(Failure::Unsupported("models of other hosts are not served here; pull them"));
+        }
+        if said(&self.draft_quantize).is_some() {
+            return Err(Failure::Unsupported("draft models are stored as they are"));
+        }
+        let quantize = match said(&self.quantize).or(said(&self.quantization)) {
+            Some(text) => {
+                let quantize: Result<Quantize, _> = text.to_ascii_lowercase().parse();
+                Some(quantize.map_err(|_| Failure::Quantize { text: text.to_owned() })?)
+            }
+            None => None,
+        };
+        let from = match (said(&self.from), self.files) {
+            (Some(name), _) => {
+                let (repository, reference) = model_name::parse(name)?;
+                MadeFrom::Model { repository, reference, name: name.to_owned() }
+            }
+            (None, Some(files)) => MadeFrom::Files(read_files(files)?),
+            (None, None) => return Err(Failure::Unsupported("neither 'from' or 'files' was specified")),
+        };
+        let mut extra = Vec::new();
+        for (media_type, folder, files) in [
+            (media_type::OLLAMA_ADAPTER, "adapter", self.adapters),
+            (media_type::OLLAMA_DRAFT, "draft", self.draft_files),
+        ] {
+            for (path, digest) in read_files(files.unwrap_or_default())? {
+                let media_type = if path.ends_with(".json") { media_type::OLLAMA_JSON } else { media_type };
+                extra.push(ExtraFile { media_type, path: format!("{folder}/{path}"), digest });
+            }
+        }
+        let mut parameters = self.parameters.unwrap_or_default();
+        for (name, value) in &mut parameters {
+            check_value(name, value).map_err(Failure::Parameter)?;
+            // One stop text is a list of one.
+            if name == "stop" && value.is_string() {
+                *value = Value::Array(vec![value.take()]);
+            }
+        }
+        let mut messages = Vec::new();
+        for Message { role, content } in self.messages.unwrap_or_default() {
+            let role: Role = role.parse().map_err(Failure::Role)?;
+            messages.push((role, content));
+        }
+        let licenses = match self.license {
+            None => Vec::new(),
+            Some(Texts::One(text)) => vec![text],
+            Some(Texts::Many(texts)) => texts,
+        };
+        let edits = Edits {
+            // Clients send an empty text for one that was not said.
+            template: self.template.filter(|text| !text.is_empty()),
+            system: self.system.filter(|text| !text.is_empty()),
+            parameters,
+            messages,
+            licenses: licenses.into_iter().filter(|text| !text.is_empty()).collect(),
+            renderer: self.renderer.filter(|text| !text.is_empty()),
+            parser: self.parser.filter(|text| !text.is_empty()),
+            requires: self
+                .requires
+                .filter(|text| !text.is_empty())
+                .map(|text| text.strip_prefix('v').map(str::to_owned).unwrap_or(text)),
+            layers: Vec::new(),
+        };
+        Ok(NewModel { repository, reference, from, extra, edits, quantize })
+    }
+}
+
+/// Makes a full disk, a mirrored name and the like speak for themselves.
+impl From<CreateError> for Failure {
+    fn from(error: CreateError) -> Failure {
+        match error {
+            CreateError::Registry(error) => Failure::Registry(error),
+            CreateError::BaseUnknown { name } => Failure::ModelUnknown { name },
+            other => Failure::Create(other),
+        }
+    }
+}
+
+fn said(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|text| !text.is_empty())
+}
+
+fn read_files(files: BTreeMap<String, String>) -> Result<BTreeMap<String, Digest>, Failure> {
+    files
+        .into_iter()
+        .map(|(path, digest)| {
+            check_path(&path).map_err(|_| Failure::Unsupported("file path must be relative"))?;
+            Ok((path, blobs::parse(&digest)?))
+        })
+        .collect()
+}

@@ -1,0 +1,133 @@
+//! `POST /api/pull`: a model of another registry becomes one of ours, under the part of its name behind the host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use lode_client::{Client, ClientOptions, Credentials, Login, RetryPolicy};
+use lode_model::reference::{Name, Reference, Repository};
+use serde::Deserialize;
+
+use super::{Named, records};
+use crate::Registry;
+use crate::api::model_name;
+use crate::app::{Moved, Remote, Tell, TransferError};
+use crate::auth::Caller;
+use crate::http::{Failure, Json};
+
+/// Where a name without a host is looked for, as ollama's clients do.
+const DEFAULT_HOST: &str = "registry.ollama.ai";
+/// How much of a digest a record shows.
+const SHOWN_DIGITS: usize = 12;
+
+/// What `/api/pull` and `/api/push` take.
+#[derive(Deserialize)]
+pub(crate) struct Transfer {
+    #[serde(flatten)]
+    pub(super) named: Named,
+    stream: Option<bool>,
+    /// Plain http.
+    #[serde(default)]
+    insecure: bool,
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: String,
+}
+
+pub(crate) async fn post(
+    State(registry): State<Registry>,
+    caller: Caller,
+    Json(transfer): Json<Transfer>,
+) -> Result<Response, Failure> {
+    let (remote, (repository, reference), host_given) = transfer.read()?;
+    // A name without a host that is known here is here: this server is where it lives.
+    let is_here = !host_given && registry.model_show(&caller, &repository, &reference).await?.is_some();
+    records::answer(transfer.is_stream(), move |records| async move {
+        if is_here {
+            records.status("pulling manifest");
+            return Ok(());
+        }
+        let telling = records.clone();
+        let tell: Tell = Arc::new(move |moved: Moved| match moved {
+            Moved::Manifest => telling.status("pulling manifest"),
+            Moved::Blob { digest, total, completed } => {
+                let status = format!("pulling {}", &digest.hex()[..SHOWN_DIGITS]);
+                telling.progress(&status, digest.as_str(), total, completed);
+            }
+            Moved::AllBlobs => {
+                telling.status("verifying sha256 digest");
+                telling.status("writing manifest");
+            }
+        });
+        registry.model_pull(&caller, &remote, (&repository, &reference), &tell).await?;
+        Ok(())
+    })
+    .await
+}
+
+impl Transfer {
+    pub(super) fn is_stream(&self) -> bool {
+        self.stream.unwrap_or(true)
+    }
+
+    /// The model there, its name here, and whether the request named a host.
+    pub(super) fn read(&self) -> Result<(Remote, (Repository, Reference), bool), Failure> {
+        let text = self.named.name();
+        if text.is_empty() {
+            return Err(Failure::ModelMissing);
+        }
+        let (scheme, bare) = match text.split_once("://") {
+            Some((scheme @ ("http" | "https"), bare)) => (Some(scheme), bare),
+            _ => (None, text),
+        };
+        let name: Name = bare.parse()?;
+        let host = name.host.clone().filter(|host| host != DEFAULT_HOST);
+        let Some(host) = host else {
+            let (repository, reference) = model_name::parse(bare)?;
+            let theirs = match repository.as_str().contains('/') {
+                true => repository.clone(),
+                false => format!("library/{repository}").parse()?,
+            };
+            let remote = self.remote(&format!("https://{DEFAULT_HOST}"), theirs, reference.clone())?;
+            return Ok((remote, (repository, reference), name.host.is_some()));
+        };
+        let address = match (self.insecure, scheme) {
+            (true, _) => format!("http://{host}"),
+            (false, Some(scheme)) => format!("{scheme}://{host}"),
+            (false, None) => host,
+        };
+        let remote = self.remote(&address, name.repository.clone(), name.reference.clone())?;
+        // `library` is implied here as it is there.
+        let ours = name.repository.as_str().strip_prefix("library/").unwrap_or(name.repository.as_str());
+        Ok((remote, (ours.parse()?, name.reference), true))
+    }
+
+    fn remote(&self, address: &str, repository: Repository, reference: Reference) -> Result<Remote, Failure> {
+        let failed = |error| Failure::Transfer(TransferError::Remote(error));
+        let credentials = match (self.username.as_str(), self.password.as_str()) {
+            ("", _) | (_, "") => Credentials::none(),
+            (username, password) => {
+                let host = address.split_once("://").map_or(address, |(_, host)| host);
+                let login = Login { username: username.to_owned(), password: password.to_owned() };
+                Credentials::fixed(host, login)
+            }
+        };
+        let retry =
+            RetryPolicy { attempts: 4, base: Duration::from_millis(200), cap: Duration::from_secs(5) };
+        let options = ClientOptions { credentials, retry, ..ClientOptions::default() };
+        let registry = Client::new(options).and_then(|client| client.registry(address)).map_err(failed)?;
+        Ok(Remote { registry, repository, reference })
+    }
+}
+
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Failure {
+        match error {
+            TransferError::Registry(error) => Failure::Registry(error),
+            TransferError::Unknown { name } => Failure::ModelUnknown { name },
+            other => Failure::Transfer(other),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Work that tells how far it is: a record a line while it goes on, or its last record alone, as the request asked.
+//! A failure before the first record is the answer itself; a later one is the last line.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::header;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tracing::Instrument;
+
+use crate::error::chain;
+use crate::http::{Failure, Json};
+
+const NDJSON: &str = "application/x-ndjson";
+/// How many records may wait for a client that reads slowly; those that only tell how far it is are dropped beyond.
+const WAITING: usize = 256;
+/// How often one blob's progress is told.
+const EVERY: Duration = Duration::from_millis(60);
+
+/// Where work tells how far it is.
+#[derive(Clone)]
+pub(crate) struct Records {
+    sender: Sender<Result<Value, Failure>>,
+    told: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Records {
+    /// What is being done now.
+    pub(crate) fn status(&self, status: impl Into<String>) {
+        self.send(json!({ "status": status.into() }));
+    }
+
+    /// How far one blob is. Between its start and its end only now and then.
+    pub(crate) fn progress(&self, status: &str, digest: &str, total: u64, completed: u64) {
+        let is_edge = completed == 0 || completed >= total;
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_edge && told.is_some_and(|told| told.elapsed() < EVERY) {
+            return;
+        }
+        *told = Some(Instant::now());
+        drop(told);
+        let mut record = json!({ "status": status, "digest": digest, "total": total });
+        if completed > 0 {
+            record["completed"] = completed.into();
+        }
+        self.send(record);
+    }
+
+    fn send(&self, record: impl Serialize) {
+        // A client that does not read misses records, and the work goes on.
+        let _ = self.sender.try_send(Ok(json!(record)));
+    }
+}
+
+/// Runs `work` and answers with what it tells. It ends when the client goes away.
+pub(crate) async fn answer<F>(is_stream: bool, work: impl FnOnce(Records) -> F) -> Result<Response, Failure>
+where
+    F: Future<Output = Result<(), Failure>> + Send + 'static,
+{
+    let (sender, mut receiver) = mpsc::channel(WAITING);
+    let working = work(Records { sender: sender.clone(), told: Arc::default() });
+    let job = async move {
+        tokio::select! {
+            // The last word is waited for: what came before may have been dropped, it may not.
+            done = working => {
+                let last = done.map(|()| json!({ "status": "success" }));
+                let _ = sender.send(last).await;
+            }
+            () = sender.closed() => {}
+        }
+    };
+    tokio::spawn(job.in_current_span());
+    if !is_stream {
+        let mut last = json!({ "status": "success" });
+        while let Some(record) = receiver.recv().await {
+            last = record?;
+        }
+        return Ok(Json(last).into_response());
+    }
+    let first = match receiver.recv().await {
+        Some(first) => first?,
+        None => return Err(crate::Error::Interrupted.into()),
+    };
+    let lines = stream::once(async move { line(&first) }).chain(rest(receiver)).map(Ok::<_, Infallible>);
+    Ok(([(header::CONTENT_TYPE, NDJSON)], Body::from_stream(lines)).into_response())
+}
+
+fn rest(receiver: Receiver<Result<Value, Failure>>) -> impl futures::Stream<Item = Bytes> {
+    stream::unfold(receiver, |mut receiver| async move {
+        let bytes = match receiver.recv().await? {
+            Ok(record) => line(&record),
+            Err(failure) => {
+                if failure.status().is_server_error() {
+                    tracing::warn!(error = chain(&failure), "the work behind an answer failed");
+                }
+                line(&json!({ "error": failure.message() }))
+            }
+        };
+        Some((bytes, receiver))
+    })
+}
+
+fn line(record: &Value) -> Bytes {
+    format!("{record}\n").into()
+}

@@ -1,0 +1,446 @@
+//! Models made here: from one that is here, whose layers are named again, or from files that were sent before.
+//! Everything is in place before the manifest is: a creation that ends early leaves nothing to be seen, and a repeated one goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use lode_model::digest::{Algorithm, Digest, Hasher};
+use lode_model::import::{
+    self, FinishError, ImportError, Options, Plan, PlannedLayer, Quantize, ReadAt, SmallBlob, Source,
+    SourceFile,
+};
+use lode_model::manifest::{Descriptor, Manifest};
+use lode_model::media_type;
+use lode_model::modelfile::{Base, DeriveError, Derived, Edits, derive};
+use lode_model::reference::{Reference, Repository};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::staging::staging;
+use super::{Body, BodyError, ChunkRange, Registry, Shortcut, models};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+
+/// How many layers are made at a time.
+const LAYERS_AT_ONCE: usize = 4;
+const READ_BYTES: usize = 1 << 20;
+/// How many pieces wait between the thread that makes a layer and the storage.
+const PIECES: usize = 4;
+
+/// What is to be made.
+#[derive(Clone, Debug)]
+pub struct NewModel {
+    pub repository: Repository,
+    pub reference: Reference,
+    pub from: MadeFrom,
+    /// Files of adapters and draft models, by the path that each gets.
+    pub extra: Vec<ExtraFile>,
+    pub edits: Edits,
+    pub quantize: Option<Quantize>,
+}
+
+/// What it is made from.
+#[derive(Clone, Debug)]
+pub enum MadeFrom {
+    Model {
+        repository: Repository,
+        reference: Reference,
+        name: String,
+    },
+    /// Files that were sent before, by their paths.
+    Files(BTreeMap<String, Digest>),
+}
+
+#[derive(Clone, Debug)]
+pub struct ExtraFile {
+    pub media_type: &'static str,
+    pub path: String,
+    pub digest: Digest,
+}
+
+/// What is being done, for whoever watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    Reading,
+    /// A layer that was there already.
+    Existing(Digest),
+    /// A layer that was made or stored.
+    Created(Digest),
+    WritingManifest,
+}
+
+/// Why a model cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error(transparent)]
+    Registry(#[from] Error),
+    #[error("model '{name}' not found")]
+    BaseUnknown { name: String },
+    #[error("no files provided to convert")]
+    NoFiles,
+    #[error("file `{path}` ({digest}) was not sent: POST it to /api/blobs/{digest} first")]
+    FileUnknown { path: String, digest: Digest },
+    #[error("cannot import this")]
+    Import(#[source] ImportError),
+    #[error("nothing can be made from this")]
+    Derive(#[from] DeriveError),
+    #[error("nothing can be made from this")]
+    Finish(#[from] FinishError),
+    #[error("quantising needs files; a model that is here keeps its weights")]
+    QuantizeModel,
+}
+
+impl Registry {
+    /// What stands in the way of making a model, as far as that can be told at once.
+    pub async fn model_create_check(&self, caller: &Caller, new: &NewModel) -> Result<(), CreateError> {
+        // 1. May they, and is there something to make it from?
+        self.may_push(caller, &new.repository)?;
+        match &new.from {
+            MadeFrom::Model { repository, reference, name } => {
+                let base = self.model_show(caller, repository, reference).await?;
+                base.ok_or_else(|| CreateError::BaseUnknown { name: name.clone() })?;
+                if new.quantize.is_some() {
+                    return Err(CreateError::QuantizeModel);
+                }
+            }
+            MadeFrom::Files(files) if files.is_empty() => return Err(CreateError::NoFiles),
+            MadeFrom::Files(files) => {
+                for (path, digest) in files {
+                    self.staged_size(caller, path, digest).await?;
+                }
+            }
+        }
+        // 2. What comes with it.
+        for file in &new.extra {
+            self.staged_size(caller, &file.path, &file.digest).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a model. `tell` hears of each step.
+    pub async fn model_create(
+        &self,
+        caller: &Caller,
+        mut new: NewModel,
+        tell: &(dyn Fn(Step) + Send + Sync),
+    ) -> Result<Digest, CreateError> {
+        self.may_push(caller, &new.repository)?;
+        for file in &new.extra {
+            let size = self.staged_size(caller, &file.path, &file.digest).await?;
+            self.blob_mount(caller, &new.repository, &file.digest, Some(&staging())).await?;
+            let mut layer = Descriptor::new(file.media_type, file.digest.clone(), size);
+            layer.name = Some(file.path.clone());
+            new.edits.layers.push(layer);
+            tell(Step::Existing(file.digest.clone()));
+        }
+        let derived = match &new.from {
+            MadeFrom::Model { repository, reference, name } => {
+                self.create_from_model(caller, &new, (repository, reference), name, tell).await?
+            }
+            MadeFrom::Files(files) => self.create_from_files(caller, &new, files, tell).await?,
+        };
+        for blob in &derived.blobs {
+            self.small_put(caller, &new.repository, blob).await?;
+            tell(Step::Created(blob.descriptor.digest.clone()));
+        }
+        tell(Step::WritingManifest);
+        let (kind, bytes) = (derived.media_type, Bytes::from(derived.manifest));
+        let put = self.manifest_put(caller, &new.repository, &new.reference, Some(&kind), bytes, &[]).await?;
+        Ok(put.digest)
+    }
+
+    async fn create_from_model(
+        &self,
+        caller: &Caller,
+        new: &NewModel,
+        (repository, reference): (&Repository, &Reference),
+        name: &str,
+        tell: &(dyn Fn(Step) + Send + Sync),
+    ) -> Result<Derived, CreateError> {
+        // 1. The base, as it is now.
+        let stored = match self.manifest_get(caller, repository, reference).await {
+            Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
+                return Err(CreateError::BaseUnknown { name: name.to_owned() });
+            }
+            stored => stored?,
+        };
+        let manifest = models::parse(&stored)?;
+        let params = manifest.layers.iter().find(|layer| layer.media_type == media_type::OLLAMA_PARAMS);
+        let params = match params {
+            Some(layer) => self.blob_text(caller, repository, layer).await?,
+            None => None,
+        };
+        let config = match &manifest.config {
+            Some(config) => self.blob_text(caller, repository, config).await?.unwrap_or_default(),
+            None => Vec::new(),
+        };
+        let named = name.strip_suffix(":latest").unwrap_or(name);
+        let base = Base {
+            manifest: &manifest,
+            config: &config,
+            params: params.as_deref(),
+            named: Some((named, &stored.digest)),
+        };
+        let derived = derive(&base, &new.edits)?;
+        // 2. Its blobs, named again where the new model lives. Nothing moves.
+        let mut seen = BTreeSet::new();
+        for blob in manifest.blobs().filter(|blob| seen.insert(blob.digest.clone())) {
+            if *repository != new.repository {
+                self.blob_bring_along(caller, repository, &new.repository, blob).await?;
+            }
+            tell(Step::Existing(blob.digest.clone()));
+        }
+        Ok(derived)
+    }
+
+    async fn blob_bring_along(
+        &self,
+        caller: &Caller,
+        from: &Repository,
+        to: &Repository,
+        blob: &Descriptor,
+    ) -> Result<(), Error> {
+        if self.blob_mount(caller, to, &blob.digest, Some(from)).await?.is_some() {
+            return Ok(());
+        }
+        // Not held: below a mirrored prefix, reading it fetches it.
+        self.blob_find(caller, from, &blob.digest).await?;
+        match self.blob_mount(caller, to, &blob.digest, Some(from)).await? {
+            Some(_) => Ok(()),
+            None => Err(Error::BlobUnknown { digest: blob.digest.clone() }),
+        }
+    }
+
+    async fn create_from_files(
+        &self,
+        caller: &Caller,
+        new: &NewModel,
+        files: &BTreeMap<String, Digest>,
+        tell: &(dyn Fn(Step) + Send + Sync),
+    ) -> Result<Derived, CreateError> {
+        // 1. What layers the files become.
+        tell(Step::Reading);
+        let mut staged = Vec::new();
+        for (path, digest) in files {
+            let size = self.staged_size(caller, path, digest).await?;
+            staged.push(StagedFile { path: path.clone(), digest: digest.clone(), size });
+        }
+        let source: Arc<dyn Source> = Arc::new(Staged {
+            registry: self.clone(),
+            caller: caller.clone(),
+            files: staged,
+            runtime: Handle::current(),
+        });
+        let options = Options { quantize: new.quantize, architectures: &[] };
+        let planning = source.clone();
+        let plan =
+            blocking(move || import::plan(&*planning, &options)).await?.map_err(CreateError::Import)?;
+        // 2. Each of them, where it is not here already.
+        let layers = stream::iter(plan.layers.clone())
+            .map(|layer| self.layer_make(caller, &new.repository, layer, &source, files))
+            .buffered(LAYERS_AT_ONCE)
+            .inspect_ok(|(digest, is_new)| {
+                tell(if *is_new { Step::Created(digest.clone()) } else { Step::Existing(digest.clone()) });
+            });
+        let digests: Vec<Digest> = layers.map_ok(|(digest, _)| digest).try_collect().await?;
+        // 3. What is said about them.
+        self.create_finish(caller, new, &plan, &digests, files).await
+    }
+
+    async fn create_finish(
+        &self,
+        caller: &Caller,
+        new: &NewModel,
+        plan: &Plan,
+        digests: &[Digest],
+        files: &BTreeMap<String, Digest>,
+    ) -> Result<Derived, CreateError> {
+        let finished = plan.finish(digests, files)?;
+        for blob in [&finished.config, &finished.files] {
+            self.small_put(caller, &new.repository, blob).await?;
+        }
+        let manifest = Manifest::parse(None, &finished.manifest).map_err(Error::ManifestInvalid)?;
+        let base = Base { manifest: &manifest, config: &finished.config.bytes, params: None, named: None };
+        Ok(derive(&base, &new.edits)?)
+    }
+
+    /// Makes one layer be there; whether it had to be made.
+    async fn layer_make(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        layer: PlannedLayer,
+        source: &Arc<dyn Source>,
+        files: &BTreeMap<String, Digest>,
+    ) -> Result<(Digest, bool), CreateError> {
+        // 1. A file that is a layer as it is has been sent already.
+        let whole = layer.content.whole_file().and_then(|path| files.get(path));
+        if let Some(digest) = whole
+            && let Some(info) = self.blob_mount(caller, repository, digest, Some(&staging())).await?
+            && info.size_bytes == layer.size
+        {
+            return Ok((digest.clone(), false));
+        }
+        // 2. Another one may be here, from a relative of the model.
+        let (hashing, reading) = (layer.clone(), source.clone());
+        let digest = blocking(move || hash(&mut hashing.reader(&reading))).await?;
+        let digest = digest.map_err(|error| unreadable(&layer, error))?;
+        if self.blob_mount(caller, repository, &digest, None).await?.is_some() {
+            return Ok((digest, false));
+        }
+        // 3. It has to be made.
+        let chunk = ChunkRange { range: None, length: Some(layer.size) };
+        let body = body_of(layer, source.clone());
+        self.blob_put(caller, repository, &digest, chunk, body).await?;
+        Ok((digest, true))
+    }
+
+    async fn small_put(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        blob: &SmallBlob,
+    ) -> Result<(), Error> {
+        let SmallBlob { descriptor, bytes } = blob;
+        let chunk = ChunkRange { range: None, length: Some(descriptor.size) };
+        let bytes = Bytes::from(bytes.clone());
+        let body: Body = stream::once(async move { Ok(bytes) }).boxed();
+        self.blob_put(caller, repository, &descriptor.digest, chunk, body).await.map(drop)
+    }
+
+    /// The size of a file that was sent, or that is here for this caller to use.
+    async fn staged_size(&self, caller: &Caller, path: &str, digest: &Digest) -> Result<u64, CreateError> {
+        allow(caller, Action::Push, Target::Repository(&staging()))?;
+        match self.staged_stat(caller, digest).await? {
+            true => Ok(self.blob_find(caller, &staging(), digest).await?.size_bytes),
+            false => Err(CreateError::FileUnknown { path: path.to_owned(), digest: digest.clone() }),
+        }
+    }
+}
+
+/// Files that were sent before, for the planner to read.
+struct Staged {
+    registry: Registry,
+    caller: Caller,
+    files: Vec<StagedFile>,
+    runtime: Handle,
+}
+
+struct StagedFile {
+    path: String,
+    digest: Digest,
+    size: u64,
+}
+
+impl Source for Staged {
+    fn files(&self) -> Vec<SourceFile> {
+        self.files.iter().map(|file| SourceFile { path: file.path.clone(), size: file.size }).collect()
+    }
+
+    fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>> {
+        let file = self.files.iter().find(|file| file.path == path).ok_or(io::ErrorKind::NotFound)?;
+        let found = self.runtime.block_on(async {
+            let blob = self.registry.blob_visible(&self.caller, &staging(), &file.digest).await?;
+            self.registry.blob_shortcut(&blob).await
+        });
+        // A folder's file is read where it lies; object storage is asked for each part.
+        Ok(match found.map_err(io::Error::other)? {
+            Some(Shortcut::File(opened)) => Box::new(Lying { file: opened, size: file.size }),
+            _ => Box::new(Held {
+                registry: self.registry.clone(),
+                caller: self.caller.clone(),
+                digest: file.digest.clone(),
+                size: file.size,
+                runtime: self.runtime.clone(),
+            }),
+        })
+    }
+}
+
+struct Lying {
+    file: File,
+    size: u64,
+}
+
+impl ReadAt for Lying {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+}
+
+struct Held {
+    registry: Registry,
+    caller: Caller,
+    digest: Digest,
+    size: u64,
+    runtime: Handle,
+}
+
+impl ReadAt for Held {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let range = offset..offset.saturating_add(buf.len() as u64);
+        let staging = staging();
+        let part = self.registry.blob_part(&self.caller, &staging, &self.digest, range);
+        let bytes = self.runtime.block_on(part).map_err(io::Error::other)?;
+        if bytes.len() != buf.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        buf.copy_from_slice(&bytes);
+        Ok(())
+    }
+}
+
+fn hash(reader: &mut dyn Read) -> io::Result<Digest> {
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    let mut piece = vec![0; READ_BYTES];
+    loop {
+        match reader.read(&mut piece)? {
+            0 => return Ok(hasher.finish()),
+            read => hasher.update(&piece[..read]),
+        }
+    }
+}
+
+/// The bytes of a layer, made on a thread of their own as they are wanted.
+fn body_of(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
+    let (sender, receiver) = mpsc::channel::<Result<Bytes, BodyError>>(PIECES);
+    tokio::task::spawn_blocking(move || {
+        let mut reader = layer.reader(&source);
+        loop {
+            let mut piece = vec![0; READ_BYTES];
+            let sent = match reader.read(&mut piece) {
+                Ok(0) => return,
+                Ok(read) => {
+                    piece.truncate(read);
+                    sender.blocking_send(Ok(piece.into()))
+                }
+                Err(error) => sender.blocking_send(Err(error.into())),
+            };
+            if sent.is_err() {
+                return;
+            }
+        }
+    });
+    stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) }).boxed()
+}
+
+fn unreadable(layer: &PlannedLayer, source: io::Error) -> CreateError {
+    CreateError::Import(ImportError::Read { path: layer.name.clone().unwrap_or_default(), source })
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| Error::Interrupted)
+}

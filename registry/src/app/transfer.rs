@@ -1,0 +1,359 @@
+//! This server as the client of another registry: `/api/pull` and `/api/push`. Blobs that are here, or there, do not travel;
+//! what arrives is verified and stored like any push, and a name changes only once everything behind it is in place.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{Buf, Bytes};
+use futures::{StreamExt, TryStreamExt, stream};
+use lode_client::{Content, Offer, Progress, RawManifest};
+use lode_model::digest::Digest;
+use lode_model::manifest::{Descriptor, Manifest};
+use lode_model::reference::{Reference, Repository};
+use tokio::runtime::Handle;
+
+use super::{BlobStream, Body, BodyError, ChunkRange, Registry, StoredManifest, models};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+
+/// How many blobs are under way at a time.
+const BLOBS_AT_ONCE: usize = 4;
+/// How deep an index of indexes is followed.
+const MAX_DEPTH: usize = 8;
+
+/// A model as another registry calls it.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    pub registry: lode_client::Registry,
+    pub repository: Repository,
+    pub reference: Reference,
+}
+
+/// What moves, for whoever watches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Moved {
+    Manifest,
+    Blob { digest: Digest, total: u64, completed: u64 },
+    AllBlobs,
+}
+
+/// Told of what moves; called often.
+pub type Tell = Arc<dyn Fn(Moved) + Send + Sync>;
+
+/// Why a model cannot be fetched or sent.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    #[error(transparent)]
+    Registry(#[from] Error),
+    #[error("model '{name}' not found")]
+    Unknown { name: String },
+    /// In the words that ollama's users know.
+    #[error("pull model manifest: file does not exist ({registry} has no {repository}:{reference})")]
+    RemoteUnknown { registry: String, repository: Repository, reference: Reference },
+    #[error("the other registry")]
+    Remote(#[source] lode_client::Error),
+    #[error("the other registry sent a manifest that is none")]
+    Manifest(#[source] lode_model::manifest::ManifestError),
+    #[error("it lists indexes of indexes without end")]
+    TooDeep,
+}
+
+impl Registry {
+    /// Fetches a model under a name here.
+    pub async fn model_pull(
+        &self,
+        caller: &Caller,
+        remote: &Remote,
+        (repository, reference): (&Repository, &Reference),
+        tell: &Tell,
+    ) -> Result<Digest, TransferError> {
+        self.may_push(caller, repository)?;
+        // 1. Its manifest, and those it lists.
+        tell(Moved::Manifest);
+        let manifests = self.gather_remote(remote).await?;
+        // 2. What they are made of, and is not here.
+        let mut seen = BTreeSet::new();
+        let blobs: Vec<Descriptor> = manifests
+            .iter()
+            .flat_map(|(_, manifest)| manifest.blobs())
+            .filter(|blob| seen.insert(blob.digest.clone()))
+            .cloned()
+            .collect();
+        stream::iter(blobs)
+            .map(|blob| self.blob_fetch(caller, remote, repository, blob, tell))
+            .buffer_unordered(BLOBS_AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await?;
+        tell(Moved::AllBlobs);
+        // 3. Children first; the named one is visible only when it is whole.
+        let mut digest = None;
+        for (at, (raw, manifest)) in manifests.iter().enumerate().rev() {
+            let by_digest = Reference::Digest(raw.digest.clone());
+            let name = if at == 0 { reference } else { &by_digest };
+            let kind = Some(manifest.media_type.as_str());
+            let put = self.manifest_put(caller, repository, name, kind, raw.bytes.clone(), &[]).await?;
+            digest = Some(put.digest);
+        }
+        digest.ok_or(TransferError::TooDeep)
+    }
+
+    async fn gather_remote(&self, remote: &Remote) -> Result<Vec<(RawManifest, Manifest)>, TransferError> {
+        let unknown = || TransferError::RemoteUnknown {
+            registry: remote.registry.host(),
+            repository: remote.repository.clone(),
+            reference: remote.reference.clone(),
+        };
+        let mut all = Vec::new();
+        let mut wanted = vec![remote.reference.clone()];
+        let mut seen = BTreeSet::new();
+        for _ in 0..MAX_DEPTH {
+            let mut next = Vec::new();
+            for reference in wanted {
+                let raw = match remote.registry.manifest_get(&remote.repository, &reference).await {
+                    Ok(raw) => raw,
+                    Err(error) if error.is_not_found() => return Err(unknown()),
+                    Err(error) => return Err(TransferError::Remote(error)),
+                };
+                let kind = Some(raw.media_type.as_str()).filter(|kind| !kind.is_empty());
+                let manifest = Manifest::parse(kind, &raw.bytes).map_err(TransferError::Manifest)?;
+                for child in manifest.children() {
+                    if seen.insert(child.digest.clone()) {
+                        next.push(Reference::Digest(child.digest.clone()));
+                    }
+                }
+                all.push((raw, manifest));
+            }
+            if next.is_empty() {
+                return Ok(all);
+            }
+            wanted = next;
+        }
+        Err(TransferError::TooDeep)
+    }
+
+    async fn blob_fetch(
+        &self,
+        caller: &Caller,
+        remote: &Remote,
+        repository: &Repository,
+        blob: Descriptor,
+        tell: &Tell,
+    ) -> Result<(), TransferError> {
+        let Descriptor { digest, size, .. } = blob;
+        let told = |completed| tell(Moved::Blob { digest: digest.clone(), total: size, completed });
+        told(0);
+        // 1. It may be here, in this repository or in another that the caller may read.
+        let is_here = match self.blob_stat(caller, repository, &digest).await {
+            Ok(_) => true,
+            Err(Error::BlobUnknown { .. }) => {
+                self.blob_mount(caller, repository, &digest, None).await?.is_some()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if is_here {
+            told(size);
+            return Ok(());
+        }
+        // 2. Otherwise it comes as an upload of our own, which checks its length and its digest.
+        let (tell, counted) = (tell.clone(), digest.clone());
+        let mut completed = 0;
+        let bytes = remote.registry.blob_read(&remote.repository, &digest, size).inspect_ok(move |piece| {
+            completed += piece.len() as u64;
+            tell(Moved::Blob { digest: counted.clone(), total: size, completed });
+        });
+        let body: Body = bytes.map_err(|error| BodyError::from(Box::new(error))).boxed();
+        let chunk = ChunkRange { range: None, length: Some(size) };
+        match self.blob_put(caller, repository, &digest, chunk, body).await {
+            Ok(_) => Ok(()),
+            Err(Error::BodyCut(reason)) => Err(match reason.downcast::<lode_client::Error>() {
+                Ok(error) => TransferError::Remote(*error),
+                Err(reason) => Error::BodyCut(reason).into(),
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sends a model to another registry.
+    pub async fn model_push(
+        &self,
+        caller: &Caller,
+        (repository, reference): (&Repository, &Reference),
+        remote: &Remote,
+        tell: &Tell,
+    ) -> Result<Digest, TransferError> {
+        // 1. What it consists of.
+        let manifests = self.gather_held(caller, repository, reference).await?;
+        let mut seen = BTreeSet::new();
+        let blobs: Vec<Descriptor> = manifests
+            .iter()
+            .flat_map(|(_, manifest)| manifest.blobs())
+            .filter(|blob| seen.insert(blob.digest.clone()))
+            .cloned()
+            .collect();
+        // 2. What of it is not there.
+        stream::iter(blobs)
+            .map(|blob| self.blob_send(caller, repository, remote, blob, tell))
+            .buffer_unordered(BLOBS_AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await?;
+        // 3. Children first.
+        tell(Moved::AllBlobs);
+        let mut digest = None;
+        for (at, (stored, _)) in manifests.iter().enumerate().rev() {
+            let by_digest = Reference::Digest(stored.digest.clone());
+            let name = if at == 0 { &remote.reference } else { &by_digest };
+            let put = remote
+                .registry
+                .manifest_put(&remote.repository, name, &stored.media_type, stored.bytes.clone(), &[])
+                .await
+                .map_err(TransferError::Remote)?;
+            digest = Some(put.digest);
+        }
+        digest.ok_or(TransferError::TooDeep)
+    }
+
+    async fn gather_held(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Vec<(StoredManifest, Manifest)>, TransferError> {
+        allow(caller, Action::Pull, Target::Repository(repository))?;
+        let mut all = Vec::new();
+        let mut wanted = vec![reference.clone()];
+        let mut seen = BTreeSet::new();
+        for _ in 0..MAX_DEPTH {
+            let mut next = Vec::new();
+            for reference in wanted {
+                let stored = match self.manifest_get(caller, repository, &reference).await {
+                    // A sparse index lists what is not here, and is sent as sparse.
+                    Err(Error::ManifestUnknown { .. }) if !all.is_empty() => continue,
+                    Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
+                        return Err(TransferError::Unknown { name: format!("{repository}:{reference}") });
+                    }
+                    stored => stored?,
+                };
+                let manifest = models::parse(&stored)?;
+                for child in manifest.children() {
+                    if seen.insert(child.digest.clone()) {
+                        next.push(Reference::Digest(child.digest.clone()));
+                    }
+                }
+                all.push((stored, manifest));
+            }
+            if next.is_empty() {
+                return Ok(all);
+            }
+            wanted = next;
+        }
+        Err(TransferError::TooDeep)
+    }
+
+    async fn blob_send(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        remote: &Remote,
+        blob: Descriptor,
+        tell: &Tell,
+    ) -> Result<(), TransferError> {
+        let Descriptor { digest, size, .. } = blob;
+        let tell = tell.clone();
+        tell(Moved::Blob { digest: digest.clone(), total: size, completed: 0 });
+        let offer = remote.registry.blob_offer(&remote.repository, &digest, size, None).await;
+        match offer.map_err(TransferError::Remote)? {
+            Offer::Present => tell(Moved::Blob { digest, total: size, completed: size }),
+            Offer::Wanted(upload) => {
+                // Asked here, so that a caller who may not read it is told so.
+                self.blob_find(caller, repository, &digest).await?;
+                let content = Arc::new(HeldContent {
+                    registry: self.clone(),
+                    caller: caller.clone(),
+                    repository: repository.clone(),
+                    digest: digest.clone(),
+                    size,
+                    runtime: Handle::current(),
+                });
+                let progress = Arc::new(Sending { digest, size, completed: AtomicU64::new(0), tell });
+                remote
+                    .registry
+                    .upload_send(upload, content, progress)
+                    .await
+                    .map_err(TransferError::Remote)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A blob of ours on its way out.
+struct HeldContent {
+    registry: Registry,
+    caller: Caller,
+    repository: Repository,
+    digest: Digest,
+    size: u64,
+    runtime: Handle,
+}
+
+impl Content for HeldContent {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>> {
+        if offset >= self.size {
+            return Ok(Box::new(io::empty()));
+        }
+        let range = Some(offset..self.size);
+        let opened = self.registry.blob_open(&self.caller, &self.repository, &self.digest, range);
+        let (_, bytes) = self.runtime.block_on(opened).map_err(io::Error::other)?;
+        Ok(Box::new(Reader { bytes, piece: Bytes::new(), runtime: self.runtime.clone() }))
+    }
+}
+
+/// A stream as a thread that may block reads it.
+struct Reader {
+    bytes: BlobStream,
+    piece: Bytes,
+    runtime: Handle,
+}
+
+impl Read for Reader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.runtime.block_on(self.bytes.next()) {
+                Some(piece) => self.piece = piece?,
+                None => return Ok(0),
+            }
+        }
+        let read = buf.len().min(self.piece.len());
+        self.piece.copy_to_slice(&mut buf[..read]);
+        Ok(read)
+    }
+}
+
+struct Sending {
+    digest: Digest,
+    size: u64,
+    completed: AtomicU64,
+    tell: Tell,
+}
+
+impl Sending {
+    fn told(&self, completed: u64) {
+        (self.tell)(Moved::Blob { digest: self.digest.clone(), total: self.size, completed });
+    }
+}
+
+impl Progress for Sending {
+    fn moved(&self, bytes: u64) {
+        self.told(self.completed.fetch_add(bytes, Ordering::Relaxed) + bytes);
+    }
+
+    fn undone(&self, bytes: u64) {
+        self.told(self.completed.fetch_sub(bytes, Ordering::Relaxed).saturating_sub(bytes));
+    }
+}

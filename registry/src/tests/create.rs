@@ -1,0 +1,186 @@
+//! Models made over `/api`: from one that is here, and from files that were sent before.
+
+use http::Request;
+use lode_model::digest::Digest;
+use lode_model::media_type;
+use serde_json::{Value, json};
+
+use super::App;
+use super::models::push_model;
+
+/// The records of a stream.
+async fn records(app: &App, path: &str, body: Value) -> Vec<Value> {
+    let answer = app.post_json(path, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.header("content-type"), "application/x-ndjson");
+    answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+async fn stage(app: &App, bytes: &[u8]) -> Digest {
+    let digest = Digest::sha256(bytes);
+    let sent = app.send(Request::post(format!("/api/blobs/{digest}")), bytes.to_vec()).await;
+    assert!(sent.status.is_success(), "{}", sent.text());
+    digest
+}
+
+fn safetensors(name: &str, rows: usize) -> Vec<u8> {
+    let size = rows * 4 * 4;
+    let header = json!({ name: {"dtype": "F32", "shape": [rows, 4], "data_offsets": [0, size]} }).to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![1; size]].concat()
+}
+
+fn layer<'a>(manifest: &'a Value, kind: &str) -> Vec<&'a Value> {
+    manifest["layers"].as_array().unwrap().iter().filter(|layer| layer["mediaType"] == kind).collect()
+}
+
+#[tokio::test]
+async fn files_are_sent_before_they_have_a_name() {
+    let app = App::new().await;
+    let digest = Digest::sha256(b"content");
+    let path = format!("/api/blobs/{digest}");
+    assert_eq!(app.send(Request::head(&path), "").await.status, 404);
+    assert_eq!(app.send(Request::post(&path), "content").await.status, 201);
+    assert_eq!(app.send(Request::head(&path), "").await.status, 200);
+    assert_eq!(app.send(Request::post(&path), "content").await.status, 200);
+    assert_eq!(app.send(Request::head(path.replace("sha256:", "sha256-")), "").await.status, 200);
+    // What another repository has need not be sent.
+    let held = app.push_blob("team/mini", "held").await;
+    assert_eq!(app.send(Request::head(format!("/api/blobs/{held}")), "").await.status, 200);
+
+    let wrong = app.send(Request::post(format!("/api/blobs/{}", Digest::sha256(b"other"))), "content").await;
+    assert_eq!(wrong.status, 400);
+    let error = wrong.json()["error"].as_str().unwrap().to_owned();
+    assert!(error.starts_with("digest mismatch, expected \"sha256:"), "{error}");
+    let odd = app.send(Request::post("/api/blobs/sha256:12"), "content").await;
+    assert_eq!(odd.status, 400);
+    assert!(odd.text().contains("invalid digest format"));
+    let catalog = app.get("/v2/_catalog").await.json();
+    assert_eq!(
+        catalog["repositories"],
+        json!(["lode-staging", "team/mini"]),
+        "it is a repository like others"
+    );
+}
+
+#[tokio::test]
+async fn a_derived_model_shares_its_base() {
+    let app = App::new().await;
+    push_model(&app, "team/base", "8b").await;
+    let records = records(
+        &app,
+        "/api/create",
+        json!({
+            "model": "other/brief", "from": "team/base:8b", "system": "Be briefer.", "template": "{{ .Prompt }}",
+            "parameters": {"temperature": 0.1, "top_k": 3}, "license": ["free", "as beer"],
+            "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
+            "renderer": "qwen3-coder",
+        }),
+    )
+    .await;
+    assert_eq!(records.last().unwrap(), &json!({"status": "success"}));
+    assert!(records.contains(&json!({"status": "writing manifest"})));
+    let existing = |record: &&Value| record["status"].as_str().unwrap().starts_with("using existing layer");
+    assert_eq!(records.iter().filter(existing).count(), 6);
+
+    let base = app.get("/v2/team/base/manifests/8b").await;
+    let made = app.get("/v2/other/brief/manifests/latest").await.json();
+    let tensors = layer(&made, media_type::OLLAMA_TENSOR);
+    assert_eq!(tensors, layer(&base.json(), media_type::OLLAMA_TENSOR));
+    assert_eq!(layer(&made, media_type::OLLAMA_SYSTEM).len(), 1);
+    assert_eq!(made["annotations"]["org.opencontainers.image.base.name"], "team/base:8b");
+    assert_eq!(
+        made["annotations"]["org.opencontainers.image.base.digest"],
+        Digest::sha256(&base.body).to_string()
+    );
+
+    let shown = app.post_json("/api/show", json!({"model": "other/brief"})).await.json();
+    assert_eq!(shown["system"], "Be briefer.");
+    assert_eq!(shown["template"], "{{ .Prompt }}");
+    assert_eq!(shown["license"], "free\nas beer");
+    assert_eq!(shown["renderer"], "qwen3-coder");
+    assert_eq!(shown["messages"][1], json!({"role": "assistant", "content": "ho"}));
+    assert_eq!(shown["details"]["parent_model"], "team/base:8b");
+    let parameters = shown["parameters"].as_str().unwrap();
+    for part in ["temperature", "0.1", "top_k", "3", "stop", "\"END\""] {
+        assert!(parameters.contains(part), "{parameters}");
+    }
+    let modelfile = shown["modelfile"].as_str().unwrap();
+    for line in ["FROM other/brief", "SYSTEM Be briefer.", "PARAMETER top_k 3", "MESSAGE user hi", "LICENSE "]
+    {
+        assert!(modelfile.contains(line), "{modelfile}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_is_made_from_files() {
+    let app = App::new().await;
+    let weights = stage(&app, &safetensors("model.embed_tokens.weight", 8)).await;
+    let config = stage(
+        &app,
+        br#"{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":4,"vocab_size":8}"#,
+    )
+    .await;
+    let adapter = stage(&app, &safetensors("lora_a", 2)).await;
+    let body = json!({
+        "model": "made", "stream": false, "system": "Be brief.",
+        "files": {"model.safetensors": weights, "config.json": config},
+        "adapters": {"adapter.safetensors": adapter},
+    });
+    let answer = app.post_json("/api/create", body.clone()).await;
+    assert_eq!((answer.status.as_u16(), answer.json()), (200, json!({"status": "success"})));
+    let made = app.get("/v2/made/manifests/latest").await;
+    let manifest = made.json();
+    assert_eq!(layer(&manifest, media_type::OLLAMA_TENSOR)[0]["name"], "model.embed_tokens.weight");
+    let adapters = layer(&manifest, media_type::OLLAMA_ADAPTER);
+    assert_eq!(
+        (&adapters[0]["name"], &adapters[0]["digest"]),
+        (&json!("adapter/adapter.safetensors"), &json!(adapter))
+    );
+    assert_eq!(app.get("/api/tags").await.json()["models"][0]["name"], "made:latest");
+    let shown = app.post_json("/api/show", json!({"model": "made"})).await.json();
+    assert_eq!((&shown["system"], &shown["details"]["family"]), (&json!("Be brief."), &json!("llama")));
+    // Repeated, it makes the very same model.
+    assert_eq!(app.post_json("/api/create", body).await.status, 200);
+    assert_eq!(app.get("/v2/made/manifests/latest").await.body, made.body);
+}
+
+#[tokio::test]
+async fn what_cannot_be_made_is_refused_by_name() {
+    let app = App::new().await;
+    push_model(&app, "base", "latest").await;
+    let zero = format!("sha256:{}", "0".repeat(64));
+    let broken = stage(&app, b"\xff\xff\xff\xff\xff\xff\xff\x7f{}").await;
+    for (body, status, part) in [
+        (json!({"model": "m"}), 400, "neither 'from' or 'files' was specified"),
+        (json!({"from": "base"}), 400, "model is required"),
+        (json!({"model": "a/b/c", "from": "base"}), 400, "a/b/c"),
+        (json!({"model": "m", "from": "gone"}), 404, "model 'gone' not found"),
+        (json!({"model": "m", "from": "m"}), 404, "model 'm' not found"),
+        (json!({"model": "m", "files": {}}), 400, "no files provided"),
+        (json!({"model": "m", "files": {"/etc/passwd": zero}}), 400, "file path must be relative"),
+        (json!({"model": "m", "files": {"../x": zero}}), 400, "file path must be relative"),
+        (json!({"model": "m", "files": {"x": "md5:1"}}), 400, "invalid digest format"),
+        (json!({"model": "m", "files": {"model.safetensors": zero}}), 400, "was not sent"),
+        (json!({"model": "m", "from": "base", "adapters": {"a.gguf": zero}}), 400, "was not sent"),
+        (json!({"model": "m", "from": "base", "parameters": {"top_k": "many"}}), 400, "'top_k'"),
+        (
+            json!({"model": "m", "from": "base", "messages": [{"role": "tool", "content": "x"}]}),
+            400,
+            "`tool`",
+        ),
+        (json!({"model": "m", "from": "base", "quantize": "int4"}), 400, "quantising needs files"),
+        (json!({"model": "m", "from": "base", "quantize": "q9"}), 400, "`q9`"),
+        (json!({"model": "m", "from": "base", "remote_host": "https://x"}), 400, "other hosts"),
+    ] {
+        let answer = app.post_json("/api/create", body.clone()).await;
+        assert_eq!(answer.status, status, "{body}: {}", answer.text());
+        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        assert!(error.contains(part), "{body}: {error}");
+    }
+    // What only the files tell comes as the last record, and nothing is to be seen.
+    let body = json!({"model": "m", "files": {"model.safetensors": broken}});
+    let answer = app.post_json("/api/create", body).await;
+    let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
+    assert!(last["error"].as_str().unwrap().contains("model.safetensors"), "{last}");
+    assert_eq!(app.get("/v2/m/manifests/latest").await.status, 404);
+}
