@@ -6,19 +6,20 @@ use std::{
     sync::Arc,
 };
 
-use bytes::Bytes;
-
 use futures::{StreamExt, TryStreamExt};
 use lode_client::{Content, Offer, Progress, Registry};
 use lode_model::{
     digest::{Algorithm, Digest, Hasher},
-    import::{self, ImportError, Options, PlannedLayer, Quantize, SmallBlob, Source},
+    import::{self, Finished, ImportError, Options, PlannedLayer, Quantize, Source},
+    manifest::Manifest,
     media_type,
+    modelfile::{Base, Derived, Edits, derive},
     reference::Repository,
 };
 
 use crate::{
     connect::Target,
+    derived,
     error::{Failure, Outcome},
     files, ui,
 };
@@ -46,6 +47,15 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
+    /// Counts what another step moved as well.
+    pub(crate) fn add(&mut self, other: Sent) {
+        self.sent_blobs += other.sent_blobs;
+        self.sent_bytes += other.sent_bytes;
+        self.shared_blobs += other.shared_blobs;
+        self.shared_bytes += other.shared_bytes;
+        self.resumed_bytes += other.resumed_bytes;
+    }
+
     pub(crate) fn summary(&self) -> String {
         let total = self.sent_bytes + self.shared_bytes;
         let resumed = match self.resumed_bytes {
@@ -131,6 +141,7 @@ pub(crate) async fn model(
     target: &Target,
     source: Arc<dyn Source>,
     quantize: Option<Quantize>,
+    edits: &Edits,
 ) -> Outcome<Imported> {
     let options = Options { quantize, architectures: lode_worker::arch::SUPPORTED };
     let planning = source.clone();
@@ -173,29 +184,27 @@ pub(crate) async fn model(
         size: layer.size,
         content: Arc::new(LayerContent { layer: layer.clone(), source: source.clone() }),
     });
-    let small = [finished.config, finished.files].map(|SmallBlob { descriptor, bytes }| Blob {
-        digest: descriptor.digest,
-        size: descriptor.size,
-        content: Arc::new(Bytes::from(bytes)),
-    });
+    let derived = say_about(&finished, edits)?;
+    let small = [&finished.config, &finished.files].into_iter().chain(&derived.blobs).map(derived::blob);
     let sent = send_blobs(&target.registry, &target.repository, planned.chain(small).collect()).await?;
-    let put = target
-        .registry
-        .manifest_put(
-            &target.repository,
-            &target.reference,
-            media_type::DOCKER_MANIFEST,
-            finished.manifest.into(),
-            &[],
-        )
-        .await?;
-    Ok(Imported {
-        digest: put.digest,
-        sent,
-        notices: plan.notices,
-        tensors: plan.tensors,
-        parameters: plan.parameters,
-    })
+    let digest = derived::publish(target, derived).await?;
+    Ok(Imported { digest, sent, notices: plan.notices, tensors: plan.tensors, parameters: plan.parameters })
+}
+
+/// What was imported, with what is said about it.
+fn say_about(finished: &Finished, edits: &Edits) -> Outcome<Derived> {
+    if edits.is_empty() {
+        return Ok(Derived {
+            blobs: Vec::new(),
+            media_type: media_type::DOCKER_MANIFEST.to_owned(),
+            manifest: finished.manifest.clone(),
+            digest: finished.manifest_digest.clone(),
+        });
+    }
+    let cannot = |error: &dyn std::error::Error| Failure::because("cannot make this", error);
+    let manifest = Manifest::parse(None, &finished.manifest).map_err(|error| cannot(&error))?;
+    let base = Base { manifest: &manifest, config: &finished.config.bytes, params: None, named: None };
+    derive(&base, edits).map_err(|error| cannot(&error))
 }
 
 fn not_importable(error: &ImportError) -> Failure {

@@ -5,10 +5,12 @@ mod args;
 mod assemble;
 mod commands;
 mod connect;
+mod derived;
 mod error;
 mod files;
 mod import;
 mod logging;
+mod modelfile;
 #[cfg(test)]
 mod reference;
 mod settings;

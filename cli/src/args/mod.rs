@@ -105,7 +105,7 @@ pub(crate) enum Command {
     Serve(Serve),
     /// Run an inference node that serves models of a registry
     Worker(Worker),
-    /// Import a checkpoint folder or a .safetensors file into the registry
+    /// Make a model in the registry: from files, or from another model
     Create(Create),
     /// Write a model's files to a folder, each verified
     Pull(Pull),

@@ -14,6 +14,7 @@ use crate::{
     connect::{self, Connection, Target},
     error::{Failure, Outcome},
     files::{self, FileContent},
+    import::Sent,
     ui,
 };
 
@@ -48,6 +49,14 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     copy.meter.end();
     ui::say(format!("copied {source} to {} on {}", destination, destination.registry.host()));
     Ok(())
+}
+
+/// Makes the blobs of one manifest be there in another repository, or registry.
+pub(crate) async fn blobs(source: &Target, destination: &Target, manifest: &Manifest) -> Outcome<Sent> {
+    let copy = Copy { source, destination, meter: ui::Meter::bytes("copying", 0) };
+    let sent = copy.blobs_of(std::slice::from_ref(manifest)).await?;
+    copy.meter.end();
+    Ok(sent)
 }
 
 struct Copy<'a> {
@@ -101,26 +110,46 @@ impl Copy<'_> {
     }
 
     async fn blobs(&self, manifests: &[(RawManifest, Reference)]) -> Outcome {
-        let mut seen = HashSet::new();
-        let mut blobs = Vec::new();
-        for (raw, _) in manifests {
-            blobs.extend(Self::parse(raw)?.blobs().filter(|blob| seen.insert(blob.digest.clone())).cloned());
-        }
-        futures::stream::iter(blobs)
-            .map(|blob| self.blob(blob))
-            .buffer_unordered(AT_ONCE)
-            .try_collect::<Vec<()>>()
-            .await
-            .map(drop)
+        let manifests: Vec<Manifest> =
+            manifests.iter().map(|(raw, _)| Self::parse(raw)).collect::<Outcome<_>>()?;
+        self.blobs_of(&manifests).await.map(drop)
     }
 
-    async fn blob(&self, blob: Descriptor) -> Outcome {
+    async fn blobs_of(&self, manifests: &[Manifest]) -> Outcome<Sent> {
+        let mut seen = HashSet::new();
+        let blobs: Vec<Descriptor> = manifests
+            .iter()
+            .flat_map(Manifest::blobs)
+            .filter(|blob| seen.insert(blob.digest.clone()))
+            .cloned()
+            .collect();
+        let moved: Vec<(u64, bool)> = futures::stream::iter(blobs)
+            .map(|blob| async move {
+                let size = blob.size;
+                self.blob(blob).await.map(|sent| (size, sent))
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut sent = Sent::default();
+        for (size, travelled) in moved {
+            let (blobs, bytes) = match travelled {
+                true => (&mut sent.sent_blobs, &mut sent.sent_bytes),
+                false => (&mut sent.shared_blobs, &mut sent.shared_bytes),
+            };
+            *blobs += 1;
+            *bytes += size;
+        }
+        Ok(sent)
+    }
+
+    async fn blob(&self, blob: Descriptor) -> Outcome<bool> {
         let (source, destination) = (self.source, self.destination);
         let same = source.registry.url() == destination.registry.url();
         let from = same.then_some(&source.repository);
         let offer =
             destination.registry.blob_offer(&destination.repository, &blob.digest, blob.size, from).await?;
-        let Offer::Wanted(upload) = offer else { return Ok(()) };
+        let Offer::Wanted(upload) = offer else { return Ok(false) };
         // Through a file, so that what arrives is verified before it is sent on, and nothing depends on two connections at once.
         let folder = connect::cache_folder().unwrap_or_else(std::env::temp_dir).join("copies");
         std::fs::create_dir_all(&folder)
@@ -134,6 +163,7 @@ impl Copy<'_> {
             let _gone = std::fs::remove_file(path);
         })
         .await;
-        Ok(sent?)
+        sent?;
+        Ok(true)
     }
 }

@@ -1,37 +1,119 @@
-//! `lode create NAME PATH`: a folder or a file of weights, straight into the registry; safetensors tensor by tensor.
+//! `lode create NAME PATH [-f Modelfile]`: files of this machine, or a model that is there already with something said about it,
+//! straight into the registry.
 
-use std::{io, path::Path, sync::Arc};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use lode_model::import::{self as planner, ReadAt, Source, SourceFile};
+use lode_model::{
+    import::{self as planner, ReadAt, Source, SourceFile},
+    media_type,
+    modelfile::{Edits, Modelfile},
+    reference::Name,
+};
 use serde_json::json;
 
 use crate::{
     args::{Create, Quantize},
-    connect::Connection,
+    connect::{Connection, Target},
+    derived,
     error::{Failure, Outcome},
     files::{self, DiskFile, Found},
-    import, ui,
+    import::{self, Sent},
+    modelfile::{self, Origin, Recipe},
+    ui,
 };
+
+/// What a file of weights is called.
+const WEIGHTS: [&str; 3] = [".safetensors", ".gguf", ".onnx"];
+/// What a file of an adapter's weights is called.
+const ADAPTER_ENDS: [&str; 2] = [".gguf", ".safetensors"];
+/// The file that is read when nothing is named.
+const MODELFILE: &str = "Modelfile";
+/// Where in a model the files of an adapter or a draft model lie.
+const ADAPTER_FOLDER: &str = "adapter";
+const DRAFT_FOLDER: &str = "draft";
 
 pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
     let (target, _) = connection.target_tag(&args.name)?;
-    let source = source(&args.path)?;
+    let recipe = recipe(args.path.clone(), args.file.clone())?;
+    for name in recipe.said.deprecated() {
+        ui::say(format!("notice: PARAMETER {name} has no effect any more and is left out"));
+    }
+    let from = match recipe.from {
+        Origin::Paths(paths) => Made::Of(source(&paths)?, paths),
+        Origin::Model(name) => Made::Over(base(connection, &target, &name)?),
+    };
+    if let (Made::Over(base), Some(_)) = (&from, &args.quantize) {
+        return Err(Failure::new(format!("FROM {base} is a model, and --quantize works on files"))
+            .hint("make the quantised model from the files that the base was made from"));
+    }
+    let mut edits = Edits::of(&recipe.said);
+    let mut sent = Sent::default();
+    for (kind, folder, paths) in [
+        (media_type::OLLAMA_ADAPTER, ADAPTER_FOLDER, &recipe.adapters),
+        (media_type::OLLAMA_DRAFT, DRAFT_FOLDER, &recipe.drafts),
+    ] {
+        let found = extra_files(paths)?;
+        if !found.is_empty() {
+            let (layers, extra) = derived::extra_files(&target, kind, folder, found).await?;
+            edits.layers.extend(layers);
+            sent.add(extra);
+        }
+    }
+    match from {
+        Made::Of(source, paths) => create_from_files(&target, source, &paths, &args, &edits, sent).await,
+        Made::Over(base) => {
+            let made = derived::model(&target, &base, &edits).await?;
+            sent.add(made.sent);
+            if args.json {
+                return ui::json(&json!({
+                    "name": target.model(), "digest": made.digest, "base": base.model(),
+                    "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
+                    "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
+                }));
+            }
+            ui::line(format!("created {target} {} from {base}", made.digest))?;
+            ui::say(sent.summary());
+            Ok(())
+        }
+    }
+}
+
+/// What the model comes out of.
+enum Made {
+    Of(Files, Vec<PathBuf>),
+    Over(Target),
+}
+
+async fn create_from_files(
+    target: &Target,
+    source: Files,
+    paths: &[PathBuf],
+    args: &Create,
+    edits: &Edits,
+    mut sent: Sent,
+) -> Outcome {
     let quantize = args.quantize.map(|quantize| match quantize {
         Quantize::Int4 => planner::Quantize::Int4,
         Quantize::Int8 => planner::Quantize::Int8,
     });
-    let imported = import::model(&target, Arc::new(source), quantize)
-        .await
-        .map_err(|failure| failure.while_doing(args.path.display()))?;
+    let imported = import::model(target, Arc::new(source), quantize, edits).await.map_err(|failure| {
+        let named: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        failure.while_doing(named.join(", "))
+    })?;
     for notice in &imported.notices {
         ui::say(format!("notice: {notice}"));
     }
+    sent.add(imported.sent);
     if args.json {
         return ui::json(&json!({
             "name": target.model(), "digest": imported.digest,
             "tensors": imported.tensors, "parameters": imported.parameters, "notices": imported.notices,
-            "sent_blobs": imported.sent.sent_blobs, "sent_bytes": imported.sent.sent_bytes,
-            "shared_blobs": imported.sent.shared_blobs, "shared_bytes": imported.sent.shared_bytes,
+            "sent_blobs": sent.sent_blobs, "sent_bytes": sent.sent_bytes,
+            "shared_blobs": sent.shared_blobs, "shared_bytes": sent.shared_bytes,
         }));
     }
     ui::line(format!(
@@ -40,30 +122,104 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
         imported.tensors,
         ui::amount(imported.parameters)
     ))?;
-    ui::say(imported.sent.summary());
+    ui::say(sent.summary());
     Ok(())
 }
 
+/// What is to be made: by a Modelfile, or the files at a path and nothing said about them.
+fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
+    match (path, file) {
+        (path, Some(file)) => modelfile::read(&file, path),
+        (Some(path), None) if path.is_file() && modelfile::is_named_so(&path) => modelfile::read(&path, None),
+        (Some(path), None) => Ok(Recipe {
+            said: Modelfile::default(),
+            from: Origin::Paths(vec![path]),
+            adapters: Vec::new(),
+            drafts: Vec::new(),
+        }),
+        (None, None) if Path::new(MODELFILE).is_file() => modelfile::read(Path::new(MODELFILE), None),
+        (None, None) => Err(Failure::new("there is nothing to make a model from")
+            .hint("name a folder or a file, or a Modelfile with -f")),
+    }
+}
+
+/// The model that a FROM names; without a host it is of the registry that the new one goes to.
+fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target> {
+    let parsed: Name = name.parse().map_err(|error| {
+        Failure::because(format!("FROM {name} is neither a file, a folder nor a model's name"), &error)
+    })?;
+    match parsed.host {
+        Some(_) => connection.target(name),
+        None => Ok(Target {
+            registry: target.registry.clone(),
+            repository: parsed.repository,
+            reference: parsed.reference,
+        }),
+    }
+}
+
 /// The files that are to be imported: of a folder all, of a file that one.
-fn source(path: &Path) -> Outcome<Files> {
+fn source(paths: &[PathBuf]) -> Outcome<Files> {
+    let mut all = Vec::new();
+    for path in paths {
+        let found = found(path)?;
+        if !path.is_file() {
+            all.extend(found);
+            continue;
+        }
+        let name = path.to_string_lossy().to_ascii_lowercase();
+        if !WEIGHTS.iter().any(|end| name.ends_with(end)) {
+            return Err(Failure::new(format!(
+                "{} is neither a folder nor a .safetensors, .gguf or .onnx file",
+                path.display()
+            ))
+            .hint("name the folder that it is in, or store it as it is with `lode push`"));
+        }
+        all.extend(files::with_companions(path)?);
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    // Two parts of one file may have been named.
+    all.dedup_by(|a, b| a.path == b.path);
+    Ok(Files(all))
+}
+
+/// The files of an adapter, checked as far as their headers tell.
+fn extra_files(paths: &[PathBuf]) -> Outcome<Vec<Found>> {
+    let mut all: Vec<Found> = Vec::new();
+    for path in paths {
+        let found = found(path)?;
+        for file in &found {
+            let name = file.name.to_ascii_lowercase();
+            let end = ADAPTER_ENDS.iter().find(|end| name.ends_with(*end));
+            if let Some(end) = end {
+                let alone = Files(vec![Found { name: format!("adapter{end}"), ..file.clone() }]);
+                planner::plan(&alone, &planner::Options::default())
+                    .map_err(|error| Failure::because(file.path.display(), &error))?;
+            }
+        }
+        if !found
+            .iter()
+            .any(|file| ADAPTER_ENDS.iter().any(|end| file.name.to_ascii_lowercase().ends_with(end)))
+        {
+            return Err(Failure::new(format!("{} holds no weights of an adapter", path.display()))
+                .hint("an adapter is a .gguf file, a .safetensors file or a folder with one"));
+        }
+        all.extend(found);
+    }
+    Ok(all)
+}
+
+fn found(path: &Path) -> Outcome<Vec<Found>> {
     let metadata = std::fs::metadata(path)
         .map_err(|error| Failure::because(format!("cannot read {}", path.display()), &error))?;
     if metadata.is_dir() {
-        return Ok(Files(files::walk(path)?));
+        return files::walk(path);
     }
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     if !metadata.is_file() || name.is_empty() {
         return Err(Failure::new(format!("{} is neither a file nor a folder", path.display())));
     }
-    let lower = name.to_ascii_lowercase();
-    if ![".safetensors", ".gguf", ".onnx"].iter().any(|extension| lower.ends_with(extension)) {
-        return Err(Failure::new(format!(
-            "{} is neither a folder nor a .safetensors, .gguf or .onnx file",
-            path.display()
-        ))
-        .hint("name the folder that it is in, or store it as it is with `lode push`"));
-    }
-    Ok(Files(files::with_companions(path)?))
+    Ok(vec![Found { name, path: path.to_owned(), size: metadata.len() }])
 }
 
 /// Files of this machine as the planner wants them; sorted by name.

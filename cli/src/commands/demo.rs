@@ -5,6 +5,7 @@ use std::{future::Future, io, sync::Arc};
 use lode_client::{Client, ClientOptions};
 use lode_model::{
     import::{ReadAt, Source, SourceFile},
+    modelfile::Edits,
     reference::{Reference, Repository, Tag},
 };
 
@@ -61,7 +62,7 @@ async fn import_if_absent(base: &str) -> Outcome<bool> {
         return Ok(true);
     }
     let target = Target { registry, repository, reference };
-    import::model(&target, Arc::new(Carried), None).await?;
+    import::model(&target, Arc::new(Carried), None, &Edits::default()).await?;
     Ok(false)
 }
 

@@ -2,7 +2,7 @@
 
 mod backup;
 mod completions;
-mod cp;
+pub(crate) mod cp;
 mod create;
 mod demo;
 mod diff;

@@ -84,7 +84,29 @@ async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>
         |error: files_view::FileViewError| Failure::because(format!("the file view of {target}"), &error);
     let view = FileView::parse(&bytes).map_err(about)?;
     view.check_layers(manifest).map_err(about)?;
-    Ok(view.files)
+    // What was put to a model later has names of its own.
+    let mut files = view.files;
+    let known: BTreeSet<String> = files.iter().map(|entry| entry.path.clone()).collect();
+    let is_extra = |layer: &&Descriptor| layer.file_path().is_some_and(is_put_beside);
+    for layer in manifest.layers.iter().filter(is_extra) {
+        let Some(path) = layer.file_path().filter(|path| !known.contains(*path)) else { continue };
+        files_view::check_path(path)
+            .map_err(|error| Failure::because(format!("a layer of {target}"), &error))?;
+        files.push(whole(path.to_owned(), layer));
+    }
+    Ok(files)
+}
+
+/// Where the files of adapters and draft models lie.
+fn is_put_beside(path: &str) -> bool {
+    path.starts_with("adapter/") || path.starts_with("draft/")
+}
+
+/// The file that a layer is.
+fn whole(path: String, layer: &Descriptor) -> FileEntry {
+    let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset: 0, length: layer.size }];
+    let digest = Some(layer.digest.clone());
+    FileEntry { path, size: layer.size, digest, assembled: false, segments }
 }
 
 fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
@@ -97,9 +119,7 @@ fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
         if !seen.insert(path.clone()) {
             return Err(Failure::new(format!("{target} has two layers called `{path}`")));
         }
-        let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset: 0, length: layer.size }];
-        let digest = Some(layer.digest.clone());
-        entries.push(FileEntry { path, size: layer.size, digest, assembled: false, segments });
+        entries.push(whole(path, layer));
     }
     if entries.is_empty() {
         return Err(Failure::new(format!(

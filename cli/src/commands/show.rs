@@ -1,14 +1,22 @@
 //! `lode show NAME`: what a model is made of, as the index knows it.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{args::Show, connect::Connection, error::Outcome, ui};
+use crate::{
+    args::Show,
+    connect::{Connection, Target},
+    error::Outcome,
+    ui,
+};
 
 /// More relatives than these are left to `/lode/v1/lineage`.
 const SHOWN_RELATIVES: usize = 5;
 
 pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
     let target = connection.target(&args.name)?;
+    if let Some(part) = part(&args) {
+        return print_part(&target, part).await;
+    }
     let answer: Value = target
         .registry
         .json_get(&target.api_path("models"))
@@ -93,6 +101,33 @@ fn show_lineage(lineage: &Value) -> Outcome {
         let name = format!("{}:{}", text(relative, "repository"), text(relative, "tag"));
         let shared = relative.get("bytes_shared").and_then(Value::as_u64).unwrap_or_default();
         ui::line(format!("  {:<14}{} with {name}", "shares", ui::size(shared)))?;
+    }
+    Ok(())
+}
+
+/// The one part that was asked for.
+fn part(args: &Show) -> Option<&'static str> {
+    [
+        ("modelfile", args.modelfile),
+        ("template", args.template),
+        ("system", args.system),
+        ("parameters", args.parameters),
+        ("license", args.license),
+    ]
+    .into_iter()
+    .find_map(|(part, asked)| asked.then_some(part))
+}
+
+async fn print_part(target: &Target, part: &str) -> Outcome {
+    let answer: Value = target
+        .registry
+        .json_post("lode/v1/show", &json!({ "model": target.model() }))
+        .await
+        .map_err(|error| target.not_found(error))?;
+    let text = answer.get(part).and_then(Value::as_str).unwrap_or_default();
+    ui::piece(text.as_bytes())?;
+    if !text.is_empty() && !text.ends_with('\n') {
+        ui::piece(b"\n")?;
     }
     Ok(())
 }
