@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use lode_model::digest::Digest;
 use lode_model::files_view::{FileView, check_path};
 use lode_model::manifest::Manifest;
+use lode_model::modelfile::Modelfile;
 use lode_model::recognise::{Artifact, tar};
 use lode_model::reference::Name;
 use lode_model::safetensors::Header;
@@ -146,6 +147,22 @@ fn safetensors() {
             let _ = tensor.decode_f32(bytes);
             let _ = tensor.rows(0, 1).map(|rows| rows.decode_f32(bytes));
         }
+    });
+}
+
+#[test]
+fn modelfiles() {
+    let seeds = [
+        "FROM team/mini:8b\nSYSTEM \"\"\"one\r\ntwo \"three\" \"\"\"\nPARAMETER stop \"<end>\"\nPARAMETER top_k 4\n",
+        "# made\nfrom ./x.gguf\nTEMPLATE {{ .Prompt }}\nMESSAGE user hi\nLICENSE \"\"\nADAPTER a\nREQUIRES v0.1.2-rc1\n",
+        "\u{feff}FROM \u{e4}\nRENDERER r\nPARSER p\nDRAFT d\nPARAMETER mirostat 1\nPARAMETER use_mmap true",
+    ];
+    let mut seeds: Vec<Vec<u8>> = seeds.iter().map(|seed| seed.as_bytes().to_vec()).collect();
+    seeds.push("\u{feff}FROM a".encode_utf16().flat_map(u16::to_le_bytes).collect());
+    run("modelfile", &seeds, |bytes| {
+        let Ok(modelfile) = Modelfile::parse_settings(bytes) else { return };
+        let printed = modelfile.to_string();
+        assert_eq!(Modelfile::parse_settings(printed.as_bytes()), Ok(modelfile), "{printed:?}");
     });
 }
 

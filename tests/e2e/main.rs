@@ -21,6 +21,7 @@ mod kill;
 mod layouts;
 mod manifests;
 mod memory;
+mod modelfile;
 mod moving;
 mod ollama;
 mod oras;
