@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, HashSet};
 use serde::Deserialize;
 
 use crate::config::ModelConfig;
+use crate::gguf;
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type;
+use crate::onnx::{self, OnnxError};
 use crate::read_at::ReadAt;
 use crate::recognise::{Artifact, FileKind, ModelFile, Role};
 use crate::safetensors::{Dtype, Header, HeaderError, LENGTH_BYTES, byte_size, header_len};
@@ -32,11 +34,18 @@ pub enum IndexError {
     Header(#[from] HeaderError),
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    #[error(transparent)]
+    Gguf(#[from] gguf::ReadError),
+    #[error(transparent)]
+    Onnx(#[from] OnnxError),
 }
 
 /// The longest header that is indexed, in bytes: some 300,000 tensors in one file. The format allows three times as much, but
 /// this is memory that a stranger's push takes on the server.
 pub const MAX_HEADER_BYTES: u64 = 32 * 1024 * 1024;
+
+/// The longest GGUF header that is indexed, in bytes: the vocabularies of today need some 20 MB.
+pub const MAX_GGUF_HEADER_BYTES: u64 = 64 * 1024 * 1024;
 
 /// What a file says of itself beside its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,6 +64,8 @@ pub struct FileFacts {
 pub struct Listed {
     /// Offsets count from the start of the file.
     pub tensors: Vec<Tensor>,
+    /// Those whose bytes lie in another file, by what this one calls that; their offsets count from its start.
+    pub outside: Vec<(String, Tensor)>,
     pub facts: FileFacts,
 }
 
@@ -66,9 +77,59 @@ pub fn list(file: &ModelFile, bytes: &dyn ReadAt) -> Result<Listed, IndexError> 
             None => safetensors(file.layer.name.as_deref(), bytes)?,
         },
         Some(FileKind::Safetensors) => safetensors(None, bytes)?,
-        Some(FileKind::Gguf | FileKind::Onnx) | None => Vec::new(),
+        Some(FileKind::Gguf) => return gguf_file(bytes),
+        Some(FileKind::Onnx) => return onnx_file(bytes),
+        None => Vec::new(),
     };
-    Ok(Listed { tensors, facts: FileFacts::default() })
+    Ok(Listed { tensors, ..Listed::default() })
+}
+
+fn gguf_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
+    let header = gguf::Header::read_up_to(bytes, MAX_GGUF_HEADER_BYTES)?;
+    let metadata = &header.metadata;
+    let count = metadata.u64("general.base_model.count").unwrap_or(0).min(16);
+    let base = (0..count).filter_map(|nth| {
+        let said = |key: &str| metadata.str(&format!("general.base_model.{nth}.{key}"));
+        said("repo_url").or_else(|| said("name")).map(str::to_owned)
+    });
+    let facts = FileFacts {
+        architecture: metadata.architecture().map(str::to_owned),
+        parameters: None,
+        quantization: header.quantisation().map(str::to_owned),
+        name: metadata.str("general.name").map(str::to_owned),
+        base: base.collect(),
+    };
+    Ok(Listed { tensors: header.to_tensors(), facts, ..Listed::default() })
+}
+
+/// Texts, and what is not stored as an array, are left out.
+fn onnx_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
+    let mut listed = Listed::default();
+    for initializer in onnx::Model::read(bytes)?.tensors {
+        let (Some(dtype), Some(size_bytes)) = (initializer.dtype(), initializer.size_bytes()) else {
+            continue;
+        };
+        let tensor = |offset| Tensor {
+            name: initializer.name.clone(),
+            dtype: dtype.to_string(),
+            quantisation: None,
+            shape: initializer.shape.clone(),
+            parts: Parts {
+                weight: Part { dtype, shape: initializer.shape.clone(), offset, size_bytes },
+                scale: None,
+                bias: None,
+                global_scale: None,
+            },
+        };
+        match &initializer.data {
+            onnx::Data::Here { offset, .. } => listed.tensors.push(tensor(*offset)),
+            onnx::Data::Outside { location, offset, .. } => {
+                listed.outside.push((location.clone(), tensor(*offset)));
+            }
+            onnx::Data::Coded => {}
+        }
+    }
+    Ok(listed)
 }
 
 fn safetensors(name: Option<&str>, bytes: &dyn ReadAt) -> Result<Vec<Tensor>, IndexError> {
@@ -137,7 +198,17 @@ impl FileIndex {
             tensor.name.insert_str(0, folder);
             tensor.moved(file.offset).in_blob(file.layer.digest.clone())
         };
-        FileIndex { is_main, tensors: listed.tensors.into_iter().map(place).collect(), facts: listed.facts }
+        // What another file holds is listed where that file is there and long enough.
+        let outside = listed.outside.into_iter().filter_map(|(location, tensor)| {
+            let path = onnx::Model::beside(file.path.as_deref().unwrap_or_default(), &location);
+            let home = artifact.files.iter().find(|other| other.path.as_deref() == Some(&path))?;
+            let weight = &tensor.parts.weight;
+            let end = weight.offset.checked_add(weight.size_bytes)?;
+            let is_inside = home.is_plain() && end <= home.size;
+            is_inside.then(|| tensor.moved(home.offset).in_blob(home.layer.digest.clone()))
+        });
+        let tensors = listed.tensors.into_iter().map(place).chain(outside).collect();
+        FileIndex { is_main, tensors, facts: listed.facts }
     }
 }
 
@@ -341,6 +412,36 @@ mod tests {
             ("safetensors", Some("llama"))
         );
         assert_eq!((summary.parameters, summary.quantization.as_deref()), (Some(6), Some("BF16")));
+    }
+
+    #[test]
+    fn a_gguf_model() {
+        let mut metadata = gguf::Metadata::new();
+        metadata.set("general.architecture", "qwen3");
+        metadata.set("general.file_type", 15u32);
+        metadata.set("general.name", "Tiny");
+        metadata.set("general.base_model.count", 1u32);
+        metadata.set("general.base_model.0.repo_url", "https://example.org/base");
+        let tensor = |name: &str, ty| gguf::NewTensor { name: name.to_owned(), dims: vec![256, 2], ty };
+        let types = [("a", crate::quant::ggml::Type::Q4_K), ("b", crate::quant::ggml::Type::F32)];
+        let header = gguf::Header::new(metadata, types.map(|(name, ty)| tensor(name, ty))).unwrap();
+        let mut bytes = header.to_bytes();
+        bytes.resize(header.file_len() as usize, 0);
+
+        let manifest = manifest(media_type::DOCKER_CONFIG, &[(media_type::OLLAMA_MODEL, "name", "m.gguf")]);
+        let artifact = Artifact::read(&manifest, None);
+        let files = [read(&artifact, 0, &bytes)];
+        let listed: Vec<_> =
+            files[0].tensors.iter().map(|tensor| (tensor.dtype.as_str(), tensor.offset)).collect();
+        assert_eq!(listed, [("Q4_K", header.data_start), ("F32", header.data_start + 288)]);
+        assert_eq!(files[0].tensors[0].parts.weight.shape, [2, 144]);
+        assert_eq!(files[0].facts.base, ["https://example.org/base"]);
+        // What the file says counts, whatever the config does.
+        let config = br#"{"model_format":"gguf","model_family":"llama","file_type":"Q8_0"}"#;
+        let summary = summary(&manifest, &artifact, Some(config), None, &files).unwrap();
+        assert_eq!((summary.format.as_str(), summary.architecture.as_deref()), ("gguf", Some("qwen3")));
+        assert_eq!((summary.parameters, summary.quantization.as_deref()), (Some(1024), Some("Q4_K_M")));
+        assert!(list(&artifact.files[0], &bytes[..40].to_vec()).is_err());
     }
 
     #[test]
