@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use lode_tests::command::until;
-use lode_tests::endpoints::{Case, Endpoint, Reply};
+use lode_tests::endpoints::{Case, Endpoint, WRITES};
 use lode_tests::faults::{Fault, FaultProxy};
 use lode_tests::oci::Registry;
 use lode_tests::report::figure;
@@ -59,7 +59,7 @@ impl Site {
         self.well_again().await;
         let mut statuses = Vec::new();
         for (case, reply) in cases.iter().zip(&replies) {
-            right(name, case, reply);
+            case.right(name, reply);
             case.check(&self.registry, reply).await;
             statuses.push(format!(
                 "{:?} {}",
@@ -81,7 +81,7 @@ impl Site {
             let hits = service.hits();
             service.heal();
             self.well_again().await;
-            right(name, &case, &reply);
+            case.right(name, &reply);
             case.check(&self.registry, &reply).await;
             if hits > 0 {
                 met.push(format!("{endpoint:?} {}", reply.as_ref().map_or(0, |answer| answer.status)));
@@ -104,37 +104,6 @@ impl Site {
         .await;
     }
 }
-
-/// Either it was carried out, or the server is not available now and says when to ask again. Only bytes that were on their way may break off.
-fn right(name: &str, case: &Case, reply: &Reply) {
-    let endpoint = case.endpoint;
-    match reply {
-        Some(answer) if answer.status == case.success() => {}
-        Some(answer) => {
-            assert_eq!(answer.status, 503, "{name}: {endpoint:?} answers `{}`", answer.text());
-            assert!(
-                answer.header("retry-after").is_some(),
-                "{name}: {endpoint:?} does not say when to ask again"
-            );
-        }
-        None => assert_eq!(endpoint, Endpoint::BlobGet, "{name}: {endpoint:?} is not answered"),
-    }
-}
-
-const WRITES: [Endpoint; 12] = [
-    Endpoint::UploadOpen,
-    Endpoint::UploadAppend,
-    Endpoint::UploadFinish,
-    Endpoint::UploadCancel,
-    Endpoint::BlobPost,
-    Endpoint::Mount,
-    Endpoint::ManifestPut,
-    Endpoint::TagMove,
-    Endpoint::TagDelete,
-    Endpoint::ManifestDelete,
-    Endpoint::BlobDelete,
-    Endpoint::Collection,
-];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_the_database() {

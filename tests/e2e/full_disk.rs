@@ -2,35 +2,13 @@
 //! The disk is a small file system in memory, which only root can mount.
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 
 use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
 use lode_tests::clients::is_root;
-use lode_tests::command::succeed;
+use lode_tests::disk::SmallDisk;
 use lode_tests::oci::{IMAGE_MANIFEST, Registry};
 use lode_tests::report::skip;
 use lode_tests::server::{Folder, Server};
-
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(path: PathBuf, mebibytes: u32) -> Self {
-        fs::create_dir_all(&path).unwrap();
-        succeed(
-            Command::new("mount")
-                .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
-                .arg(&path),
-        );
-        Self(path)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
 
 async fn refused_push(registry: &Registry, repository: &str, bytes: &[u8]) {
     let digest = sha256(bytes);
@@ -59,12 +37,12 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     }
     let outer = Folder::new();
     let disk = SmallDisk::mount(outer.path().join("disk"), 48);
-    let folder = Folder::with_data(disk.0.join("data"));
+    let folder = Folder::with_data(disk.path().join("data"));
     let server: Server = folder.serve().await;
     let registry = server.registry();
     let image = Image::random(fresh_seed(), 2, 1_000_000);
     let digest = image.push(&registry, "full", "v1").await;
-    fs::write(disk.0.join("ballast"), vec![7; 24 << 20]).unwrap();
+    fs::write(disk.path().join("ballast"), vec![7; 24 << 20]).unwrap();
 
     // Far too much, in one body and in chunks.
     let big = random_bytes(fresh_seed(), 40 << 20);
@@ -74,7 +52,7 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     // Not one block left: not even the index can grow.
     let mut left = 8 << 20;
     while left >= 4096 {
-        match append(&disk.0.join("rest"), left) {
+        match append(&disk.path().join("rest"), left) {
             Ok(()) => {}
             Err(_) => left /= 2,
         }
@@ -92,7 +70,7 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
 
     // Room again.
     for name in ["ballast", "rest"] {
-        fs::remove_file(disk.0.join(name)).unwrap();
+        fs::remove_file(disk.path().join(name)).unwrap();
     }
     let after = Image::random(fresh_seed(), 2, 1_000_000);
     after.push(&registry, "full", "v2").await;

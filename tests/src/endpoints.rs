@@ -82,6 +82,22 @@ pub const ALL: [Endpoint; 20] = [
     Endpoint::Collection,
 ];
 
+/// Those that change something.
+pub const WRITES: [Endpoint; 12] = [
+    Endpoint::UploadOpen,
+    Endpoint::UploadAppend,
+    Endpoint::UploadFinish,
+    Endpoint::UploadCancel,
+    Endpoint::BlobPost,
+    Endpoint::Mount,
+    Endpoint::ManifestPut,
+    Endpoint::TagMove,
+    Endpoint::TagDelete,
+    Endpoint::ManifestDelete,
+    Endpoint::BlobDelete,
+    Endpoint::Collection,
+];
+
 /// One request with its surroundings.
 pub struct Case {
     /// Which.
@@ -118,7 +134,9 @@ impl Case {
         use Endpoint::{UploadAppend, UploadCancel, UploadFinish, UploadStatus};
         if [UploadAppend, UploadFinish, UploadStatus, UploadCancel].contains(&endpoint) {
             blob = random_bytes(fresh_seed(), BEFORE + DURING);
-            session = registry.upload_open(&repository).await;
+            // Only the path, so that the next request may go to another replica.
+            let address = registry.upload_open(&repository).await;
+            session = address.trim_start_matches(&registry.url).to_owned();
             registry.upload_append(&session, 0, &blob[..BEFORE]).await.expect(202);
         } else if endpoint == Endpoint::BlobPost {
             blob = random_bytes(fresh_seed(), DURING);
@@ -190,6 +208,27 @@ impl Case {
             Endpoint::ManifestPut | Endpoint::TagMove => 201,
             Endpoint::UploadStatus | Endpoint::UploadCancel => 204,
             _ => 200,
+        }
+    }
+
+    /// Either it was carried out, or the server is not available now and says when to ask again. Only bytes that were on their way
+    /// may break off.
+    ///
+    /// # Panics
+    ///
+    /// When it was answered otherwise.
+    pub fn right(&self, fault: &str, reply: &Reply) {
+        let endpoint = self.endpoint;
+        match reply {
+            Some(answer) if answer.status == self.success() => {}
+            Some(answer) => {
+                assert_eq!(answer.status, 503, "{fault}: {endpoint:?} answers `{}`", answer.text());
+                assert!(
+                    answer.header("retry-after").is_some(),
+                    "{fault}: {endpoint:?} does not say when to ask again"
+                );
+            }
+            None => assert_eq!(endpoint, Endpoint::BlobGet, "{fault}: {endpoint:?} is not answered"),
         }
     }
 

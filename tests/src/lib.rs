@@ -3,17 +3,21 @@
 
 pub mod artifact;
 mod background;
+pub mod bucket;
 pub mod checkpoint;
 pub mod clients;
 pub mod cluster;
 pub mod command;
+pub mod disk;
 pub mod endpoints;
 pub mod faults;
 pub mod oci;
+pub mod postgres;
 pub mod raw;
 pub mod register;
 pub mod report;
 pub mod server;
 pub mod services;
 pub mod soak;
+pub mod steps;
 pub mod switch;

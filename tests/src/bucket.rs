@@ -1,0 +1,55 @@
+//! A copy of what lies under a prefix of a bucket, made as an operator's own tool would: object by object, while servers go on.
+//! It speaks to the S3 server of the tests through curl, which signs requests.
+
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::command::succeed;
+
+/// Copies every object under `from` to the same name under `to`, both `s3://BUCKET/PREFIX`. Returns how many there were.
+///
+/// # Panics
+///
+/// When the S3 server of the tests does not do as it is told.
+pub fn copy(from: &str, to: &str) -> usize {
+    let scratch = TempDir::new().expect("a scratch folder");
+    let file = scratch.path().join("object");
+    let (bucket, prefix) = split(from);
+    // Encoded as the signature wants it.
+    let encoded = format!("{prefix}/").replace('/', "%2F");
+    let listed = ask(&[], &format!("{bucket}?list-type=2&prefix={encoded}"));
+    assert!(listed.contains("<IsTruncated>false</IsTruncated>"), "one page will do: {listed}");
+    let keys: Vec<&str> =
+        listed.split("<Key>").skip(1).filter_map(|rest| rest.split("</Key>").next()).collect();
+    let (other_bucket, other_prefix) = split(to);
+    for key in &keys {
+        let name = key.strip_prefix(prefix).expect("keys under the prefix");
+        ask(&["-o", text(&file)], &format!("{bucket}/{key}"));
+        ask(&["-T", text(&file)], &format!("{other_bucket}/{other_prefix}{name}"));
+    }
+    keys.len()
+}
+
+fn split(url: &str) -> (&str, &str) {
+    let path = url.strip_prefix("s3://").expect("an s3: URL");
+    path.split_once('/').expect("a bucket and a prefix")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of plain characters")
+}
+
+fn ask(arguments: &[&str], path: &str) -> String {
+    let setting = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is set"));
+    let region = setting("AWS_REGION");
+    let login = format!("{}:{}", setting("AWS_ACCESS_KEY_ID"), setting("AWS_SECRET_ACCESS_KEY"));
+    let mut command = Command::new("curl");
+    command
+        .args(["--silent", "--show-error", "--fail", "--noproxy", "*", "--user", &login])
+        .args(["--aws-sigv4", &format!("aws:amz:{region}:s3"), "-H", "x-amz-content-sha256:UNSIGNED-PAYLOAD"])
+        .args(arguments)
+        .arg(format!("{}/{path}", setting("AWS_ENDPOINT_URL").trim_end_matches('/')));
+    succeed(&mut command)
+}
