@@ -1,10 +1,10 @@
 //! What the formats share: halves at any address, signs, peaks, and rounding without library calls.
-//! Everything is inlined, so that it is compiled for the instruction set of its caller; see [`super::simd`].
+//! Everything is inlined, so that it is compiled for the instruction set of its caller; see `dispatch`.
 
 use half::f16;
 
 /// Added to a small float and taken away again, it rounds to an integer, nearest and ties to even.
-const ROUND: f32 = 12_582_912.0;
+pub(super) const ROUND: f32 = 12_582_912.0;
 
 /// The largest float below a half: added instead of a half, it does not lift what is just below a tie over it.
 const BELOW_HALF: f32 = 0.499_999_97;

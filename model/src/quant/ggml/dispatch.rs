@@ -1,6 +1,7 @@
-//! Which format reads and makes which type, compiled twice: for any processor, and for those with AVX2.
-//! Both do the same operations in the same order, so that a tensor has the same bytes, and the same digest, wherever it is made.
+//! Which format reads and makes which type. Making is compiled twice, for any processor and for those with AVX2; both do the same
+//! operations in the same order, so that a tensor has the same bytes, and the same digest, wherever it is made.
 
+use super::lanes::{Lanes, Plain};
 use super::*;
 
 macro_rules! decode {
@@ -12,20 +13,11 @@ macro_rules! decode {
 }
 
 macro_rules! encode {
-    ($format:ident, $values:ident, $out:ident) => {
+    ($format:ident $(::<$lanes:ident>)?, $values:ident, $out:ident) => {
         for (values, block) in $values.as_chunks().0.iter().zip($out.as_chunks_mut().0) {
-            $format::encode(values, block);
+            $format::encode $(::<$lanes>)? (values, block);
         }
     };
-}
-
-/// Decodes whole blocks of a quantised type.
-pub(super) fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if avx2::is_there() {
-        return avx2::decode(ty, bytes, out);
-    }
-    decode_blocks(ty, bytes, out);
 }
 
 /// Quantises whole blocks to a type that [`Type::can_be_made`].
@@ -34,11 +26,11 @@ pub(super) fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
     if avx2::is_there() {
         return avx2::encode(ty, values, out);
     }
-    encode_blocks(ty, values, out);
+    encode_blocks::<Plain>(ty, values, out);
 }
 
-#[inline(always)]
-pub(super) fn decode_blocks(ty: Type, bytes: &[u8], out: &mut [f32]) {
+/// Decodes whole blocks of a quantised type. Once for all processors: reading the bytes takes longer.
+pub(super) fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
     match ty {
         Type::Q4_0 => decode!(q4_0, bytes, out),
         Type::Q4_1 => decode!(q4_1, bytes, out),
@@ -74,7 +66,7 @@ pub(super) fn decode_blocks(ty: Type, bytes: &[u8], out: &mut [f32]) {
 }
 
 #[inline(always)]
-pub(super) fn encode_blocks(ty: Type, values: &[f32], out: &mut [u8]) {
+pub(super) fn encode_blocks<L: Lanes>(ty: Type, values: &[f32], out: &mut [u8]) {
     match ty {
         Type::Q4_0 => encode!(q4_0, values, out),
         Type::Q4_1 => encode!(q4_1, values, out),
@@ -83,13 +75,13 @@ pub(super) fn encode_blocks(ty: Type, values: &[f32], out: &mut [u8]) {
         Type::Q8_0 => encode!(q8_0, values, out),
         Type::Q8_1 => encode!(q8_1, values, out),
         Type::Q8_K => encode!(q8_k, values, out),
-        Type::Q2_K => encode!(q2_k, values, out),
-        Type::Q3_K => encode!(q3_k, values, out),
-        Type::Q4_K => encode!(q4_k, values, out),
-        Type::Q5_K => encode!(q5_k, values, out),
-        Type::Q6_K => encode!(q6_k, values, out),
-        Type::IQ4_NL => iq4_nl::encode(values, out),
-        Type::IQ4_XS => encode!(iq4_xs, values, out),
+        Type::Q2_K => encode!(q2_k::<L>, values, out),
+        Type::Q3_K => encode!(q3_k::<L>, values, out),
+        Type::Q4_K => encode!(q4_k::<L>, values, out),
+        Type::Q5_K => encode!(q5_k::<L>, values, out),
+        Type::Q6_K => encode!(q6_k::<L>, values, out),
+        Type::IQ4_NL => iq4_nl::encode::<L>(values, out),
+        Type::IQ4_XS => encode!(iq4_xs::<L>, values, out),
         Type::TQ1_0 => encode!(tq1_0, values, out),
         Type::TQ2_0 => encode!(tq2_0, values, out),
         Type::MXFP4 => encode!(mxfp4, values, out),
@@ -104,26 +96,17 @@ pub(super) fn encode_blocks(ty: Type, values: &[f32], out: &mut [u8]) {
 pub(super) mod avx2 {
     #![allow(unsafe_code)]
 
-    use super::{Type, decode_blocks, encode_blocks};
+    use super::{Type, encode_blocks};
+    use crate::quant::ggml::avx2::Avx;
 
     pub(in super::super) fn is_there() -> bool {
         std::arch::is_x86_feature_detected!("avx2")
     }
 
-    pub(super) fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
-        #[target_feature(enable = "avx2")]
-        fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
-            decode_blocks(ty, bytes, out);
-        }
-        assert!(is_there());
-        // SAFETY: the processor has AVX2.
-        unsafe { decode(ty, bytes, out) }
-    }
-
     pub(super) fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
         #[target_feature(enable = "avx2")]
         fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
-            encode_blocks(ty, values, out);
+            encode_blocks::<Avx>(ty, values, out);
         }
         assert!(is_there());
         // SAFETY: the processor has AVX2.

@@ -1,7 +1,6 @@
 //! The searches for scales that the K and IQ4 formats are made with, for eight groups at a time.
 //! Source: ggml `src/ggml-quants.c`, without an importance matrix; sums go in the order of its scalar code.
-
-use std::array::from_fn;
+//! Loops rather than closures, which need not be compiled for the instruction set of their caller.
 
 use super::lanes::Lanes;
 
@@ -20,12 +19,8 @@ pub(super) struct Search {
 
 /// Fits `scale * code - min` with codes from zero up to eight groups, with a weight for each element: scales and minima.
 #[inline(always)]
-pub(super) fn asymmetric<const N: usize>(
-    x: &[Lanes; N],
-    weights: &[Lanes; N],
-    how: &Search,
-) -> (Lanes, Lanes) {
-    let levels = Lanes::splat(how.levels);
+pub(super) fn asymmetric<L: Lanes, const N: usize>(x: &[L; N], weights: &[L; N], how: &Search) -> (L, L) {
+    let levels = L::splat(how.levels);
     let (mut low, mut high) = (x[0], x[0]);
     let (mut sum_w, mut sum_x) = (weights[0], weights[0] * x[0]);
     for (x, w) in x.iter().zip(weights).skip(1) {
@@ -34,148 +29,167 @@ pub(super) fn asymmetric<const N: usize>(
         sum_w = sum_w + *w;
         sum_x = sum_x + *w * *x;
     }
-    low = low.min(Lanes::ZERO);
+    low = low.min(L::zero());
     let varies = low.less(high);
 
-    let error = |codes: &[Lanes; N], scale: Lanes, min: Lanes| {
-        let mut sum = Lanes::ZERO;
-        for ((code, x), w) in codes.iter().zip(x).zip(weights) {
-            let difference = scale * *code + min - *x;
-            let error = if how.magnitudes { difference.abs() } else { difference * difference };
-            sum = sum + *w * error;
-        }
-        sum
-    };
-
     let inverse = levels / (high - low);
-    let (mut scale, mut min) = (Lanes::splat(1.0) / inverse, low);
-    let codes = codes_from(x, inverse, min, how.levels);
-    let mut best = error(&codes, scale, min);
+    let (mut scale, mut min) = (L::splat(1.0) / inverse, low);
+    let mut codes = [L::zero(); N];
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = (inverse * (*x - min)).code(0.0, how.levels);
+    }
+    let mut best = error(x, weights, &codes, scale, min, how.magnitudes);
     for step in 0..=how.steps {
         // The smallest value that is fitted to moves with the best fit so far.
-        let candidate = Lanes::splat(how.first + how.step * step as f32 + how.levels) / (high - min);
-        let (mut sum_l, mut sum_l2, mut sum_xl) = (Lanes::ZERO, Lanes::ZERO, Lanes::ZERO);
-        let codes = codes_from(x, candidate, min, how.levels);
-        for ((code, x), w) in codes.iter().zip(x).zip(weights) {
+        let candidate = L::splat(how.first + how.step * step as f32 + how.levels) / (high - min);
+        let (mut sum_l, mut sum_l2, mut sum_xl) = (L::zero(), L::zero(), L::zero());
+        for ((code, x), w) in codes.iter_mut().zip(x).zip(weights) {
+            *code = (candidate * (*x - min)).code(0.0, how.levels);
             let weighted = *w * *code;
             sum_l = sum_l + weighted;
             sum_l2 = sum_l2 + weighted * *code;
             sum_xl = sum_xl + weighted * *x;
         }
         let determinant = sum_w * sum_l2 - sum_l * sum_l;
-        let solvable = Lanes::ZERO.less(determinant);
+        let solvable = L::zero().less(determinant);
         let new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
         let new_min = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
-        let above = Lanes::ZERO.less(new_min);
-        let new_scale = above.select(sum_xl / sum_l2, new_scale);
-        let new_min = above.select(Lanes::ZERO, new_min);
-        let new_error = error(&codes, new_scale, new_min);
-        let better = solvable.and(new_error.less(best));
-        best = better.select(new_error, best);
-        scale = better.select(new_scale, scale);
-        min = better.select(new_min, min);
+        let above = L::zero().less(new_min);
+        let new_scale = L::select(above, sum_xl / sum_l2, new_scale);
+        let new_min = L::select(above, L::zero(), new_min);
+        let new_error = error(x, weights, &codes, new_scale, new_min, how.magnitudes);
+        let better = L::and(solvable, new_error.less(best));
+        best = L::select(better, new_error, best);
+        scale = L::select(better, new_scale, scale);
+        min = L::select(better, new_min, min);
     }
-    (varies.select(scale, Lanes::ZERO), Lanes::ZERO - varies.select(min, low))
+    (L::select(varies, scale, L::zero()), L::zero() - L::select(varies, min, low))
 }
 
 #[inline(always)]
-fn codes_from<const N: usize>(x: &[Lanes; N], inverse: Lanes, min: Lanes, levels: f32) -> [Lanes; N] {
-    from_fn(|i| (inverse * (x[i] - min)).code(0.0, levels))
+fn error<L: Lanes, const N: usize>(
+    x: &[L; N],
+    weights: &[L; N],
+    codes: &[L; N],
+    scale: L,
+    min: L,
+    magnitudes: bool,
+) -> L {
+    let mut sum = L::zero();
+    for ((code, x), w) in codes.iter().zip(x).zip(weights) {
+        let difference = scale * *code + min - *x;
+        let error = if magnitudes { difference.abs() } else { difference * difference };
+        sum = sum + *w * error;
+    }
+    sum
 }
 
 /// For each of eight groups the first element of the largest magnitude, with its sign.
 #[inline(always)]
-pub(super) fn peaks<const N: usize>(x: &[Lanes; N]) -> Lanes {
-    let (mut peak, mut largest) = (Lanes::ZERO, Lanes::ZERO);
+fn peaks<L: Lanes, const N: usize>(x: &[L; N]) -> L {
+    let (mut peak, mut largest) = (L::zero(), L::zero());
     for x in x {
         let magnitude = x.abs();
         let larger = largest.less(magnitude);
-        peak = larger.select(*x, peak);
-        largest = larger.select(magnitude, largest);
+        peak = L::select(larger, *x, peak);
+        largest = L::select(larger, magnitude, largest);
     }
     peak
 }
 
-/// A code's objective: what of the group it explains, to be compared as `xl^2 / l2`.
+/// What of a group its codes explain, to be compared as `xl^2 / l2`; weighted by the squares of the elements.
 #[derive(Clone, Copy)]
-struct Sums {
-    xl: Lanes,
-    l2: Lanes,
+struct Sums<L> {
+    xl: L,
+    l2: L,
 }
 
-impl Sums {
-    /// Over codes, weighted by the squares of the elements.
+impl<L: Lanes> Sums<L> {
     #[inline(always)]
-    fn of<const N: usize>(x: &[Lanes; N], code: impl Fn(Lanes) -> Lanes) -> Sums {
-        let mut sums = Sums { xl: Lanes::ZERO, l2: Lanes::ZERO };
-        for x in x {
-            let (w, code) = (*x * *x, code(*x));
-            let weighted = w * *x * code;
-            sums.xl = sums.xl + weighted;
-            sums.l2 = sums.l2 + w * code * code;
+    fn scale(self) -> L {
+        L::select(L::zero().less(self.l2), self.xl / self.l2, L::zero())
+    }
+}
+
+/// How a number becomes a code, or what the code stands for.
+pub(super) trait Nearest {
+    fn nearest<L: Lanes>(x: L) -> L;
+}
+
+#[inline(always)]
+fn sums<L: Lanes, C: Nearest, const N: usize>(x: &[L; N], inverse: L) -> Sums<L> {
+    let mut sums = Sums { xl: L::zero(), l2: L::zero() };
+    for x in x {
+        let (w, code) = (*x * *x, C::nearest(inverse * *x));
+        sums.xl = sums.xl + w * *x * code;
+        sums.l2 = sums.l2 + w * code * code;
+    }
+    sums
+}
+
+/// Of the inverse scales `numerators / peak`, the one whose codes explain most, as the scale that goes with its codes. The first
+/// need not explain anything.
+#[inline(always)]
+pub(super) fn best_scale<L: Lanes, C: Nearest, const N: usize>(x: &[L; N], numerators: &[f32]) -> L {
+    let peaks = peaks(x);
+    let (mut scale, mut best) = (L::zero(), L::zero());
+    for (number, numerator) in numerators.iter().enumerate() {
+        let sums = sums::<L, C, N>(x, L::splat(*numerator) / peaks);
+        let fitted = sums.scale();
+        if number == 0 {
+            (scale, best) = (fitted, fitted * sums.xl);
+            continue;
         }
-        sums
+        let better = L::and(L::zero().less(sums.l2), (best * sums.l2).less(sums.xl * sums.xl));
+        scale = L::select(better, fitted, scale);
+        best = L::select(better, fitted * sums.xl, best);
     }
+    zero_where_tiny(peaks, scale)
+}
 
+/// Codes from -4 to 3.
+struct ThreeBits;
+
+impl Nearest for ThreeBits {
     #[inline(always)]
-    fn scale(self) -> Lanes {
-        Lanes::ZERO.less(self.l2).select(self.xl / self.l2, Lanes::ZERO)
+    fn nearest<L: Lanes>(x: L) -> L {
+        x.code(-4.0, 3.0)
     }
 }
 
-/// Of inverse scales, the one whose codes explain most, as the scale that goes with its codes. The first need not explain anything.
+/// Codes of three bits that each in turn move to where they explain more, in up to five rounds: the scales that go with them.
 #[inline(always)]
-pub(super) fn best_scale<const N: usize>(
-    x: &[Lanes; N],
-    first: Lanes,
-    others: impl Iterator<Item = Lanes>,
-    code: impl Fn(Lanes) -> Lanes,
-) -> Lanes {
-    let sums = Sums::of(x, |x| code(first * x));
-    let mut scale = sums.scale();
-    let mut best = scale * sums.xl;
-    for candidate in others {
-        let sums = Sums::of(x, |x| code(candidate * x));
-        let better = Lanes::ZERO.less(sums.l2).and((best * sums.l2).less(sums.xl * sums.xl));
-        scale = better.select(sums.scale(), scale);
-        best = better.select(scale * sums.xl, best);
+pub(super) fn descend<L: Lanes, const N: usize>(x: &[L; N]) -> L {
+    let peaks = peaks(x);
+    let inverse = L::splat(-4.0) / peaks;
+    let mut codes = [L::zero(); N];
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = ThreeBits::nearest(inverse * *x);
     }
-    zero_where_tiny(x, scale)
-}
-
-/// Codes from `-levels` to `levels - 1` that each in turn move to where they explain more, in up to five rounds: the scales that
-/// go with them.
-#[inline(always)]
-pub(super) fn descend<const N: usize>(x: &[Lanes; N], levels: f32) -> Lanes {
-    let inverse = Lanes::splat(-levels) / peaks(x);
-    let code = |x: Lanes| x.code(-levels, levels - 1.0);
-    let mut codes: [Lanes; N] = from_fn(|i| code(inverse * x[i]));
-    let mut sums = Sums::of(x, |x| code(inverse * x));
+    let mut sums = sums::<L, ThreeBits, N>(x, inverse);
     for _ in 0..5 {
         let mut changed = false;
         for (x, code) in x.iter().zip(&mut codes) {
             let w = *x * *x;
             let without = Sums { xl: sums.xl - w * *x * *code, l2: sums.l2 - w * *code * *code };
-            let new = (*x * without.l2 / without.xl).code(-levels, levels - 1.0);
+            let new = ThreeBits::nearest(*x * without.l2 / without.xl);
             let with = Sums { xl: without.xl + w * *x * new, l2: without.l2 + w * new * new };
-            let better = Lanes::ZERO
-                .less(without.xl)
-                .and(new.differs(*code))
-                .and(Lanes::ZERO.less(with.l2))
-                .and((sums.xl * sums.xl * with.l2).less(with.xl * with.xl * sums.l2));
-            *code = better.select(new, *code);
-            sums.xl = better.select(with.xl, sums.xl);
-            sums.l2 = better.select(with.l2, sums.l2);
-            changed |= better.any();
+            let moves = L::and(L::zero().less(without.xl), new.differs(*code));
+            let explains = (sums.xl * sums.xl * with.l2).less(with.xl * with.xl * sums.l2);
+            let better = L::and(L::and(moves, L::zero().less(with.l2)), explains);
+            *code = L::select(better, new, *code);
+            sums.xl = L::select(better, with.xl, sums.xl);
+            sums.l2 = L::select(better, with.l2, sums.l2);
+            changed |= L::any(better);
         }
         if !changed {
             break;
         }
     }
-    zero_where_tiny(x, sums.scale())
+    zero_where_tiny(peaks, sums.scale())
 }
 
 #[inline(always)]
-fn zero_where_tiny<const N: usize>(x: &[Lanes; N], scale: Lanes) -> Lanes {
-    peaks(x).abs().less(Lanes::splat(SMALLEST)).select(Lanes::ZERO, scale)
+fn zero_where_tiny<L: Lanes>(peaks: L, scale: L) -> L {
+    L::select(peaks.abs().less(L::splat(SMALLEST)), L::zero(), scale)
 }

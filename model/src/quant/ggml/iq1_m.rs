@@ -7,7 +7,6 @@ use super::block::u16_at;
 use super::codebooks::{IQ1_S, row};
 use super::iq1_s::DELTA;
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 56], out: &mut [f32; 256]) {
     let d = scale(block);
     for (k, eight) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {

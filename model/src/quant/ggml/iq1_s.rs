@@ -7,7 +7,6 @@ use super::codebooks::{IQ1_S, row};
 /// How far the values of a row are moved.
 pub(super) const DELTA: f32 = 0.125;
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 50], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (k, eight) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {

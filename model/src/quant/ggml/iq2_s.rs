@@ -4,7 +4,6 @@
 use super::block::{half, sign};
 use super::codebooks::{IQ2_S, row};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 82], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (k, eight) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {

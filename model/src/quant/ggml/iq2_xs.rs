@@ -3,7 +3,6 @@
 use super::block::{even_signs, half, sign, u16_at};
 use super::codebooks::{IQ2_XS, row};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 74], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (k, eight) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {

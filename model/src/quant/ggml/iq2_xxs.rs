@@ -4,7 +4,6 @@
 use super::block::{even_signs, half, sign, u32_at};
 use super::codebooks::{IQ2_XXS, row};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 66], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (g, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {

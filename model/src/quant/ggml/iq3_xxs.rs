@@ -4,7 +4,6 @@
 use super::block::{even_signs, half, sign, u32_at};
 use super::codebooks::{IQ3_XXS, row};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 98], out: &mut [f32; 256]) {
     let d = half(block, 0);
     for (k, four) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {

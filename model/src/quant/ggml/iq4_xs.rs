@@ -2,10 +2,10 @@
 //! Block: d f16, scales_h u16, scales_l[4], qs[128].
 
 use super::block::{half, inverse, nibble, peak, put_half, u16_at};
-use super::iq4_nl::{VALUES, codes, scales};
-use super::lanes::{Lanes, thirty_twos};
+use super::fit::Nearest;
+use super::iq4_nl::{Code, VALUES, scales};
+use super::lanes::{Lanes, bytes, thirty_twos};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 136], out: &mut [f32; 256]) {
     let (d, high) = (half(block, 0), u16_at(block, 2));
     for (k, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -19,23 +19,23 @@ pub(super) fn decode(block: &[u8; 136], out: &mut [f32; 256]) {
 }
 
 #[inline(always)]
-pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 136]) {
-    let x = thirty_twos(x);
+pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 136]) {
+    let x = thirty_twos::<L>(x);
     let scales = scales(&x);
-    let d = peak(&scales.0) / -32.0;
+    let d = peak(&scales.to_array()) / -32.0;
     put_half(block, 0, d);
-    let scales = (scales * Lanes::splat(inverse(d))).code(-32.0, 31.0);
+    let scales = (scales * L::splat(inverse(d))).code(-32.0, 31.0);
     let (mut high, mut low) = (0u16, [0; 4]);
-    for (k, scale) in scales.0.iter().enumerate() {
-        let scale = (*scale as i8 + 32) as u8;
+    for (k, scale) in bytes(scales + L::splat(32.0)).into_iter().enumerate() {
         low[k / 2] |= (scale & 15) << (4 * (k % 2));
         high |= u16::from(scale >> 4) << (2 * k);
     }
     block[2..4].copy_from_slice(&high.to_le_bytes());
     block[4..8].copy_from_slice(&low);
-    let inverse = (Lanes::splat(d) * scales).inverse();
+    let inverse = (L::splat(d) * scales).inverse();
     for j in 0..16 {
-        let (low, high) = (codes(inverse * x[j]), codes(inverse * x[j + 16]));
+        let low = bytes(Code::nearest(inverse * x[j]));
+        let high = bytes(Code::nearest(inverse * x[j + 16]));
         for k in 0..8 {
             block[8 + 16 * k + j] = low[k] | high[k] << 4;
         }

@@ -1,130 +1,181 @@
 //! Eight floats at a time: the groups of a block side by side, so that each is searched in the order of the scalar rule and none
-//! needs a sum across lanes. Plain arrays, which compilers turn into vector registers of whatever size there is.
+//! needs a sum across lanes. Every implementation does the same operations, so that all give the same bits.
 
-use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
+
+use super::block::ROUND;
 
 pub(super) const LANES: usize = 8;
 
 /// One float of each of eight groups.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[repr(align(32))]
-pub(super) struct Lanes(pub(super) [f32; LANES]);
+pub(super) trait Lanes:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// What held for each of eight groups.
+    type Mask: Copy;
 
-/// What held for each of eight groups.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mask([bool; LANES]);
-
-impl Lanes {
-    pub(super) const ZERO: Lanes = Lanes([0.0; LANES]);
-
-    #[inline(always)]
-    pub(super) fn splat(x: f32) -> Lanes {
-        Lanes([x; LANES])
-    }
-
-    #[inline(always)]
-    pub(super) fn map(self, f: impl Fn(f32) -> f32) -> Lanes {
-        Lanes(from_fn(|lane| f(self.0[lane])))
-    }
-
-    #[inline(always)]
-    fn zip(self, other: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
-        Lanes(from_fn(|lane| f(self.0[lane], other.0[lane])))
-    }
-
-    #[inline(always)]
-    pub(super) fn abs(self) -> Lanes {
-        self.map(f32::abs)
-    }
+    fn from_array(x: [f32; LANES]) -> Self;
+    fn to_array(self) -> [f32; LANES];
+    fn splat(x: f32) -> Self;
+    fn abs(self) -> Self;
+    fn sqrt(self) -> Self;
 
     /// The smaller; `other` where one of them is not a number.
-    #[inline(always)]
-    pub(super) fn min(self, other: Lanes) -> Lanes {
-        self.zip(other, |a, b| if a < b { a } else { b })
-    }
+    fn min(self, other: Self) -> Self;
 
     /// The larger; `other` where one of them is not a number.
-    #[inline(always)]
-    pub(super) fn max(self, other: Lanes) -> Lanes {
-        self.zip(other, |a, b| if a > b { a } else { b })
-    }
+    fn max(self, other: Self) -> Self;
+
+    fn less(self, other: Self) -> Self::Mask;
+    fn differs(self, other: Self) -> Self::Mask;
+    fn and(a: Self::Mask, b: Self::Mask) -> Self::Mask;
+    fn any(mask: Self::Mask) -> bool;
+
+    /// `a` where it held, else `b`.
+    fn select(mask: Self::Mask, a: Self, b: Self) -> Self;
 
     #[inline(always)]
-    pub(super) fn less(self, other: Lanes) -> Mask {
-        Mask(from_fn(|lane| self.0[lane] < other.0[lane]))
-    }
-
-    #[inline(always)]
-    pub(super) fn differs(self, other: Lanes) -> Mask {
-        Mask(from_fn(|lane| self.0[lane] != other.0[lane]))
+    fn zero() -> Self {
+        Self::splat(0.0)
     }
 
     /// `1 / x`, and zero for zero.
     #[inline(always)]
-    pub(super) fn inverse(self) -> Lanes {
-        self.map(|x| if x == 0.0 { 0.0 } else { 1.0 / x })
+    fn inverse(self) -> Self {
+        Self::select(self.differs(Self::zero()), Self::splat(1.0) / self, Self::zero())
     }
 
     /// To the nearest integer from `low` to `high`, ties to even; what is not a number becomes `low`.
     #[inline(always)]
-    pub(super) fn code(self, low: f32, high: f32) -> Lanes {
+    fn code(self, low: f32, high: f32) -> Self {
         // Within the range first, where rounding by addition is right; that gives the same code.
-        self.max(Lanes::splat(low)).min(Lanes::splat(high)).map(super::block::nearest_even)
+        let x = self.max(Self::splat(low)).min(Self::splat(high));
+        (x + Self::splat(ROUND)) - Self::splat(ROUND)
     }
 }
 
-impl Mask {
-    /// `a` where it held, else `b`.
-    #[inline(always)]
-    pub(super) fn select(self, a: Lanes, b: Lanes) -> Lanes {
-        Lanes(from_fn(|lane| if self.0[lane] { a.0[lane] } else { b.0[lane] }))
-    }
+/// For any processor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Plain([f32; LANES]);
 
+impl Plain {
     #[inline(always)]
-    pub(super) fn and(self, other: Mask) -> Mask {
-        Mask(from_fn(|lane| self.0[lane] & other.0[lane]))
-    }
-
-    #[inline(always)]
-    pub(super) fn any(self) -> bool {
-        self.0.into_iter().fold(false, |any, held| any | held)
+    fn zip(mut self, other: Plain, f: impl Fn(f32, f32) -> f32) -> Plain {
+        for (x, y) in self.0.iter_mut().zip(other.0) {
+            *x = f(*x, y);
+        }
+        self
     }
 }
 
-macro_rules! operator {
-    ($trait:ident, $method:ident, $op:tt) => {
-        impl $trait for Lanes {
-            type Output = Lanes;
+impl Lanes for Plain {
+    type Mask = [bool; LANES];
+
+    #[inline(always)]
+    fn from_array(x: [f32; LANES]) -> Plain {
+        Plain(x)
+    }
+
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        self.0
+    }
+
+    #[inline(always)]
+    fn splat(x: f32) -> Plain {
+        Plain([x; LANES])
+    }
+
+    #[inline(always)]
+    fn abs(self) -> Plain {
+        Plain(self.0.map(f32::abs))
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Plain {
+        Plain(self.0.map(f32::sqrt))
+    }
+
+    #[inline(always)]
+    fn min(self, other: Plain) -> Plain {
+        self.zip(other, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn max(self, other: Plain) -> Plain {
+        self.zip(other, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn less(self, other: Plain) -> [bool; LANES] {
+        std::array::from_fn(|lane| self.0[lane] < other.0[lane])
+    }
+
+    #[inline(always)]
+    fn differs(self, other: Plain) -> [bool; LANES] {
+        std::array::from_fn(|lane| self.0[lane] != other.0[lane])
+    }
+
+    #[inline(always)]
+    fn and(a: [bool; LANES], b: [bool; LANES]) -> [bool; LANES] {
+        std::array::from_fn(|lane| a[lane] & b[lane])
+    }
+
+    #[inline(always)]
+    fn any(mask: [bool; LANES]) -> bool {
+        mask.contains(&true)
+    }
+
+    #[inline(always)]
+    fn select(mask: [bool; LANES], a: Plain, b: Plain) -> Plain {
+        Plain(std::array::from_fn(|lane| if mask[lane] { a.0[lane] } else { b.0[lane] }))
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $op:tt),+) => {
+        $(impl $trait for Plain {
+            type Output = Plain;
 
             #[inline(always)]
-            fn $method(self, other: Lanes) -> Lanes {
+            fn $method(self, other: Plain) -> Plain {
                 self.zip(other, |a, b| a $op b)
             }
-        }
+        })+
     };
 }
 
-operator!(Add, add, +);
-operator!(Sub, sub, -);
-operator!(Mul, mul, *);
-operator!(Div, div, /);
+operators!(Add add +, Sub sub -, Mul mul *, Div div /);
 
 /// Eight groups of `N` elements side by side: element `i` of each.
 #[inline(always)]
-pub(super) fn side_by_side<const N: usize>(groups: &[[f32; N]; LANES]) -> [Lanes; N] {
-    from_fn(|i| Lanes(from_fn(|lane| groups[lane][i])))
+pub(super) fn side_by_side<L: Lanes, const N: usize>(groups: &[[f32; N]; LANES]) -> [L; N] {
+    let mut x = [L::zero(); N];
+    for (i, x) in x.iter_mut().enumerate() {
+        let [a, b, c, d, e, f, g, h] = groups;
+        *x = L::from_array([a[i], b[i], c[i], d[i], e[i], f[i], g[i], h[i]]);
+    }
+    x
 }
 
 /// A block as eight groups of 32.
 #[inline(always)]
-pub(super) fn thirty_twos(x: &[f32; 256]) -> [Lanes; 32] {
+pub(super) fn thirty_twos<L: Lanes>(x: &[f32; 256]) -> [L; 32] {
     side_by_side(x.as_chunks().0.as_array().expect("256 are eight times 32"))
 }
 
 /// A block as twice eight groups of 16.
 #[inline(always)]
-pub(super) fn sixteens(x: &[f32; 256]) -> [[Lanes; 16]; 2] {
+pub(super) fn sixteens<L: Lanes>(x: &[f32; 256]) -> [[L; 16]; 2] {
     let (low, high) = x.as_chunks().0.split_at(LANES);
-    [low, high].map(|groups| side_by_side(groups.as_array().expect("128 are eight times 16")))
+    [
+        side_by_side(low.as_array().expect("128 are eight times 16")),
+        side_by_side(high.as_array().expect("128 are eight times 16")),
+    ]
+}
+
+/// Codes as bytes; below zero as two's complement.
+#[inline(always)]
+pub(super) fn bytes<L: Lanes>(codes: L) -> [u8; LANES] {
+    codes.to_array().map(|code| code as i32 as u8)
 }

@@ -1,6 +1,8 @@
 //! The block types of GGUF files: their table, exact decoding to float32, and quantising as ggml does it.
 //! One file a format, each of which reads and makes one block at any address; `dispatch` chooses among them.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod block;
 mod codebooks;
 mod dispatch;

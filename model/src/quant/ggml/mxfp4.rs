@@ -7,7 +7,6 @@ use crate::quant::float;
 pub(super) const VALUES: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 17], out: &mut [f32; 32]) {
     let scale = float::e8m0_to_f32(block[0]);
     for (i, x) in out.iter_mut().enumerate() {

@@ -5,7 +5,6 @@ use super::block::largest;
 use super::mxfp4::{VALUES, nearest};
 use crate::quant::float::e4m3_to_f32;
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 36], out: &mut [f32; 64]) {
     let (scales, codes) = block.split_at(4);
     for (i, x) in out.iter_mut().enumerate() {

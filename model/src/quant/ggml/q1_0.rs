@@ -2,7 +2,6 @@
 
 use super::block::{half, put_half};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 18], out: &mut [f32; 128]) {
     let d = half(block, 0);
     for (i, x) in out.iter_mut().enumerate() {

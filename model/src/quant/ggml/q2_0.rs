@@ -2,7 +2,6 @@
 
 use super::block::{half, inverse, largest, nearest_away, put_half};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 18], out: &mut [f32; 64]) {
     let d = half(block, 0);
     for (i, x) in out.iter_mut().enumerate() {

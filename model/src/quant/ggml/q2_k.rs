@@ -2,9 +2,8 @@
 
 use super::block::{half, put_half};
 use super::fit::{Search, asymmetric};
-use super::lanes::{LANES, Lanes, sixteens};
+use super::lanes::{LANES, Lanes, bytes, sixteens};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 84], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 80), half(block, 82));
     for (k, group) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -24,33 +23,46 @@ fn codes(block: &[u8; 84], k: usize) -> impl Iterator<Item = u8> {
 }
 
 #[inline(always)]
-pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 84]) {
+pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 84]) {
     let search = Search { levels: 3.0, first: -0.5, step: 0.1, steps: 15, magnitudes: true };
-    let halves = sixteens(x);
-    let fits = halves.each_ref().map(|x| asymmetric(x, &x.map(Lanes::abs), &search));
-    let largest =
-        |pick: fn(&(Lanes, Lanes)) -> &Lanes| fits.iter().flat_map(|fit| pick(fit).0).fold(0.0, f32::max);
-    let (scale, min) = (largest(|fit| &fit.0), largest(|fit| &fit.1));
+    let halves = sixteens::<L>(x);
+    let (mut scales, mut mins) = ([L::zero(); 2], [L::zero(); 2]);
+    for (n, x) in halves.iter().enumerate() {
+        let mut weights = *x;
+        for weight in &mut weights {
+            *weight = weight.abs();
+        }
+        (scales[n], mins[n]) = asymmetric(x, &weights, &search);
+    }
+    let (scale, min) = (largest(scales), largest(mins));
     put_half(block, 80, scale / 15.0);
     put_half(block, 82, min / 15.0);
-    let (d, dmin) = (Lanes::splat(half(block, 80)), Lanes::splat(half(block, 82)));
-    let four_bits = |x: Lanes, largest: f32| {
-        let inverse = if largest > 0.0 { 15.0 / largest } else { 0.0 };
-        (x * Lanes::splat(inverse)).code(0.0, 15.0)
-    };
-    for (n, (x, (scales, mins))) in halves.iter().zip(fits).enumerate() {
-        let (scales, mins) = (four_bits(scales, scale), four_bits(mins, min));
-        for k in 0..LANES {
-            block[LANES * n + k] = scales.0[k] as u8 | (mins.0[k] as u8) << 4;
+    let (d, dmin) = (L::splat(half(block, 80)), L::splat(half(block, 82)));
+    for (n, x) in halves.iter().enumerate() {
+        let (scales, mins) = (four_bits(scales[n], scale), four_bits(mins[n], min));
+        for (k, (scale, min)) in bytes(scales).into_iter().zip(bytes(mins)).enumerate() {
+            block[LANES * n + k] = scale | min << 4;
         }
         let (scale, min) = (d * scales, dmin * mins);
         for (l, x) in x.iter().enumerate() {
-            let codes = ((*x + min) / scale).code(0.0, 3.0).0.map(|code| code as u8);
+            let codes = bytes(((*x + min) / scale).code(0.0, 3.0));
             // Groups come in pairs that share 32 bytes; the pair says which two bits.
             for start in 0..2 {
                 block[16 + 32 * n + 16 * start + l] =
-                    (0..4).fold(0, |bits, quarter| bits | codes[2 * quarter + start] << (2 * quarter));
+                    codes[start] | codes[2 + start] << 2 | codes[4 + start] << 4 | codes[6 + start] << 6;
             }
         }
     }
+}
+
+#[inline(always)]
+fn largest<L: Lanes>(x: [L; 2]) -> f32 {
+    x[0].max(x[1]).to_array().into_iter().fold(0.0, f32::max)
+}
+
+/// In steps of which the largest takes 15.
+#[inline(always)]
+fn four_bits<L: Lanes>(x: L, largest: f32) -> L {
+    let inverse = if largest > 0.0 { 15.0 / largest } else { 0.0 };
+    (x * L::splat(inverse)).code(0.0, 15.0)
 }

@@ -3,9 +3,8 @@
 
 use super::block::{half, inverse, peak, put_half};
 use super::fit::descend;
-use super::lanes::{LANES, Lanes, sixteens};
+use super::lanes::{LANES, Lanes, bytes, sixteens};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = half(block, 108);
     for (k, group) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -30,25 +29,25 @@ fn scale(block: &[u8; 110], k: usize) -> i8 {
 }
 
 #[inline(always)]
-pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 110]) {
-    let halves = sixteens(x);
-    let scales = halves.each_ref().map(|x| descend(x, 4.0));
-    let peak = peak([scales[0].0, scales[1].0].as_flattened());
+pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 110]) {
+    let halves = sixteens::<L>(x);
+    let scales = [descend(&halves[0]), descend(&halves[1])];
+    let peak = peak([scales[0].to_array(), scales[1].to_array()].as_flattened());
     let step = if peak == 0.0 { 0.0 } else { -32.0 / peak };
+    *block = [0; 110];
     put_half(block, 108, inverse(step));
-    let d = Lanes::splat(half(block, 108));
-    *block[..108].as_mut_array::<108>().expect("108 bytes") = [0; 108];
+    let d = L::splat(half(block, 108));
     for (n, (x, scales)) in halves.iter().zip(scales).enumerate() {
-        let scales = (scales * Lanes::splat(step)).code(-32.0, 31.0);
-        for (lane, scale) in scales.0.iter().enumerate() {
-            let (k, scale) = (LANES * n + lane, (*scale as i8 + 32) as u8);
+        let scales = (scales * L::splat(step)).code(-32.0, 31.0);
+        for (lane, scale) in bytes(scales + L::splat(32.0)).into_iter().enumerate() {
+            let k = LANES * n + lane;
             block[96 + k % 8] |= (scale & 15) << (4 * (k / 8));
             block[104 + k % 4] |= (scale >> 4) << (2 * (k / 4));
         }
         let scale = d * scales;
         for (l, x) in x.iter().enumerate() {
-            let codes = (*x / scale).code(-4.0, 3.0).0.map(|code| (code as i8 + 4) as u8);
-            for (lane, code) in codes.iter().enumerate() {
+            let codes = bytes((*x / scale).code(-4.0, 3.0) + L::splat(4.0));
+            for (lane, code) in codes.into_iter().enumerate() {
                 let (quarter, start) = (lane / 2, 16 * (lane % 2));
                 block[32 + 32 * n + start + l] |= (code & 3) << (2 * quarter);
                 block[start + l] |= (code >> 2) << (4 * n + quarter);

@@ -2,7 +2,6 @@
 
 use super::block::{half, inverse, nibble, put_half, range};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 20], out: &mut [f32; 32]) {
     let (d, m) = (half(block, 0), half(block, 2));
     for (i, x) in out.iter_mut().enumerate() {

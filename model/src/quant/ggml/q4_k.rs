@@ -2,9 +2,8 @@
 
 use super::block::{half, put_half};
 use super::fit::{Search, asymmetric};
-use super::lanes::{Lanes, thirty_twos};
+use super::lanes::{Lanes, bytes, thirty_twos};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 0), half(block, 2));
     for (k, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -39,11 +38,11 @@ pub(super) fn pack_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8], packed: &mu
 }
 
 #[inline(always)]
-pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 144]) {
+pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 144]) {
     let search = Search { levels: 15.0, first: -1.0, step: 0.1, steps: 20, magnitudes: false };
     let (header, codes) = block.split_at_mut(16);
     let header = header.as_mut_array().expect("sixteen bytes");
-    let fitted = encode_groups(x, &search, header);
+    let fitted = encode_groups::<L>(x, &search, header);
     for (pair, bytes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         for (byte, codes) in bytes.iter_mut().zip(&fitted) {
             *byte = codes[2 * pair] | codes[2 * pair + 1] << 4;
@@ -53,33 +52,43 @@ pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 144]) {
 
 /// Writes `d`, `dmin` and the packed scales and minima, which Q5_K has too; gives the codes, element `l` of all groups together.
 #[inline(always)]
-pub(super) fn encode_groups(x: &[f32; 256], search: &Search, header: &mut [u8; 16]) -> [[u8; 8]; 32] {
-    let x = thirty_twos(x);
-    let mut squares = Lanes::ZERO;
+pub(super) fn encode_groups<L: Lanes>(
+    x: &[f32; 256],
+    search: &Search,
+    header: &mut [u8; 16],
+) -> [[u8; 8]; 32] {
+    let x = thirty_twos::<L>(x);
+    let mut squares = L::zero();
     for x in &x {
         squares = squares + *x * *x;
     }
-    let mean = squares.map(|sum| (sum / 32.0).sqrt());
-    let weights = x.map(|x| mean + x.abs());
+    let mean = (squares / L::splat(32.0)).sqrt();
+    let mut weights = [mean; 32];
+    for (weight, x) in weights.iter_mut().zip(&x) {
+        *weight = mean + x.abs();
+    }
     let (scales, mins) = asymmetric(&x, &weights, search);
 
     let (scale, scales) = six_bits(scales);
     let (min, mins) = six_bits(mins);
     put_half(header, 0, scale);
     put_half(header, 2, min);
-    let (d, dmin) = (Lanes::splat(half(header, 0)), Lanes::splat(half(header, 2)));
+    let (d, dmin) = (L::splat(half(header, 0)), L::splat(half(header, 2)));
     let (scale, min) = (d * scales, dmin * mins);
-    let byte = |x: f32| x as u8;
-    pack_scales_and_mins(&scales.0.map(byte), &mins.0.map(byte), &mut header[4..]);
-    x.map(|x| ((x + min) / scale).code(0.0, search.levels).0.map(byte))
+    pack_scales_and_mins(&bytes(scales), &bytes(mins), &mut header[4..]);
+    let mut codes = [[0; 8]; 32];
+    for (codes, x) in codes.iter_mut().zip(&x) {
+        *codes = bytes(((*x + min) / scale).code(0.0, search.levels));
+    }
+    codes
 }
 
 /// The largest as 63 steps, and each in such steps.
 #[inline(always)]
-fn six_bits(x: Lanes) -> (f32, Lanes) {
-    let largest = x.0.into_iter().fold(0.0, f32::max);
+fn six_bits<L: Lanes>(x: L) -> (f32, L) {
+    let largest = x.to_array().into_iter().fold(0.0, f32::max);
     let inverse = if largest > 0.0 { 63.0 / largest } else { 0.0 };
-    (largest / 63.0, (x * Lanes::splat(inverse)).code(0.0, 63.0))
+    (largest / 63.0, (x * L::splat(inverse)).code(0.0, 63.0))
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use super::block::{half, inverse, nibble, peak, put_half, u32_at};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 22], out: &mut [f32; 32]) {
     let (d, high) = (half(block, 0), u32_at(block, 2));
     for (i, x) in out.iter_mut().enumerate() {

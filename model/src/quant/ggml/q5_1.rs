@@ -3,7 +3,6 @@
 use super::block::{half, inverse, nibble, put_half, range, u32_at};
 use super::q5_0::fifth_bits;
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 24], out: &mut [f32; 32]) {
     let (d, m, high) = (half(block, 0), half(block, 2), u32_at(block, 4));
     for (i, x) in out.iter_mut().enumerate() {

@@ -2,9 +2,9 @@
 
 use super::block::half;
 use super::fit::Search;
+use super::lanes::Lanes;
 use super::q4_k::{encode_groups, scale_and_min};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 176], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 0), half(block, 2));
     for (k, group) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -19,10 +19,10 @@ pub(super) fn decode(block: &[u8; 176], out: &mut [f32; 256]) {
 }
 
 #[inline(always)]
-pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 176]) {
+pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 176]) {
     let search = Search { levels: 31.0, first: -0.5, step: 0.1, steps: 15, magnitudes: false };
     let (header, rest) = block.split_at_mut(16);
-    let fitted = encode_groups(x, &search, header.as_mut_array().expect("sixteen bytes"));
+    let fitted = encode_groups::<L>(x, &search, header.as_mut_array().expect("sixteen bytes"));
     let (high, low) = rest.split_at_mut(32);
     for (byte, codes) in high.iter_mut().zip(&fitted) {
         *byte = codes.iter().enumerate().fold(0, |bits, (k, code)| bits | (code >> 4) << k);

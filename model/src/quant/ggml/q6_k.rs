@@ -1,10 +1,9 @@
 //! Q6_K: 16 groups of 16 codes of 6 bits around 32, each with a signed 8-bit scale. Block: ql[128], qh[64], scales[16], d f16.
 
-use super::block::{half, nearest_even, peak, put_half};
-use super::fit::{SMALLEST, best_scale, peaks};
-use super::lanes::{LANES, Lanes, sixteens};
+use super::block::{half, peak, put_half};
+use super::fit::{Nearest, SMALLEST, best_scale};
+use super::lanes::{LANES, Lanes, bytes, sixteens};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = half(block, 208);
     for (k, group) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
@@ -19,31 +18,42 @@ pub(super) fn decode(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
+/// Codes from -32 to 31.
+struct SixBits;
+
+impl Nearest for SixBits {
+    #[inline(always)]
+    fn nearest<L: Lanes>(x: L) -> L {
+        x.code(-32.0, 31.0)
+    }
+}
+
 #[inline(always)]
-pub(super) fn encode(x: &[f32; 256], block: &mut [u8; 210]) {
-    let halves = sixteens(x);
-    let scales = halves.each_ref().map(|x| {
-        let peaks = peaks(x);
-        let inverse = |levels: f32| Lanes::splat(-levels) / peaks;
-        let others = (-9..=9).filter(|t| *t != 0).map(|t| inverse(32.0 + 0.1 * t as f32));
-        best_scale(x, inverse(32.0), others, |x| x.code(-32.0, 31.0))
-    });
-    let peak = peak([scales[0].0, scales[1].0].as_flattened());
+pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 210]) {
+    let halves = sixteens::<L>(x);
+    // The peak becomes the lowest code, or a little more or less than that.
+    let mut levels = [-32.0; 19];
+    for (level, t) in levels[1..].iter_mut().zip((-9..=9).filter(|t| *t != 0)) {
+        *level = -(32.0 + 0.1 * t as f32);
+    }
+    let scales = [
+        best_scale::<L, SixBits, 16>(&halves[0], &levels),
+        best_scale::<L, SixBits, 16>(&halves[1], &levels),
+    ];
+    let peak = peak([scales[0].to_array(), scales[1].to_array()].as_flattened());
     if peak.abs() < SMALLEST {
         *block = [0; 210];
         return;
     }
     let inverse = -128.0 / peak;
     put_half(block, 208, 1.0 / inverse);
-    let d = Lanes::splat(half(block, 208));
+    let d = L::splat(half(block, 208));
     for (n, (x, scales)) in halves.iter().zip(scales).enumerate() {
-        let scales = scales.map(|scale| nearest_even(inverse * scale).min(127.0));
-        for k in 0..LANES {
-            block[192 + LANES * n + k] = scales.0[k] as i8 as u8;
-        }
+        let scales = (L::splat(inverse) * scales).code(-128.0, 127.0);
+        block[192 + LANES * n..][..LANES].copy_from_slice(&bytes(scales));
         let scale = d * scales;
         for (l, x) in x.iter().enumerate() {
-            let codes = (*x / scale).code(-32.0, 31.0).0.map(|code| (code as i8 + 32) as u8);
+            let codes = bytes(SixBits::nearest(*x / scale) + L::splat(32.0));
             // Group `2 * quarter + start`: see `decode`.
             for start in 0..2 {
                 let [a, b, c, d] = [codes[start], codes[start + 2], codes[start + 4], codes[start + 6]];

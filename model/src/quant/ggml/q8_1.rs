@@ -2,7 +2,6 @@
 
 use super::block::{half, inverse, largest, nearest_away, put_half};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 36], out: &mut [f32; 32]) {
     let d = half(block, 0);
     for (x, code) in out.iter_mut().zip(&block[4..]) {

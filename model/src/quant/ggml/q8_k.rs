@@ -2,7 +2,6 @@
 
 use super::block::{nearest_even, peak};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 292], out: &mut [f32; 256]) {
     let d = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
     for (x, code) in out.iter_mut().zip(&block[4..260]) {

@@ -19,7 +19,6 @@ const RUNS: [Run; 3] = [
     Run { bytes: 48..52, first: 240, digits: 4 },
 ];
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 54], out: &mut [f32; 256]) {
     let d = half(block, 52);
     for Run { bytes, first, digits } in RUNS {

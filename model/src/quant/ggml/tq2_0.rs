@@ -2,7 +2,6 @@
 
 use super::block::{half, inverse, largest, nearest_away, put_half};
 
-#[inline(always)]
 pub(super) fn decode(block: &[u8; 66], out: &mut [f32; 256]) {
     let d = half(block, 64);
     for (i, x) in out.iter_mut().enumerate() {

@@ -1,0 +1,102 @@
+//! [`Lanes`] in one AVX register. Only `dispatch` makes it, in functions that are compiled for AVX2, after it has asked the
+//! processor; all of this is inlined into those.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::ops::{Add, Div, Mul, Sub};
+
+use super::lanes::{LANES, Lanes};
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx(__m256);
+
+/// An instruction whose operands are registers.
+macro_rules! op {
+    ($($call:tt)+) => {
+        // SAFETY: the caller is compiled for AVX2 and runs on a processor that has it; no memory is touched.
+        unsafe { $($call)+ }
+    };
+}
+
+impl Lanes for Avx {
+    type Mask = __m256;
+
+    #[inline(always)]
+    fn from_array(x: [f32; LANES]) -> Avx {
+        // SAFETY: as for `op`; the eight floats are read wherever they are aligned.
+        Avx(unsafe { _mm256_loadu_ps(x.as_ptr()) })
+    }
+
+    #[inline(always)]
+    fn to_array(self) -> [f32; LANES] {
+        let mut x = [0.0; LANES];
+        // SAFETY: as for `op`; the eight floats are written wherever they are aligned.
+        unsafe { _mm256_storeu_ps(x.as_mut_ptr(), self.0) };
+        x
+    }
+
+    #[inline(always)]
+    fn splat(x: f32) -> Avx {
+        Avx(op!(_mm256_set1_ps(x)))
+    }
+
+    #[inline(always)]
+    fn abs(self) -> Avx {
+        Avx(op!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0)))
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Avx {
+        Avx(op!(_mm256_sqrt_ps(self.0)))
+    }
+
+    #[inline(always)]
+    fn min(self, other: Avx) -> Avx {
+        Avx(op!(_mm256_min_ps(self.0, other.0)))
+    }
+
+    #[inline(always)]
+    fn max(self, other: Avx) -> Avx {
+        Avx(op!(_mm256_max_ps(self.0, other.0)))
+    }
+
+    #[inline(always)]
+    fn less(self, other: Avx) -> __m256 {
+        op!(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, other.0))
+    }
+
+    #[inline(always)]
+    fn differs(self, other: Avx) -> __m256 {
+        op!(_mm256_cmp_ps::<_CMP_NEQ_UQ>(self.0, other.0))
+    }
+
+    #[inline(always)]
+    fn and(a: __m256, b: __m256) -> __m256 {
+        op!(_mm256_and_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn any(mask: __m256) -> bool {
+        op!(_mm256_movemask_ps(mask)) != 0
+    }
+
+    #[inline(always)]
+    fn select(mask: __m256, a: Avx, b: Avx) -> Avx {
+        Avx(op!(_mm256_blendv_ps(b.0, a.0, mask)))
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $instruction:ident),+) => {
+        $(impl $trait for Avx {
+            type Output = Avx;
+
+            #[inline(always)]
+            fn $method(self, other: Avx) -> Avx {
+                Avx(op!($instruction(self.0, other.0)))
+            }
+        })+
+    };
+}
+
+operators!(Add add _mm256_add_ps, Sub sub _mm256_sub_ps, Mul mul _mm256_mul_ps, Div div _mm256_div_ps);
