@@ -9,10 +9,18 @@ use tracing_subscriber::{EnvFilter, Layer, layer::SubscriberExt, util::Subscribe
 
 use crate::args::LogFormat;
 
+const FORMAT: &str = "LODE_LOG_FORMAT";
+
 /// The format of a command that has no flag for it.
 pub(crate) fn inherited_format() -> LogFormat {
-    let named = std::env::var("LODE_LOG_FORMAT").ok();
+    let named = std::env::var(FORMAT).ok();
     named.and_then(|name| LogFormat::from_str(&name, true).ok()).unwrap_or_default()
+}
+
+/// What a process that this one starts needs in its environment to log as this one does, however that was said.
+pub(crate) fn inheritance(format: LogFormat) -> Vec<(String, String)> {
+    let name = format.to_possible_value().map(|value| value.get_name().to_owned());
+    name.map(|name| (FORMAT.to_owned(), name)).into_iter().collect()
 }
 
 /// `default`: what is logged where LODE_LOG does not say. Spans go to `traces` whatever is logged.

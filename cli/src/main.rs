@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command};
+use args::{Cli, Command, Serve, Worker};
 use error::{COULD_NOT, Failure, Outcome, PIPE_CLOSED};
 
 fn main() -> ExitCode {
@@ -50,12 +50,11 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     // Everything worth knowing where a server runs, only warnings where a person typed a command.
     let mut traces = None;
     match &cli.command {
-        Command::Serve(args) => {
+        Command::Serve(Serve { log_format, .. }) | Command::Worker(Worker { log_format, .. }) => {
             let _inside = runtime.enter();
             traces = traces::wanted().then(|| traces::provider(None)).transpose()?;
-            logging::start("info", args.log_format, traces.as_ref());
+            logging::start("info", *log_format, traces.as_ref());
         }
-        Command::Worker(args) => logging::start("info", args.log_format, None),
         _ => logging::start("warn", logging::inherited_format(), None),
     }
     let outcome = runtime.block_on(commands::run(cli));

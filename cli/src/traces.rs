@@ -93,6 +93,26 @@ mod tests {
         (endpoint, receiver)
     }
 
+    /// A worker that is done at once; hands on the heads of the requests that it gets.
+    async fn worker() -> (String, mpsc::UnboundedReceiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut head = Vec::new();
+                while !head.ends_with(b"}") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                let _test_is_over = sender.send(String::from_utf8(head).unwrap());
+                let answer =
+                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/x-ndjson\r\n\r\n{\"done\":true}\n";
+                stream.write_all(answer).await.unwrap();
+            }
+        });
+        (address, receiver)
+    }
+
     #[tokio::test]
     async fn a_request_is_a_span_in_the_client_s_trace_with_its_queries_below() {
         // The provider waits for its last spans when it goes, so what sends and takes them has threads of its own.
@@ -119,6 +139,29 @@ mod tests {
             .get(format!("{base}/v2/team/mini/manifests/none"))
             .header("traceparent", format!("00-{trace_id}-00f067aa0ba902b7-01"));
         assert_eq!(asked.send().await.unwrap().status(), 404);
+
+        // A worker is told whose trace its work belongs to, as the request's child.
+        let (worker, mut heard) = worker().await;
+        let announced =
+            serde_json::json!({ "advertise": worker, "devices": [{ "kind": "cpu", "free_bytes": 1 }] });
+        let announced = client.post(format!("{base}/lode/v1/workers")).body(announced.to_string());
+        assert_eq!(announced.send().await.unwrap().status(), 201);
+        let config = lode_model::digest::Digest::sha256(b"{}");
+        let blob = client.post(format!("{base}/v2/team/mini/blobs/uploads/?digest={config}")).body("{}");
+        assert_eq!(blob.send().await.unwrap().status(), 201);
+        let kind = "application/vnd.oci.image.manifest.v1+json";
+        let manifest = serde_json::json!({ "schemaVersion": 2, "mediaType": kind, "layers": [],
+            "config": { "mediaType": "application/json", "digest": config, "size": 2 } });
+        let put = client.put(format!("{base}/v2/team/mini/manifests/v1")).header("content-type", kind);
+        assert_eq!(put.body(manifest.to_string()).send().await.unwrap().status(), 201);
+        let asked = client
+            .post(format!("{base}/lode/v1/generate"))
+            .header("traceparent", format!("00-{trace_id}-00f067aa0ba902b7-01"))
+            .body(r#"{"model":"team/mini:v1","prompt":"hello"}"#);
+        assert_eq!(asked.send().await.unwrap().status(), 200);
+        let head = heard.recv().await.unwrap();
+        assert!(head.contains(&format!("traceparent: 00-{trace_id}-")), "{head}");
+        assert!(!head.contains("00f067aa0ba902b7"), "{head}");
 
         let trace_bytes: Vec<u8> =
             (0..32).step_by(2).map(|at| u8::from_str_radix(&trace_id[at..at + 2], 16).unwrap()).collect();

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use http::{HeaderMap, StatusCode};
-use opentelemetry::propagation::Extractor;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use opentelemetry::propagation::{Extractor, Injector};
 use opentelemetry::trace::{Status, TraceContextExt};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -30,6 +30,18 @@ pub(crate) fn continue_trace(span: &Span, headers: &HeaderMap) {
     }
 }
 
+/// What a request to another process needs in its head for that process' spans to be part of the trace of the one that is answered.
+pub(crate) fn passed_on() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if ON.load(Ordering::Relaxed) {
+        let context = Span::current().context();
+        opentelemetry::global::get_text_map_propagator(|format| {
+            format.inject_context(&context, &mut Fields(&mut headers));
+        });
+    }
+    headers
+}
+
 /// Names a request's span by its route, and says how it ended.
 pub(crate) fn name_span(span: &Span, method: &'static str, route: &str, status: StatusCode) {
     if !ON.load(Ordering::Relaxed) {
@@ -52,6 +64,16 @@ impl Extractor for Headers<'_> {
     }
 
     fn keys(&self) -> Vec<&str> {
-        self.0.keys().map(http::HeaderName::as_str).collect()
+        self.0.keys().map(HeaderName::as_str).collect()
+    }
+}
+
+struct Fields<'a>(&'a mut HeaderMap);
+
+impl Injector for Fields<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(key), HeaderValue::try_from(value)) {
+            self.0.insert(name, value);
+        }
     }
 }

@@ -57,6 +57,9 @@ pub struct Config {
     pub threads: usize,
     /// The program that is started as `PROGRAM runner --socket PATH`, one a loaded model.
     pub runner_program: PathBuf,
+    /// What it has in its environment beyond what this process has.
+    #[serde(skip)]
+    pub runner_env: Vec<(String, String)>,
 }
 
 impl Default for Config {
@@ -79,6 +82,7 @@ impl Default for Config {
             load_timeout: Duration::from_secs(300),
             threads: 0,
             runner_program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("lode")),
+            runner_env: Vec::new(),
         }
     }
 }

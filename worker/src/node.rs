@@ -36,7 +36,7 @@ pub struct Worker {
 
 /// Starts a worker: listens, joins the registry in the background, and keeps joined.
 pub async fn start(config: Config) -> Result<Worker, Error> {
-    let launcher = Arc::new(Program(config.runner_program.clone()));
+    let launcher = Arc::new(Program { path: config.runner_program.clone(), env: config.runner_env.clone() });
     start_with(config, launcher).await
 }
 

@@ -12,16 +12,18 @@ use super::demo;
 use crate::{
     args::Serve,
     error::{COULD_NOT, Failure, Outcome},
+    logging,
     settings::{self, ServeSettings},
     ui,
 };
 
 pub(crate) async fn run(args: Serve) -> Outcome {
-    let ServeSettings { registry: mut config, worker, no_worker, demo } =
+    let ServeSettings { registry: mut config, mut worker, no_worker, demo } =
         match settings::serve(&args, &settings::process_env)? {
             settings if args.print_config => return ui::piece(settings::print(&settings)?.as_bytes()),
             settings => settings,
         };
+    worker.runner_env = logging::inheritance(args.log_format);
     refuse_unsafe(&config)?;
     let tls = tls(&config)?;
     // Told to stop while it starts, it must not go on.

@@ -4,11 +4,12 @@ use crate::{
     args::Worker,
     commands::serve::{stop_signal, told},
     error::{Failure, Outcome},
-    settings, ui,
+    logging, settings, ui,
 };
 
 pub(crate) async fn run(args: Worker) -> Outcome {
-    let config = settings::worker(&args, &settings::process_env)?;
+    let mut config = settings::worker(&args, &settings::process_env)?;
+    config.runner_env = logging::inheritance(args.log_format);
     let registry = config.registry.clone();
     let stop = stop_signal()?;
     let worker = tokio::select! {

@@ -13,11 +13,11 @@ use url::Url;
 
 use super::choose::by_preference;
 use super::{Gateway, GatewayError};
-use crate::Registry;
 use crate::app::Worker;
 use crate::auth::Caller;
 use crate::error::chain;
 use crate::http::Failure;
+use crate::{Registry, traces};
 
 const NDJSON: &str = "application/x-ndjson";
 
@@ -69,6 +69,7 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
     let response = gateway
         .client
         .post(address(&worker.advertise, ask.path))
+        .headers(traces::passed_on())
         .bearer_auth(&worker.secret)
         .header(header::CONTENT_TYPE, "application/json")
         .header("lode-model", format!("{}@{}", ask.repository, ask.digest))

@@ -45,7 +45,11 @@ pub trait Launch: Send + Sync + 'static {
 
 /// Starts runners as processes: `PROGRAM runner --socket PATH`.
 #[derive(Debug, Clone)]
-pub struct Program(pub PathBuf);
+pub struct Program {
+    pub path: PathBuf,
+    /// What they have in their environment beyond what this process has.
+    pub env: Vec<(String, String)>,
+}
 
 /// A running runner; dropping it stops it.
 pub struct Runner {
@@ -127,7 +131,7 @@ impl Control for Process {
 
 impl Launch for Program {
     fn launch(&self) -> BoxFuture<'static, Result<Runner, ProcessError>> {
-        let program = self.0.clone();
+        let program = self.clone();
         Box::pin(async move {
             let folder = tokio::task::spawn_blocking(socket_folder).await.map_err(|_| ProcessError::Ended)?;
             let folder = folder.map_err(ProcessError::Socket)?;
@@ -153,9 +157,10 @@ impl Launch for Program {
 }
 
 /// Starts the child, hands out the means to end it, and waits for it.
-fn keep(program: &Path, socket: &Path, spawned: oneshot::Sender<Result<Process, ProcessError>>) {
-    let failed = |source| ProcessError::Spawn { program: program.to_owned(), source };
-    let child = Command::new(program)
+fn keep(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Process, ProcessError>>) {
+    let failed = |source| ProcessError::Spawn { program: program.path.clone(), source };
+    let child = Command::new(&program.path)
+        .envs(program.env.iter().map(|(name, value)| (name, value)))
         .arg("runner")
         .arg("--socket")
         .arg(socket)
@@ -253,16 +258,25 @@ mod tests {
         let pid = folder.join("pid");
         std::fs::write(&path, format!("#!/bin/sh\necho $$ > {}\n{body}\n", pid.display())).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        Program(path)
+        Program { path, env: vec![("LODE_TEST_GIVEN".into(), "this".into())] }
     }
 
     #[tokio::test]
     async fn what_does_not_start_says_so() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Program("/no/such/program".into()).launch().await.unwrap_err();
+        let error = Program { path: "/no/such/program".into(), env: Vec::new() }.launch().await.unwrap_err();
         assert!(matches!(error, ProcessError::Spawn { .. }), "{error}");
         let error = script(folder.path(), "exit 3").launch().await.unwrap_err();
         assert!(matches!(error, ProcessError::Ended), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_runner_has_the_environment_that_it_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let given = folder.path().join("given");
+        let program = script(folder.path(), &format!("echo $LODE_TEST_GIVEN > {}", given.display()));
+        program.launch().await.unwrap_err();
+        assert_eq!(std::fs::read_to_string(given).unwrap(), "this\n");
     }
 
     #[tokio::test]
