@@ -37,6 +37,16 @@ pub struct NotFinite {
     pub value: f32,
 }
 
+/// Fails on the first value that is not finite.
+pub(super) fn all_finite(values: &[f32]) -> Result<(), NotFinite> {
+    const CHUNK: usize = 256;
+    // Chunks are looked at without an early way out, in vector registers.
+    let is_finite = |chunk: &[f32]| chunk.iter().fold(true, |finite, x| finite & x.is_finite());
+    let Some(chunk) = values.chunks(CHUNK).position(|chunk| !is_finite(chunk)) else { return Ok(()) };
+    let found = values.iter().enumerate().skip(CHUNK * chunk).find(|(_, x)| !x.is_finite());
+    found.map_or(Ok(()), |(element, value)| Err(NotFinite { element, value: *value }))
+}
+
 /// Quantises rows and appends their codes, scales and, where the format has them, biases, as tensor blobs hold them.
 ///
 /// `values` are whole groups of `group_size`; `kind` is a format of tensor blobs; `dtype` (BF16, F16 or F32) is the type of the
@@ -51,9 +61,7 @@ pub fn quantise(
     debug_assert!(Kind::BLOB.contains(&kind) && kind.allows_group_size(group_size as u32));
     debug_assert!(values.len().is_multiple_of(group_size));
     if !kind.is_affine() {
-        if let Some(element) = values.iter().position(|x| !x.is_finite()) {
-            return Err(NotFinite { element, value: values[element] });
-        }
+        all_finite(values)?;
         fp::quantise(kind, dtype, values, &mut out.codes, &mut out.scales);
         return Ok(());
     }

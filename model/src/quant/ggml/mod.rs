@@ -44,7 +44,7 @@ pub use validate::{InvalidBlocks, validate};
 
 use half::{bf16, f16};
 
-use super::affine::NotFinite;
+use super::affine::{NotFinite, all_finite};
 use super::{DecodeError, Kind, check_len, float};
 
 /// Decodes whole blocks to float32, one rounding an operation in the order of ggml's formulas, so that the bits are ggml's.
@@ -83,9 +83,7 @@ pub enum EncodeError {
 /// are ggml's own; where scales are searched for, the error is as small as ggml's.
 pub fn encode(ty: Type, values: &[f32], out: &mut [u8]) -> Result<(), EncodeError> {
     check_len("output", out, blocks_of(ty, values.len())?)?;
-    if let Some(element) = values.iter().position(|x| !x.is_finite()) {
-        return Err(NotFinite { element, value: values[element] }.into());
-    }
+    all_finite(values)?;
     match ty {
         Type::F32 => each(values, out, f32::to_le_bytes),
         Type::F16 => each(values, out, |x| f16::from_f32(x).to_le_bytes()),
