@@ -9,6 +9,7 @@ use std::{
 use futures::{StreamExt, TryStreamExt};
 use lode_client::{Content, Offer, Progress, Registry};
 use lode_model::{
+    convert::ConvertError,
     digest::{Algorithm, Digest, Hasher},
     import::{self, Finished, ImportError, Options, PlannedLayer, Quantize, Source},
     manifest::Manifest,
@@ -21,7 +22,9 @@ use crate::{
     connect::Target,
     derived,
     error::{Failure, Outcome},
-    files, ui,
+    files,
+    spool::{self, Spooled},
+    ui,
 };
 
 const OFFERS_AT_ONCE: usize = 16;
@@ -149,9 +152,12 @@ pub(crate) async fn model(
         .await
         .map_err(|error| not_importable(&error))?;
 
-    let meter = ui::Meter::bytes("hashing", plan.layers.iter().map(|layer| layer.size).sum());
+    let made = make_layers(&plan, &source).await?;
+    let rest: Vec<_> = plan.layers.iter().enumerate().filter(|(at, _)| !made.contains_key(at)).collect();
+    let meter = ui::Meter::bytes("hashing", rest.iter().map(|(_, layer)| layer.size).sum());
     let (reading, progress) = (source.clone(), meter.clone());
-    let digests = files::on_all_cores(plan.layers.clone(), move |layer| {
+    let layers: Vec<PlannedLayer> = rest.into_iter().map(|(_, layer)| layer.clone()).collect();
+    let hashed = files::on_all_cores(layers, move |layer| {
         let name = layer.name.as_deref().unwrap_or("a layer");
         let hashed = hash_reader(&mut layer.reader(&reading), Algorithm::Sha256, &*progress);
         let (digest, size) =
@@ -165,6 +171,10 @@ pub(crate) async fn model(
         Ok(digest)
     })
     .await?;
+    let mut hashed = hashed.into_iter();
+    let digests: Vec<Digest> = (0..plan.layers.len())
+        .filter_map(|at| made.get(&at).map(|(digest, _)| digest.clone()).or_else(|| hashed.next()))
+        .collect();
     let reading = source.clone();
     let split: Vec<String> = plan.files_to_hash().map(str::to_owned).collect();
     let whole: BTreeMap<String, Digest> = files::on_all_cores(split, move |path| {
@@ -179,10 +189,12 @@ pub(crate) async fn model(
     let finished =
         plan.finish(&digests, &whole).map_err(|error| Failure::because("cannot import this", &error))?;
 
-    let planned = plan.layers.iter().zip(digests).map(|(layer, digest)| Blob {
-        digest,
-        size: layer.size,
-        content: Arc::new(LayerContent { layer: layer.clone(), source: source.clone() }),
+    let planned = plan.layers.iter().enumerate().zip(digests).map(|((at, layer), digest)| {
+        let content: Arc<dyn Content> = match made.get(&at) {
+            Some((_, spooled)) => spooled.clone(),
+            None => Arc::new(LayerContent { layer: layer.clone(), source: source.clone() }),
+        };
+        Blob { digest, size: layer.size, content }
     });
     let derived = say_about(&finished, edits)?;
     let small = [&finished.config, &finished.files].into_iter().chain(&derived.blobs).map(derived::blob);
@@ -207,6 +219,22 @@ fn say_about(finished: &Finished, edits: &Edits) -> Outcome<Derived> {
     derive(&base, edits).map_err(|error| cannot(&error))
 }
 
+/// Makes the layers that should be made once, by their number.
+async fn make_layers(
+    plan: &import::Plan,
+    source: &Arc<dyn Source>,
+) -> Outcome<BTreeMap<usize, (Digest, Arc<Spooled>)>> {
+    let encoded = || plan.layers.iter().enumerate().filter(|(_, layer)| layer.is_encoded());
+    let meter = ui::Meter::bytes("quantising", encoded().map(|(_, layer)| layer.size).sum());
+    let mut made = BTreeMap::new();
+    for (at, layer) in encoded() {
+        let (digest, spooled) = spool::spool(layer.clone(), source.clone(), &meter).await?;
+        made.insert(at, (digest, Arc::new(spooled)));
+    }
+    meter.end();
+    Ok(made)
+}
+
 fn not_importable(error: &ImportError) -> Failure {
     let failure = Failure::because("cannot import this", error);
     match error {
@@ -214,6 +242,7 @@ fn not_importable(error: &ImportError) -> Failure {
             failure.hint("is the download complete?")
         }
         ImportError::AlreadyQuantised { .. }
+        | ImportError::Convert(ConvertError::Quantised { .. })
         | ImportError::QuantizeGguf { .. }
         | ImportError::QuantizeOnnx { .. } => failure.hint("leave --quantize out"),
         _ => failure,

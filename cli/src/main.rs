@@ -14,6 +14,7 @@ mod modelfile;
 #[cfg(test)]
 mod reference;
 mod settings;
+mod spool;
 mod traces;
 mod ui;
 

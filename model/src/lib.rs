@@ -2,6 +2,7 @@
 //! Bytes and strings go in, values come out; nothing here opens a file, a socket or a device, and nothing here waits.
 
 pub mod config;
+pub mod convert;
 pub mod diff;
 pub mod digest;
 pub mod files_view;

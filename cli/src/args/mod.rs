@@ -36,7 +36,7 @@ use crate::connect::DEFAULT_HOST;
 pub(crate) use backup::Backup;
 pub(crate) use completions::Completions;
 pub(crate) use cp::Cp;
-pub(crate) use create::{Create, Quantize};
+pub(crate) use create::Create;
 pub(crate) use diff::Diff;
 pub(crate) use fsck::Fsck;
 pub(crate) use gc::{Gc, GcCommand, GcHistory, GcUndo};

@@ -16,7 +16,7 @@ use lode_model::{
 use serde_json::json;
 
 use crate::{
-    args::{Create, Quantize},
+    args::Create,
     connect::{Connection, Target},
     derived,
     error::{Failure, Outcome},
@@ -96,14 +96,11 @@ async fn create_from_files(
     edits: &Edits,
     mut sent: Sent,
 ) -> Outcome {
-    let quantize = args.quantize.map(|quantize| match quantize {
-        Quantize::Int4 => planner::Quantize::Int4,
-        Quantize::Int8 => planner::Quantize::Int8,
-    });
-    let imported = import::model(target, Arc::new(source), quantize, edits).await.map_err(|failure| {
-        let named: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
-        failure.while_doing(named.join(", "))
-    })?;
+    let imported =
+        import::model(target, Arc::new(source), args.quantize, edits).await.map_err(|failure| {
+            let named: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            failure.while_doing(named.join(", "))
+        })?;
     for notice in &imported.notices {
         ui::say(format!("notice: {notice}"));
     }

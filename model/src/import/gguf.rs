@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{ImportError, Options, Plan, Source, SourceFile, other_type, push_whole};
+use super::finish::FileRecipe;
+use super::made::{self, Made};
+use super::{ImportError, Options, Plan, PlannedLayer, Quantize, Source, SourceFile, other_type, push_whole};
 use crate::config::{ModelConfig, parameter_size};
 use crate::gguf::{self, Header, PartName, ReadError};
 use crate::media_type;
@@ -20,9 +22,9 @@ pub(super) fn is_gguf(file: &SourceFile) -> bool {
 }
 
 /// A GGUF file of the folder.
-struct Part<'a> {
-    file: &'a SourceFile,
-    header: Header,
+pub(super) struct Part {
+    pub(super) file: SourceFile,
+    pub(super) header: Header,
 }
 
 pub(super) fn plan(
@@ -31,13 +33,14 @@ pub(super) fn plan(
     options: &Options,
 ) -> Result<Plan, ImportError> {
     let (ggufs, rest): (Vec<_>, Vec<_>) = files.iter().partition(|file| is_gguf(file));
-    if let (Some(quantize), Some(file)) = (options.quantize, ggufs.first()) {
-        return Err(ImportError::QuantizeGguf { path: file.path.clone(), kind: quantize.kind() });
-    }
+    let not_made = |quantize: Quantize| {
+        let path = ggufs.first().map(|file| file.path.clone()).unwrap_or_default();
+        ImportError::QuantizeGguf { path, quantize }
+    };
     let mut models: BTreeMap<&str, Vec<Part>> = BTreeMap::new();
     let (mut projectors, mut adapters) = (Vec::new(), Vec::new());
-    for file in ggufs {
-        let part = Part { file, header: read(source, file)? };
+    for file in ggufs.iter().copied() {
+        let part = Part { file: file.clone(), header: read(source, file)? };
         if part.header.metadata.is_projector() {
             projectors.push(part);
         } else if part.header.metadata.is_adapter() {
@@ -54,29 +57,39 @@ pub(super) fn plan(
     }
 
     let mut models = models.into_values();
-    let model = models.next().unwrap_or_default();
+    let mut model = models.next().unwrap_or_default();
+    let mut made = None;
+    if let Some(quantize) = options.quantize {
+        let Quantize::Gguf(file_type) = quantize else { return Err(not_made(quantize)) };
+        if model.is_empty() {
+            return Err(not_made(quantize));
+        }
+        let Made { part, content, notices } = made::from_gguf(model, file_type, files)?;
+        model = vec![part];
+        made = Some((content, notices));
+    }
     let mut notices = notices(&model, &adapters);
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
-    let kinds = [
-        (media_type::OLLAMA_MODEL, &model),
-        (media_type::OLLAMA_PROJECTOR, &projectors),
-        (media_type::OLLAMA_ADAPTER, &adapters),
-    ];
-    for (kind, parts) in kinds {
-        parts.iter().for_each(|part| push_whole(&mut layers, &mut recipes, kind, part.file));
+    match made {
+        None => model.iter().for_each(|part| {
+            push_whole(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, &part.file);
+        }),
+        Some((content, said)) => {
+            notices.extend(said);
+            made::push(&mut layers, &mut recipes, &model[0].file, content);
+        }
+    }
+    for (kind, parts) in
+        [(media_type::OLLAMA_PROJECTOR, &projectors), (media_type::OLLAMA_ADAPTER, &adapters)]
+    {
+        parts.iter().for_each(|part| push_whole(&mut layers, &mut recipes, kind, &part.file));
     }
     for other in models.flatten() {
         let (path, first) = (&other.file.path, model.first().map_or("", |part| &part.file.path));
         notices.push(format!("`{path}` is another model than `{first}` and is stored whole beside it"));
-        push_whole(&mut layers, &mut recipes, media_type::OCTET_STREAM, other.file);
+        push_whole(&mut layers, &mut recipes, media_type::OCTET_STREAM, &other.file);
     }
-    for file in rest {
-        let kind = match is_license(&file.path) {
-            true => media_type::OLLAMA_LICENSE,
-            false => other_type(source, file)?,
-        };
-        push_whole(&mut layers, &mut recipes, kind, file);
-    }
+    push_beside(source, &mut layers, &mut recipes, &rest)?;
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
 
     let all = || model.iter().chain(&projectors).chain(&adapters).map(|part| &part.header);
@@ -85,6 +98,23 @@ pub(super) fn plan(
     let config = config(&model, &projectors, &adapters, parameters);
     let annotations = model.first().map(|part| annotations(&part.header)).unwrap_or_default();
     Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
+}
+
+/// Adds what stands beside a model: its licence as such, everything else as the files they are.
+pub(super) fn push_beside(
+    source: &dyn Source,
+    layers: &mut Vec<PlannedLayer>,
+    recipes: &mut Vec<FileRecipe>,
+    files: &[&SourceFile],
+) -> Result<(), ImportError> {
+    for file in files {
+        let kind = match is_license(&file.path) {
+            true => media_type::OLLAMA_LICENSE,
+            false => other_type(source, file)?,
+        };
+        push_whole(layers, recipes, kind, file);
+    }
+    Ok(())
 }
 
 fn read(source: &dyn Source, file: &SourceFile) -> Result<Header, ImportError> {
@@ -138,7 +168,7 @@ fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
 }
 
 /// What ollama's config blob says of such a model.
-fn config(model: &[Part], projectors: &[Part], adapters: &[Part], parameters: u64) -> ModelConfig {
+pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], parameters: u64) -> ModelConfig {
     let main = model.first().or(adapters.first()).or(projectors.first());
     let architecture = |part: &Part| part.header.metadata.architecture().map(str::to_owned);
     let family = main.and_then(architecture).unwrap_or_default();
@@ -169,7 +199,7 @@ fn config(model: &[Part], projectors: &[Part], adapters: &[Part], parameters: u6
 }
 
 /// What an OCI client shows of the model.
-fn annotations(header: &Header) -> BTreeMap<String, String> {
+pub(super) fn annotations(header: &Header) -> BTreeMap<String, String> {
     let keys = [
         ("general.name", media_type::TITLE_ANNOTATION),
         ("general.description", media_type::DESCRIPTION_ANNOTATION),

@@ -1,10 +1,11 @@
 //! How the bytes of a layer come about: literal bytes, ranges of source files, and tensors quantised on the way.
-//! Read in order with bounded memory; the same recipe over the same source always gives the same bytes.
+//! Read in order with bounded memory, from anywhere; the same recipe over the same source always gives the same bytes.
 
 use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::Source;
+use crate::convert::{Rows, RowsReader, Segment};
 use crate::quant::affine::{Quantised, quantise};
 use crate::quant::{Quantisation, float};
 use crate::read_at::ReadAt;
@@ -22,9 +23,21 @@ pub(super) enum Piece {
     Bytes(Vec<u8>),
     Range { path: Arc<str>, offset: u64, length: u64 },
     Quantised(QuantisedPiece),
+    Rows(Rows),
 }
 
-/// A float tensor of a source file, to be written as codes, then biases, then scales: the order of their keys.
+impl From<Segment> for Piece {
+    fn from(segment: Segment) -> Piece {
+        match segment {
+            Segment::Bytes(bytes) => Piece::Bytes(bytes),
+            Segment::Range { path, offset, length } => Piece::Range { path, offset, length },
+            Segment::Rows(rows) => Piece::Rows(rows),
+        }
+    }
+}
+
+/// A float tensor of a source file, to be written as codes, then biases where there are any, then scales: the order of their
+/// keys.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct QuantisedPiece {
     pub(super) name: String,
@@ -41,7 +54,8 @@ impl QuantisedPiece {
     }
 
     fn companion_bytes(&self) -> u64 {
-        self.elements / u64::from(self.to.group_size) * self.dtype.bitsize() as u64 / 8
+        let groups = self.elements / u64::from(self.to.group_size);
+        if self.to.kind.is_affine() { 2 * groups * self.dtype.bitsize() as u64 / 8 } else { groups }
     }
 }
 
@@ -50,7 +64,8 @@ impl Piece {
         match self {
             Piece::Bytes(bytes) => bytes.len() as u64,
             Piece::Range { length, .. } => *length,
-            Piece::Quantised(piece) => piece.code_bytes() + 2 * piece.companion_bytes(),
+            Piece::Quantised(piece) => piece.code_bytes() + piece.companion_bytes(),
+            Piece::Rows(rows) => rows.len(),
         }
     }
 }
@@ -76,12 +91,19 @@ impl Content {
         self.0.iter().map(Piece::len).sum()
     }
 
-    pub(super) fn reader(&self, source: &Arc<dyn Source>, offset: u64) -> LayerReader {
+    /// Whether bytes are computed here that cost more than reading them, and that can be begun anywhere.
+    pub(super) fn is_encoded(&self) -> bool {
+        self.0.iter().any(|piece| matches!(piece, Piece::Rows(_)))
+    }
+
+    /// The bytes from `from` up to `to`.
+    pub(super) fn reader(&self, source: &Arc<dyn Source>, from: u64, to: u64) -> LayerReader {
         LayerReader {
             pieces: Arc::clone(&self.0),
             next: 0,
             current: Current::None,
-            skip: offset,
+            skip: from,
+            left: to.saturating_sub(from),
             source: Arc::clone(source),
         }
     }
@@ -95,6 +117,8 @@ pub struct LayerReader {
     current: Current,
     /// Bytes still to be passed over before the first that is given out.
     skip: u64,
+    /// Bytes still to be given out.
+    left: u64,
     source: Arc<dyn Source>,
 }
 
@@ -103,10 +127,13 @@ enum Current {
     Bytes { piece: usize, at: usize },
     Range { file: Box<dyn ReadAt>, at: u64, end: u64 },
     Quantised(Box<Quantiser>),
+    Rows(Box<RowsReader>),
 }
 
 impl Read for LayerReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buf.len());
+        let buf = &mut buf[..most];
         if buf.is_empty() {
             return Ok(0);
         }
@@ -129,8 +156,10 @@ impl Read for LayerReader {
                     n
                 }
                 Current::Quantised(quantiser) => quantiser.read(buf)?,
+                Current::Rows(rows) => rows.read(buf)?,
             };
             if read > 0 {
+                self.left -= read as u64;
                 return Ok(read);
             }
             if self.next == self.pieces.len() {
@@ -160,6 +189,10 @@ impl LayerReader {
                     let mut quantiser = Quantiser::new(self.source.open(&piece.path)?, piece.clone());
                     io::copy(&mut (&mut quantiser).take(skip), &mut io::sink())?;
                     Current::Quantised(Box::new(quantiser))
+                }
+                Piece::Rows(rows) => {
+                    let end = skip.saturating_add(self.left).min(rows.len());
+                    Current::Rows(Box::new(rows.reader(&self.source, skip, end)))
                 }
             }
         };

@@ -11,23 +11,25 @@ mod facts;
 mod finish;
 mod gguf;
 mod layer;
+mod made;
 mod onnx;
 mod place;
 mod policy;
+mod quantize;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::str::FromStr;
 use std::sync::Arc;
 
 pub use finish::{FinishError, Finished, SmallBlob};
 pub use layer::{Content, LayerReader};
+pub use quantize::{Quantize, UnknownQuantize};
 
 use crate::config::{ModelConfig, parameter_size};
+use crate::convert::ConvertError;
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::files_view::{self, PathError};
 use crate::media_type;
-use crate::quant::Kind;
 pub use crate::read_at::ReadAt;
 use crate::safetensors::HeaderError;
 use crate::tensor::TensorError;
@@ -51,41 +53,6 @@ pub trait Source: Send + Sync {
 
     /// Opens one of them.
     fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>>;
-}
-
-/// What float weights may be quantised to on import.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quantize {
-    Int4,
-    Int8,
-}
-
-impl Quantize {
-    pub fn kind(self) -> Kind {
-        match self {
-            Quantize::Int4 => Kind::Int4,
-            Quantize::Int8 => Kind::Int8,
-        }
-    }
-}
-
-/// A text that names nothing that an import can make.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a quantisation that can be made (expected int4 or int8)")]
-pub struct UnknownQuantize {
-    pub text: String,
-}
-
-impl FromStr for Quantize {
-    type Err = UnknownQuantize;
-
-    fn from_str(text: &str) -> Result<Self, UnknownQuantize> {
-        match text.parse() {
-            Ok(Kind::Int4) => Ok(Quantize::Int4),
-            Ok(Kind::Int8) => Ok(Quantize::Int8),
-            _ => Err(UnknownQuantize { text: text.to_owned() }),
-        }
-    }
 }
 
 /// How to import.
@@ -133,10 +100,12 @@ pub enum ImportError {
     Onnx { path: String, source: crate::onnx::OnnxError },
     #[error("`{path}` has tensor `{tensor}` in `{location}`, which {problem}")]
     OnnxData { path: String, tensor: String, location: String, problem: &'static str },
-    #[error("`{path}` is an ONNX file, which is not quantised to {kind}")]
-    QuantizeOnnx { path: String, kind: Kind },
-    #[error("`{path}` is a GGUF file, which is not quantised to {kind}")]
-    QuantizeGguf { path: String, kind: Kind },
+    #[error("`{path}` is an ONNX file, which is not quantised to {quantize}")]
+    QuantizeOnnx { path: String, quantize: Quantize },
+    #[error("`{path}` is a GGUF file, which is not quantised to {quantize}")]
+    QuantizeGguf { path: String, quantize: Quantize },
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
 }
 
 /// A layer that will be pushed: what it is called, and how its bytes come about.
@@ -153,12 +122,23 @@ impl PlannedLayer {
     /// Reads the layer from the start. The same source always gives the same bytes, with bounded memory: a few MiB, and for
     /// a quantised tensor its scales and biases.
     pub fn reader(&self, source: &Arc<dyn Source>) -> LayerReader {
-        self.content.reader(source, 0)
+        self.content.reader(source, 0, self.size)
     }
 
     /// Reads the layer from `offset` on, to go on with an upload that was cut off.
     pub fn reader_from(&self, source: &Arc<dyn Source>, offset: u64) -> LayerReader {
-        self.content.reader(source, offset)
+        self.content.reader(source, offset, self.size)
+    }
+
+    /// Reads `length` bytes from `offset` on: how several threads make one layer.
+    pub fn reader_of(&self, source: &Arc<dyn Source>, offset: u64, length: u64) -> LayerReader {
+        self.content.reader(source, offset, offset.saturating_add(length).min(self.size))
+    }
+
+    /// Whether making its bytes costs much more than reading them, so that it should be done once, and
+    /// [`PlannedLayer::reader_of`] is as quick in the middle as at the start.
+    pub fn is_encoded(&self) -> bool {
+        self.content.is_encoded()
     }
 }
 
@@ -192,6 +172,9 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     if !has_checkpoint && files.iter().any(onnx::is_onnx) {
         return onnx::plan(source, &files, options);
     }
+    if let Some(Quantize::Gguf(file_type)) = options.quantize {
+        return made::from_checkpoint(source, &files, file_type);
+    }
 
     let checkpoint = checkpoint::read(source, &files)?;
     let facts = facts::read(source, &files, &checkpoint, options)?;
@@ -204,7 +187,7 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
                 .to_owned(),
         ),
         (Some(asked), None) => {
-            notices.push(format!("nothing was quantised: no tensor is of a kind that {} is made of", asked.kind()));
+            notices.push(format!("nothing was quantised: no tensor is of a kind that {asked} is made of"));
         }
         (None, _) => {}
     }
@@ -225,7 +208,7 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     config.model_format = if tensors > 0 { "safetensors".to_owned() } else { String::new() };
     config.model_type = parameter_size(parameters);
     config.file_type = match quantised {
-        Some(quantize) => quantize.kind().to_string(),
+        Some(quantize) => quantize.to_string(),
         None => checkpoint.main_dtype().unwrap_or_default(),
     };
     let annotations = BTreeMap::new();

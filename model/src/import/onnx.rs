@@ -20,7 +20,7 @@ pub(super) fn plan(
 ) -> Result<Plan, ImportError> {
     let (models, rest): (Vec<_>, Vec<_>) = files.iter().partition(|file| is_onnx(file));
     if let (Some(quantize), Some(file)) = (options.quantize, models.first()) {
-        return Err(ImportError::QuantizeOnnx { path: file.path.clone(), kind: quantize.kind() });
+        return Err(ImportError::QuantizeOnnx { path: file.path.clone(), quantize });
     }
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
     let (mut tensors, mut parameters) = (0, 0u64);

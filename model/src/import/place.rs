@@ -154,11 +154,13 @@ fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
         Array { key: (format!("{name}{suffix}"), dtype, shape), length, from: None }
     };
     let dtype = parts.weight.dtype;
-    vec![
-        made("", Dtype::U32, with_last(u64::from(32 / kind.bits()))),
-        made(".bias", dtype, with_last(u64::from(group_size))),
-        made(".scale", dtype, with_last(u64::from(group_size))),
-    ]
+    let codes = made("", Dtype::U32, with_last(u64::from(32 / kind.bits())));
+    let groups = with_last(u64::from(group_size));
+    if kind.is_affine() {
+        vec![codes, made(".bias", dtype, groups.clone()), made(".scale", dtype, groups)]
+    } else {
+        vec![codes, made(".scale", Dtype::U8, groups)]
+    }
 }
 
 fn header(keys: &[&Key], metadata: &BTreeMap<String, String>) -> Vec<u8> {

@@ -48,7 +48,8 @@ pub(super) fn layers(
         }
         refuse_quantised(checkpoint)?;
     }
-    let target = |tensor: &Tensor| quantize.and_then(|quantize| target(tensor, quantize.kind()));
+    let kind = quantize.and_then(Quantize::kind);
+    let target = |tensor: &Tensor| kind.and_then(|kind| target(tensor, kind));
 
     // A group of experts is one blob if all of it is stored alike, otherwise one blob a projection.
     let mut alike: HashMap<&str, (Option<Quantisation>, bool)> = HashMap::new();
@@ -120,15 +121,23 @@ fn target(tensor: &Tensor, kind: Kind) -> Option<Quantisation> {
     if !is_float || !(is_matrix || is_stacked) || kept || is_gate || tensor.elements() < MIN_ELEMENTS {
         return None;
     }
-    let is_promoted = |part: &str| matches!(part, "k_proj" | "v_proj" | "down_proj" | "lm_head");
-    let kind = if name.split('.').any(is_promoted) { Kind::Int8 } else { kind };
+    let has = |parts: &[&str]| name.split('.').any(|part| parts.contains(&part));
+    let is_small_float = matches!(kind, Kind::Nvfp4 | Kind::Mxfp4);
+    // The experts are most of such a model, and 4-bit floats hold them well enough.
+    let is_promoted =
+        has(&["k_proj", "v_proj", "down_proj"]) && !(is_small_float && name.contains(".experts."));
+    let kind = match kind {
+        kind if !is_promoted && !has(&["lm_head"]) => kind,
+        kind if kind.is_affine() => Kind::Int8,
+        _ => Kind::Mxfp8,
+    };
     let group_size = kind.default_group_size();
     tensor.shape.last().filter(|columns| columns.is_multiple_of(u64::from(group_size)))?;
     Some(Quantisation { kind, group_size })
 }
 
 /// Weights that are quantised already cannot be quantised again: their codes would be taken for numbers.
-fn refuse_quantised(checkpoint: &Checkpoint) -> Result<(), ImportError> {
+pub(super) fn refuse_quantised(checkpoint: &Checkpoint) -> Result<(), ImportError> {
     const MARKS: [&str; 7] = [
         ".scales",
         ".weight_scale",
@@ -205,6 +214,28 @@ mod tests {
         let mut wide = tensor("model.layers.0.mlp.up_proj.weight", &[64, 64]);
         wide.parts.weight.dtype = Dtype::F64;
         assert_eq!(target(&wide, Kind::Int8), None);
+    }
+
+    #[test]
+    fn floats_have_their_own_eight_bits() {
+        let (nvfp4, mxfp4, mxfp8) = (Some(Kind::Nvfp4), Some(Kind::Mxfp4), Some(Kind::Mxfp8));
+        for (name, shape, to_nvfp4, to_mxfp4) in [
+            ("model.layers.0.self_attn.q_proj.weight", &[64u64, 64] as &[u64], nvfp4, mxfp4),
+            ("model.layers.0.self_attn.v_proj.weight", &[64, 64], mxfp8, mxfp8),
+            ("model.layers.0.mlp.down_proj.weight", &[64, 64], mxfp8, mxfp8),
+            ("lm_head.weight", &[512, 64], mxfp8, mxfp8),
+            ("model.layers.1.mlp.experts.3.down_proj.weight", &[64, 64], nvfp4, mxfp4),
+            ("model.layers.1.mlp.experts.down_proj", &[4, 64, 64], nvfp4, mxfp4),
+            ("model.layers.0.self_attn.q_proj.weight", &[64, 48], nvfp4, None),
+            ("model.layers.0.self_attn.k_proj.weight", &[64, 48], None, None),
+            ("model.embed_tokens.weight", &[512, 64], None, None),
+        ] {
+            for (requested, expect) in [(Kind::Nvfp4, to_nvfp4), (Kind::Mxfp4, to_mxfp4)] {
+                let found = target(&tensor(name, shape), requested);
+                assert_eq!(found.map(|q| q.kind), expect, "{name} to {requested}");
+                assert!(found.is_none_or(|q| q.group_size == q.kind.default_group_size()));
+            }
+        }
     }
 
     #[test]

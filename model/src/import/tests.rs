@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::files_view::{FileView, Segment};
 use crate::manifest::Manifest;
-use crate::quant::Quantisation;
+use crate::quant::{Kind, Quantisation};
 use crate::safetensors::{Dtype, Header, write_header};
 use crate::tensor;
 

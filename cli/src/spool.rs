@@ -1,0 +1,140 @@
+//! A layer whose bytes cost much to make: made once, on all cores, into a file that nobody else sees, and hashed on the way.
+//! What is sent is then read from there. Memory holds a few pieces, whatever the layer's size.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use futures::{StreamExt, TryStreamExt};
+use lode_client::{Content, Progress};
+use lode_model::{
+    digest::{Algorithm, Digest, Hasher},
+    import::{PlannedLayer, Source},
+};
+
+use crate::{
+    error::{Failure, Outcome},
+    files, ui,
+};
+
+/// How much one core makes at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A layer in a file.
+pub(crate) struct Spooled {
+    file: Arc<File>,
+    size: u64,
+}
+
+/// Makes a layer: its digest, and its bytes to send.
+pub(crate) async fn spool(
+    layer: PlannedLayer,
+    source: Arc<dyn Source>,
+    meter: &Arc<ui::Meter>,
+) -> Outcome<(Digest, Spooled)> {
+    let size = layer.size;
+    let file = Arc::new(unnamed_file().map_err(|error| no_room(&error))?);
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let offsets = (0..size.div_ceil(PIECE_BYTES)).map(|piece| piece * PIECE_BYTES);
+    let hasher = futures::stream::iter(offsets)
+        .map(|offset| {
+            let (layer, source) = (layer.clone(), source.clone());
+            files::blocking(move || {
+                let length = PIECE_BYTES.min(layer.size - offset);
+                let mut bytes = vec![0; length as usize];
+                let made = layer.reader_of(&source, offset, length).read_exact(&mut bytes);
+                made.map(|()| (offset, bytes)).map_err(|error| {
+                    let name = layer.name.as_deref().unwrap_or("a layer");
+                    Failure::because(format!("cannot make {name}"), &error)
+                })
+            })
+        })
+        // One more than are made at a time, so that hashing a piece keeps no core from the next.
+        .buffered(cores + 1)
+        .try_fold(Hasher::new(Algorithm::Sha256), |mut hasher, (offset, bytes)| {
+            let (file, meter) = (file.clone(), meter.clone());
+            files::blocking(move || {
+                hasher.update(&bytes);
+                file.write_all_at(&bytes, offset).map_err(|error| no_room(&error))?;
+                meter.moved(bytes.len() as u64);
+                Ok(hasher)
+            })
+        })
+        .await?;
+    Ok((hasher.finish(), Spooled { file, size }))
+}
+
+fn no_room(error: &io::Error) -> Failure {
+    let folder = std::env::temp_dir();
+    Failure::because(format!("cannot write to {}", folder.display()), error)
+        .hint("set TMPDIR to a folder that has room for the converted model")
+}
+
+/// A file that goes when it is closed, however this process ends.
+fn unnamed_file() -> io::Result<File> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let folder = std::env::temp_dir();
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!(".lode-{}-{number}", process::id()));
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => {
+                fs::remove_file(&path)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Content for Spooled {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>> {
+        Ok(Box::new(SpoolReader { file: &self.file, at: offset }))
+    }
+}
+
+/// Several may read one file, so each keeps its own place.
+struct SpoolReader<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for SpoolReader<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buf, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spool_has_no_name_and_is_read_from_anywhere() {
+        let spooled = Spooled { file: Arc::new(unnamed_file().unwrap()), size: 6 };
+        spooled.file.write_all_at(b"abcdef", 0).unwrap();
+        let read = |offset| {
+            let mut bytes = Vec::new();
+            spooled.reader(offset).unwrap().read_to_end(&mut bytes).unwrap();
+            bytes
+        };
+        assert_eq!((read(0), read(4), read(6)), (b"abcdef".to_vec(), b"ef".to_vec(), Vec::new()));
+        let mine = format!(".lode-{}-", process::id());
+        let left = fs::read_dir(std::env::temp_dir()).unwrap();
+        assert!(!left.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(&mine)));
+    }
+}

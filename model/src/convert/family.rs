@@ -1,0 +1,148 @@
+//! The families of checkpoints that are converted: what a GGUF calls them, and what it calls their tensors.
+//! Names are llama.cpp's (`gguf-py/gguf/constants.py`, `tensor_mapping.py`).
+
+/// A family, by `model_type` of its config.json.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Mixtral,
+    Qwen2,
+    Qwen3,
+    Qwen3Moe,
+    Gemma2,
+    Gemma3,
+    Phi3,
+}
+
+const FAMILIES: [(&str, Family, &str); 9] = [
+    ("llama", Family::Llama, "llama"),
+    ("mistral", Family::Mistral, "llama"),
+    ("mixtral", Family::Mixtral, "llama"),
+    ("qwen2", Family::Qwen2, "qwen2"),
+    ("qwen3", Family::Qwen3, "qwen3"),
+    ("qwen3_moe", Family::Qwen3Moe, "qwen3moe"),
+    ("gemma2", Family::Gemma2, "gemma2"),
+    ("gemma3_text", Family::Gemma3, "gemma3"),
+    ("phi3", Family::Phi3, "phi3"),
+];
+
+/// Where a tensor of a checkpoint goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A tensor of its own.
+    Tensor { name: String, layer: Option<u64> },
+    /// One expert of a stack.
+    Expert { name: String, layer: u64, expert: u64 },
+    /// It follows from other things, so a GGUF has no place for it.
+    Nowhere,
+}
+
+impl Family {
+    pub(super) fn of(model_type: &str) -> Option<Family> {
+        FAMILIES.iter().find(|(name, ..)| *name == model_type).map(|(_, family, _)| *family)
+    }
+
+    /// Every `model_type` that is known.
+    pub(super) fn known() -> Vec<&'static str> {
+        FAMILIES.iter().map(|(name, ..)| *name).collect()
+    }
+
+    /// `general.architecture`.
+    pub(super) fn architecture(self) -> &'static str {
+        FAMILIES.iter().find(|(_, family, _)| *family == self).map_or("", |(.., architecture)| architecture)
+    }
+
+    pub(super) fn is_gemma(self) -> bool {
+        matches!(self, Family::Gemma2 | Family::Gemma3)
+    }
+
+    /// Whether a tensor is a query or key projection of an architecture that rotates neighbours, and not halves.
+    pub(super) fn rotates_pairs(self, name: &str) -> bool {
+        self.architecture() == "llama" && (name.contains(".attn_q.") || name.contains(".attn_k."))
+    }
+
+    /// Where a tensor of this name goes; `None`: no model of this family has it.
+    pub(super) fn place(self, name: &str) -> Option<Place> {
+        let tensor = |name: &str| Some(Place::Tensor { name: name.to_owned(), layer: None });
+        match name {
+            "model.embed_tokens.weight" => return tensor("token_embd.weight"),
+            "model.norm.weight" => return tensor("output_norm.weight"),
+            "lm_head.weight" => return tensor("output.weight"),
+            _ if name.ends_with("rotary_emb.inv_freq") => return Some(Place::Nowhere),
+            _ => {}
+        }
+        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        let layer = number(layer)?;
+        let (stem, leaf) = rest.rsplit_once('.')?;
+        if !matches!(leaf, "weight" | "bias") {
+            return None;
+        }
+        if let Some((group, rest)) = stem.split_once(".experts.") {
+            let (expert, projection) = rest.split_once('.')?;
+            let part = match (group, projection) {
+                ("mlp", "gate_proj") | ("block_sparse_moe", "w1") => "gate",
+                ("mlp", "up_proj") | ("block_sparse_moe", "w3") => "up",
+                ("mlp", "down_proj") | ("block_sparse_moe", "w2") => "down",
+                _ => return None,
+            };
+            let name = format!("blk.{layer}.ffn_{part}_exps.{leaf}");
+            return Some(Place::Expert { name, layer, expert: number(expert)? });
+        }
+        let part = match stem {
+            "self_attn.q_proj" => "attn_q",
+            "self_attn.k_proj" => "attn_k",
+            "self_attn.v_proj" => "attn_v",
+            "self_attn.o_proj" => "attn_output",
+            "self_attn.qkv_proj" => "attn_qkv",
+            "self_attn.q_norm" => "attn_q_norm",
+            "self_attn.k_norm" => "attn_k_norm",
+            "input_layernorm" => "attn_norm",
+            "mlp.gate_proj" => "ffn_gate",
+            "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
+            "mlp.down_proj" => "ffn_down",
+            "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+            "post_attention_layernorm" if self.is_gemma() => "post_attention_norm",
+            "post_attention_layernorm" => "ffn_norm",
+            "pre_feedforward_layernorm" => "ffn_norm",
+            "post_feedforward_layernorm" => "post_ffw_norm",
+            _ => return None,
+        };
+        Some(Place::Tensor { name: format!("blk.{layer}.{part}.{leaf}"), layer: Some(layer) })
+    }
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_have_their_places() {
+        let layer = |name: &str| Some(Place::Tensor { name: name.to_owned(), layer: Some(3) });
+        let check = |family: Family, name: &str, expect: Option<Place>| {
+            assert_eq!(family.place(name), expect, "{name}");
+        };
+        check(Family::Llama, "model.layers.3.self_attn.q_proj.bias", layer("blk.3.attn_q.bias"));
+        check(
+            Family::Llama,
+            "model.layers.3.post_attention_layernorm.weight",
+            layer("blk.3.ffn_norm.weight"),
+        );
+        let after = layer("blk.3.post_attention_norm.weight");
+        check(Family::Gemma2, "model.layers.3.post_attention_layernorm.weight", after);
+        check(Family::Phi3, "model.layers.3.mlp.gate_up_proj.weight", layer("blk.3.ffn_up.weight"));
+        check(Family::Llama, "model.layers.3.self_attn.rotary_emb.inv_freq", Some(Place::Nowhere));
+        let expert = Place::Expert { name: "blk.3.ffn_down_exps.weight".to_owned(), layer: 3, expert: 11 };
+        check(Family::Mixtral, "model.layers.3.block_sparse_moe.experts.11.w2.weight", Some(expert.clone()));
+        check(Family::Qwen3Moe, "model.layers.3.mlp.experts.11.down_proj.weight", Some(expert));
+        for name in
+            ["model.layers.3.mlp.experts.down_proj", "model.layers.x.mlp.up_proj.weight", "vision.a.weight"]
+        {
+            check(Family::Llama, name, None);
+        }
+    }
+}

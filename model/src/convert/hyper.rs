@@ -1,0 +1,294 @@
+//! From a checkpoint's config.json to the hyper-parameters of a GGUF (llama.cpp `gguf-py/gguf/constants.py`), and the tables
+//! that rotary embeddings take from it.
+
+use std::f64::consts::PI;
+
+use serde_json::Value as Json;
+
+use super::ConvertError;
+use super::family::Family;
+use crate::gguf::Metadata;
+
+/// The scaling of a checkpoint that has none.
+static NOTHING: Json = Json::Null;
+
+/// What the conversion itself needs to know.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Hyper {
+    pub(super) family: Family,
+    pub(super) n_layers: u64,
+    pub(super) n_heads: u64,
+    pub(super) n_kv_heads: u64,
+    pub(super) head_dim: u64,
+    pub(super) vocab_size: u64,
+    pub(super) n_experts: u64,
+    /// Whether the embedding is the output matrix as well.
+    pub(super) is_tied: bool,
+    /// Tensors that are computed and not stored: their names and values.
+    pub(super) tables: Vec<(&'static str, Vec<f32>)>,
+    pub(super) notices: Vec<String>,
+}
+
+/// config.json, with complaints that name its keys.
+struct Config<'a>(&'a Json);
+
+impl Config<'_> {
+    /// A key that is there and not null.
+    fn get(&self, key: &str) -> Option<&Json> {
+        self.0.get(key).filter(|value| !value.is_null())
+    }
+
+    fn optional(&self, key: &str) -> Result<Option<u64>, ConvertError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        // What a GGUF holds is 32 bits.
+        let number = value.as_u64().filter(|number| u32::try_from(*number).is_ok());
+        number.map(Some).ok_or_else(|| wrong(key, value, "a number of 32 bits"))
+    }
+
+    fn number(&self, key: &str) -> Result<u64, ConvertError> {
+        self.optional(key)?.ok_or_else(|| missing(key))
+    }
+
+    /// A number that something is divided by.
+    fn count(&self, key: &str) -> Result<u64, ConvertError> {
+        match self.number(key)? {
+            0 => Err(wrong(key, &Json::from(0), "at least 1")),
+            number => Ok(number),
+        }
+    }
+
+    fn float(&self, key: &str) -> Result<f64, ConvertError> {
+        let value = self.get(key).ok_or_else(|| missing(key))?;
+        value.as_f64().ok_or_else(|| wrong(key, value, "a number"))
+    }
+}
+
+fn missing(key: &str) -> ConvertError {
+    ConvertError::MissingKey { key: key.to_owned() }
+}
+
+fn wrong(key: &str, found: &Json, expected: &'static str) -> ConvertError {
+    ConvertError::Key { key: key.to_owned(), found: found.to_string().chars().take(60).collect(), expected }
+}
+
+/// Sets the keys of the architecture.
+pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, ConvertError> {
+    let c = Config(config);
+    let model_type = c.get("model_type").and_then(Json::as_str).ok_or_else(|| missing("model_type"))?;
+    let family = Family::of(model_type).ok_or_else(|| ConvertError::ModelType {
+        model_type: model_type.chars().take(60).collect(),
+        known: Family::known().join(", "),
+    })?;
+    let (width, n_layers) = (c.count("hidden_size")?, c.count("num_hidden_layers")?);
+    let n_heads = c.count("num_attention_heads")?;
+    let n_kv_heads = match c.optional("num_key_value_heads")? {
+        Some(0) => return Err(wrong("num_key_value_heads", &Json::from(0), "at least 1")),
+        Some(number) => number,
+        None => n_heads,
+    };
+    let head_dim = match c.optional("head_dim")? {
+        Some(0) | None => width / n_heads,
+        Some(head_dim) => head_dim,
+    };
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(wrong("head_dim", &Json::from(head_dim), "an even number"));
+    }
+    let vocab_size = c.count("vocab_size")?;
+    let mut hyper = Hyper {
+        family,
+        n_layers,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        vocab_size,
+        n_experts: 0,
+        is_tied: c.get("tie_word_embeddings").and_then(Json::as_bool).unwrap_or(family.is_gemma()),
+        tables: Vec::new(),
+        notices: Vec::new(),
+    };
+    let partial = c.get("partial_rotary_factor").and_then(Json::as_f64).unwrap_or(1.0);
+    let rotated = (head_dim as f64 * partial) as u64;
+
+    let architecture = family.architecture();
+    // Checked to fit on the way in.
+    let mut set = |key: &str, value: u64| metadata.set(format!("{architecture}.{key}"), value as u32);
+    set("context_length", c.number("max_position_embeddings")?);
+    set("embedding_length", width);
+    set("block_count", n_layers);
+    set("feed_forward_length", c.number("intermediate_size")?);
+    set("attention.head_count", n_heads);
+    set("attention.head_count_kv", n_kv_heads);
+    set("attention.key_length", head_dim);
+    set("attention.value_length", head_dim);
+    set("rope.dimension_count", rotated);
+    set("vocab_size", vocab_size);
+    let experts = match family {
+        Family::Mixtral => Some("num_local_experts"),
+        Family::Qwen3Moe => Some("num_experts"),
+        _ => None,
+    };
+    if let Some(key) = experts {
+        hyper.n_experts = c.count(key)?;
+        set("expert_count", hyper.n_experts);
+        set("expert_used_count", c.count("num_experts_per_tok")?);
+    }
+    if family == Family::Qwen3Moe {
+        set("expert_feed_forward_length", c.count("moe_intermediate_size")?);
+    }
+    match family {
+        Family::Gemma2 | Family::Gemma3 => set("attention.sliding_window", c.number("sliding_window")?),
+        Family::Phi3 => set("attention.sliding_window", c.optional("sliding_window")?.unwrap_or(0)),
+        Family::Mistral | Family::Mixtral => {
+            if let Some(window) = c.optional("sliding_window")? {
+                hyper.notices.push(format!(
+                    "a GGUF of this architecture does not carry the sliding window of {window} tokens: texts that are \
+                     longer see further back than the checkpoint does"
+                ));
+            }
+        }
+        _ => {}
+    }
+    let mut float = |key: &str, value: f64| metadata.set(format!("{architecture}.{key}"), value as f32);
+    float("attention.layer_norm_rms_epsilon", c.float("rms_norm_eps")?);
+    if family == Family::Gemma2 {
+        float("attn_logit_softcapping", c.float("attn_logit_softcapping")?);
+        float("final_logit_softcapping", c.float("final_logit_softcapping")?);
+    }
+    rope(metadata, &c, &mut hyper, rotated)?;
+    Ok(hyper)
+}
+
+/// Base and scaling of the rotary embedding: newer files keep both in `rope_parameters`, older ones apart. Gemma 3 has two
+/// sets, of which a GGUF carries the one of its global layers.
+fn rope(metadata: &mut Metadata, c: &Config, hyper: &mut Hyper, rotated: u64) -> Result<(), ConvertError> {
+    let parameters = c.get("rope_parameters");
+    let parameters = parameters.map(|all| all.get("full_attention").unwrap_or(all));
+    let scaling = Config(parameters.or(c.get("rope_scaling")).unwrap_or(&NOTHING));
+    let theta = scaling.get("rope_theta").or(c.get("rope_theta")).and_then(Json::as_f64);
+    let theta = theta.unwrap_or(10_000.0);
+    let architecture = hyper.family.architecture();
+    let key = |key: &str| format!("{architecture}.rope.{key}");
+    metadata.set(key("freq_base"), theta as f32);
+
+    let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(Json::as_str).unwrap_or("default");
+    let original = || match scaling.get("original_max_position_embeddings") {
+        Some(_) => scaling.number("original_max_position_embeddings"),
+        None => c.number("original_max_position_embeddings"),
+    };
+    if hyper.family == Family::Phi3 {
+        metadata.set(key("scaling.original_context_length"), original()? as u32);
+    }
+    match kind {
+        "default" | "none" => {}
+        "linear" | "yarn" => {
+            let factor = scaling.float("factor")?;
+            metadata.set(key("scaling.type"), kind);
+            metadata.set(key("scaling.factor"), factor as f32);
+            if kind == "yarn" {
+                metadata.set(key("scaling.original_context_length"), original()? as u32);
+                for name in ["beta_fast", "beta_slow"] {
+                    if let Some(value) = scaling.get(name).and_then(Json::as_f64) {
+                        metadata.set(key(&format!("scaling.yarn_{name}")), value as f32);
+                    }
+                }
+                // Here the whole factor of cosines and sines is given, there what it is multiplied by.
+                if let Some(whole) = scaling.get("attention_factor").and_then(Json::as_f64) {
+                    metadata.set(key("scaling.attn_factor"), (whole / (1.0 + 0.1 * factor.ln())) as f32);
+                }
+            }
+        }
+        "llama3" => hyper.tables.push(("rope_freqs.weight", llama3_factors(&scaling, theta, rotated)?)),
+        "longrope" | "su" if hyper.family == Family::Phi3 => {
+            let (context, original) = (c.number("max_position_embeddings")? as f64, original()? as f64);
+            let stretch = context / original;
+            let factor = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() };
+            metadata.set(key("scaling.attn_factor"), factor as f32);
+            for (key, name) in
+                [("long_factor", "rope_factors_long.weight"), ("short_factor", "rope_factors_short.weight")]
+            {
+                let found = scaling.get(key).ok_or_else(|| missing(key))?;
+                let values: Option<Vec<f32>> =
+                    found.as_array().and_then(|all| all.iter().map(|x| Some(x.as_f64()? as f32)).collect());
+                let values = values.filter(|values| values.len() as u64 == rotated / 2);
+                hyper.tables.push((name, values.ok_or_else(|| wrong(key, found, "a number for each pair"))?));
+            }
+        }
+        kind => return Err(wrong("rope_scaling", &Json::from(kind), "a scaling that a GGUF can carry")),
+    }
+    Ok(())
+}
+
+/// What Llama 3 divides each frequency by: nothing for short waves, the factor for long ones, a blend between.
+fn llama3_factors(scaling: &Config, theta: f64, rotated: u64) -> Result<Vec<f32>, ConvertError> {
+    let factor = scaling.float("factor")?;
+    let (low, high) = (scaling.float("low_freq_factor")?, scaling.float("high_freq_factor")?);
+    let original = scaling.number("original_max_position_embeddings")? as f64;
+    Ok((0..rotated / 2)
+        .map(|pair| {
+            let wave = 2.0 * PI / theta.powf(-((2 * pair) as f64) / rotated as f64);
+            if wave < original / high {
+                1.0
+            } else if wave > original / low {
+                factor as f32
+            } else {
+                let smooth = (original / wave - low) / (high - low);
+                (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+            }
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn written(more: Json) -> Result<(Metadata, Hyper), String> {
+        let mut config = json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 512,
+            "max_position_embeddings": 512, "rms_norm_eps": 1e-6});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut metadata = Metadata::new();
+        let hyper = write(&mut metadata, &config).map_err(|error| error.to_string())?;
+        Ok((metadata, hyper))
+    }
+
+    #[test]
+    fn both_spellings_of_rope() {
+        let old = json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}});
+        let new = json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}});
+        assert_eq!(written(old).unwrap(), written(new).unwrap());
+        let (metadata, _) = written(json!({"rope_scaling": null})).unwrap();
+        assert_eq!(metadata.f64("llama.rope.freq_base"), Some(10_000.0));
+        assert_eq!(metadata.get("llama.rope.scaling.type"), None);
+    }
+
+    #[test]
+    fn long_rope_of_phi() {
+        let factors: Vec<f64> = (0..8).map(|n| 1.0 + f64::from(n)).collect();
+        let (metadata, hyper) = written(json!({"model_type": "phi3", "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": {"type": "longrope", "long_factor": factors, "short_factor": factors}}))
+        .unwrap();
+        let factor = metadata.f64("phi3.rope.scaling.attn_factor").unwrap();
+        assert!((factor - 1.190_238).abs() < 1e-5, "{factor}");
+        assert_eq!(metadata.u64("phi3.rope.scaling.original_context_length"), Some(4096));
+        let names: Vec<_> = hyper.tables.iter().map(|(name, values)| (*name, values.len())).collect();
+        assert_eq!(names, [("rope_factors_long.weight", 8), ("rope_factors_short.weight", 8)]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (more, expect) in [
+            (json!({"model_type": "bert"}), "`bert`"),
+            (json!({"hidden_size": null}), "`hidden_size`"),
+            (json!({"num_attention_heads": 0}), "`num_attention_heads`"),
+            (json!({"vocab_size": 5_000_000_000u64}), "`vocab_size`"),
+            (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), "dynamic"),
+            (json!({"model_type": "phi3"}), "`original_max_position_embeddings`"),
+        ] {
+            let error = written(more).unwrap_err();
+            assert!(error.contains(expect), "{error}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! From metadata and weights to a whole GGUF: every tensor gets its type and its place, and the bytes a recipe.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::mix::{self, Choice};
+use super::rows::{RowOrder, Rows};
+use super::weights::{Values, Weight};
+use super::{ConvertError, FileType};
+use crate::gguf::{Header, Metadata, NewTensor, Value};
+use crate::quant::ggml::Type;
+
+/// The version of the block layouts, `general.quantization_version`.
+const QUANTISATION_VERSION: u32 = 2;
+/// How many tensors a notice names.
+const NAMED: usize = 6;
+
+/// A GGUF that can be read from its recipe.
+pub(crate) struct Converted {
+    pub(crate) header: Header,
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) notices: Vec<String>,
+}
+
+/// A run of bytes of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Segment {
+    Bytes(Vec<u8>),
+    /// As they are in a source file.
+    Range {
+        path: Arc<str>,
+        offset: u64,
+        length: u64,
+    },
+    Rows(Rows),
+}
+
+pub(super) fn lay_out(
+    mut metadata: Metadata,
+    weights: Vec<Weight>,
+    file_type: FileType,
+) -> Result<Converted, ConvertError> {
+    let model = model_of(&metadata, &weights);
+    metadata.set("general.quantization_version", QUANTISATION_VERSION);
+    metadata.set("general.file_type", file_type.id());
+
+    let mut types = Vec::with_capacity(weights.len());
+    let mut raised: BTreeMap<(Type, Type), Vec<&str>> = BTreeMap::new();
+    for weight in &weights {
+        let choice = match weight.values {
+            Values::Floats { .. } => mix::choose(file_type, &model, &weight.name, &weight.shape),
+            Values::Verbatim { .. } | Values::Computed(_) => Choice::Keep,
+        };
+        if let Choice::InsteadOf { asked, given } = choice {
+            raised.entry((asked, given)).or_default().push(&weight.name);
+        }
+        types.push(choice.given().unwrap_or(weight.kept));
+    }
+    let notices = raised.iter().map(|((asked, given), names)| notice(*asked, *given, names)).collect();
+
+    let tensors = weights.iter().zip(&types).map(|(weight, ty)| NewTensor {
+        name: weight.name.clone(),
+        dims: weight.shape.iter().rev().copied().collect(),
+        ty: *ty,
+    });
+    let header = Header::new(metadata, tensors)?;
+    let mut segments = vec![Segment::Bytes(header.to_bytes())];
+    for (weight, entry) in weights.into_iter().zip(&header.tensors) {
+        let length = entry.size_bytes().unwrap_or(0);
+        push(&mut segments, weight, entry.ty);
+        let padding = length.next_multiple_of(header.alignment) - length;
+        if padding > 0 {
+            segments.push(Segment::Bytes(vec![0; padding as usize]));
+        }
+    }
+    Ok(Converted { header, segments, notices })
+}
+
+/// What the mixes ask of the model.
+fn model_of(metadata: &Metadata, weights: &[Weight]) -> mix::Model {
+    // Some keys are one number, or one for each layer.
+    let number = |key: &str| match metadata.hyper(key) {
+        Some(Value::Array(all)) => all.iter().filter_map(|value| value.as_u64()).max(),
+        value => value.and_then(Value::as_u64),
+    };
+    let n_heads = number("attention.head_count").unwrap_or(0);
+    mix::Model {
+        n_layers: number("block_count").unwrap_or(0),
+        n_heads,
+        n_kv_heads: number("attention.head_count_kv").unwrap_or(n_heads),
+        n_experts: number("expert_count").unwrap_or(0),
+        is_llama: metadata.architecture() == Some("llama"),
+        has_output: weights.iter().any(|weight| weight.name == "output.weight"),
+    }
+}
+
+fn notice(asked: Type, given: Type, names: &[&str]) -> String {
+    let listed: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+    let more = match names.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "{}{more}: {} instead of {}, whose blocks of {} do not divide the rows",
+        listed.join(", "),
+        given.as_str(),
+        asked.as_str(),
+        asked.block_elements()
+    )
+}
+
+fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) {
+    let Weight { name, shape, values, .. } = weight;
+    match values {
+        Values::Verbatim { path, offset, length } => segments.push(Segment::Range { path, offset, length }),
+        Values::Computed(values) => {
+            segments.push(Segment::Bytes(values.iter().flat_map(|value| value.to_le_bytes()).collect()));
+        }
+        Values::Floats { arrays, order, add } => {
+            let elements: u64 = shape.iter().product();
+            let each = elements / arrays.len() as u64;
+            let is_same = |dtype| ty.dtype() == Some(dtype);
+            if order == RowOrder::Same && add == 0.0 && arrays.iter().all(|array| is_same(array.dtype)) {
+                segments.extend(arrays.into_iter().map(|array| Segment::Range {
+                    length: each * array.dtype.bitsize() as u64 / 8,
+                    path: array.path,
+                    offset: array.offset,
+                }));
+                return;
+            }
+            // A permuted bias is a column: each of its elements is a row of the projection.
+            let columns = match shape.as_slice() {
+                [_] if order != RowOrder::Same => 1,
+                shape => shape.last().copied().unwrap_or(1),
+            };
+            segments.push(Segment::Rows(Rows {
+                name,
+                arrays,
+                rows_each: each / columns,
+                columns,
+                order,
+                add,
+                to: ty,
+            }));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Conversion to GGUF: checkpoints of the known families, and GGUF files of floats, to any of llama.cpp's file types.
+//! [`crate::import`] plans with it; bytes come about only as the planned layer is read.
+//!
+//! ```text
+//! config.json -> hyper    tokenizer.json -> vocabulary    tensors -> weights (names by family) -> mix -> rows
+//! ```
+
+mod family;
+mod file_type;
+mod hyper;
+mod lay_out;
+pub mod mix;
+mod rows;
+mod vocabulary;
+mod weights;
+
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+pub use file_type::{FileType, UnknownFileType};
+pub(crate) use lay_out::{Converted, Segment};
+pub(crate) use rows::{Rows, RowsReader};
+
+use crate::gguf::{Header, HeaderError, Metadata};
+use crate::import::SourceFile;
+use crate::tensor::Tensor;
+use weights::Stored;
+
+/// Why a model cannot be converted. Each names the file, the key or the tensor.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    #[error("`{path}` is missing, and a GGUF cannot be made without it")]
+    MissingFile { path: &'static str },
+    #[error("`{path}` is not JSON of the expected form")]
+    Json { path: String, source: serde_json::Error },
+    #[error("`config.json` lacks `{key}`")]
+    MissingKey { key: String },
+    #[error("`config.json` has `{key}` {found}, expected {expected}")]
+    Key { key: String, found: String, expected: &'static str },
+    #[error("`config.json` has model_type `{model_type}`, which is not converted to GGUF (known: {known})")]
+    ModelType { model_type: String, known: String },
+    #[error("`tokenizer.json` cannot be carried over to GGUF: {reason}")]
+    Tokenizer { reason: String },
+    #[error("tensor `{tensor}` is not one that a model of architecture {architecture} has")]
+    UnknownTensor { tensor: String, architecture: &'static str },
+    #[error("tensor `{tensor}` is missing")]
+    MissingTensor { tensor: String },
+    #[error("tensor `{tensor}` has shape {found:?}, expected {expected}")]
+    Shape { tensor: String, found: Vec<u64>, expected: &'static str },
+    #[error("tensor `{tensor}` is {dtype}, expected BF16, F16 or F32")]
+    NotFloat { tensor: String, dtype: String },
+    #[error("`{path}` holds `{tensor}`, which is {ty} already; quantise from F32, F16 or BF16")]
+    Quantised { path: String, tensor: String, ty: &'static str },
+    #[error("the GGUF cannot be written")]
+    Header(#[from] HeaderError),
+}
+
+/// The JSON and template files that a conversion reads, each as its bytes.
+#[derive(Default)]
+pub(crate) struct SideFiles {
+    pub(crate) config: Option<Vec<u8>>,
+    pub(crate) tokenizer: Option<Vec<u8>>,
+    pub(crate) tokenizer_config: Option<Vec<u8>>,
+    pub(crate) generation_config: Option<Vec<u8>>,
+    pub(crate) chat_template: Option<Vec<u8>>,
+}
+
+impl SideFiles {
+    /// The one that a file of this name is.
+    pub(crate) fn slot(&mut self, file: &SourceFile) -> Option<&mut Option<Vec<u8>>> {
+        match file.path.as_str() {
+            "config.json" => Some(&mut self.config),
+            "tokenizer.json" => Some(&mut self.tokenizer),
+            "tokenizer_config.json" => Some(&mut self.tokenizer_config),
+            "generation_config.json" => Some(&mut self.generation_config),
+            "chat_template.jinja" => Some(&mut self.chat_template),
+            _ => None,
+        }
+    }
+}
+
+/// Converts a checkpoint: its tensors, each with the file it is in, and what stands beside them.
+pub(crate) fn checkpoint(
+    tensors: &[(Arc<str>, &Tensor)],
+    files: SideFiles,
+    file_type: FileType,
+) -> Result<Converted, ConvertError> {
+    let json = |path: &str, bytes: &[u8]| {
+        serde_json::from_slice::<Json>(bytes)
+            .map_err(|source| ConvertError::Json { path: path.to_owned(), source })
+    };
+    let optional = |path: &str, bytes: &Option<Vec<u8>>| match bytes {
+        Some(bytes) => json(path, bytes),
+        None => Ok(Json::Null),
+    };
+    let config = files.config.as_ref().ok_or(ConvertError::MissingFile { path: "config.json" })?;
+    let config = json("config.json", config)?;
+    let mut metadata = Metadata::new();
+    let model_type = config.get("model_type").and_then(Json::as_str).unwrap_or_default();
+    let architecture = family::Family::of(model_type).map_or("", family::Family::architecture);
+    metadata.set("general.architecture", architecture);
+    metadata.set("general.type", "model");
+    let mut hyper = hyper::write(&mut metadata, &config)?;
+    let side = vocabulary::Files {
+        tokenizer_config: optional("tokenizer_config.json", &files.tokenizer_config)?,
+        generation_config: optional("generation_config.json", &files.generation_config)?,
+        tokenizer: files.tokenizer.ok_or(ConvertError::MissingFile { path: "tokenizer.json" })?,
+        chat_template: files.chat_template.map(|text| String::from_utf8_lossy(&text).into_owned()),
+        config,
+    };
+    vocabulary::write(&mut metadata, &side, hyper.vocab_size)?;
+    let stored: Vec<Stored> =
+        tensors.iter().map(|(path, tensor)| Stored { path: Arc::clone(path), tensor }).collect();
+    let weights = weights::of_checkpoint(&stored, &mut hyper)?;
+    let mut converted = lay_out::lay_out(metadata, weights, file_type)?;
+    converted.notices.append(&mut hyper.notices);
+    Ok(converted)
+}
+
+/// Quantises a GGUF of floats. `parts` are its files in order; the first has the model's keys.
+pub(crate) fn gguf(parts: &[(Arc<str>, Header)], file_type: FileType) -> Result<Converted, ConvertError> {
+    let mut metadata = parts.first().map(|(_, header)| header.metadata.clone()).unwrap_or_default();
+    // The parts become one file.
+    for key in ["split.no", "split.count", "split.tensors.count"] {
+        metadata.remove(key);
+    }
+    let weights = weights::of_gguf(parts)?;
+    lay_out::lay_out(metadata, weights, file_type)
+}
+
+#[cfg(test)]
+mod tests;

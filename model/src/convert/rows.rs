@@ -1,0 +1,172 @@
+//! A tensor of a GGUF as it comes about: rows of float arrays, decoded, put in order, encoded. Any run of its bytes can be
+//! made without those before it, so that many threads may share one tensor; memory is bounded by a few rows.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use crate::import::Source;
+use crate::quant::{float, ggml};
+use crate::read_at::ReadAt;
+use crate::safetensors::Dtype;
+
+/// How many elements are encoded at a time, or one row if that is longer.
+const CHUNK_ELEMENTS: u64 = 1 << 17;
+
+/// The recipe of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Rows {
+    /// As the GGUF calls it.
+    pub(crate) name: String,
+    /// Where its values are: one array, or the experts of a layer one after the other. All of the same shape.
+    pub(crate) arrays: Vec<FloatArray>,
+    pub(crate) rows_each: u64,
+    pub(crate) columns: u64,
+    pub(crate) order: RowOrder,
+    /// Added to every value: one, for norms that a checkpoint stores as the distance from it.
+    pub(crate) add: f32,
+    pub(crate) to: ggml::Type,
+}
+
+/// Float values somewhere in the files that are converted.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FloatArray {
+    pub(crate) path: Arc<str>,
+    pub(crate) offset: u64,
+    /// BF16, F16 or F32.
+    pub(crate) dtype: Dtype,
+}
+
+/// Which row of the source a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowOrder {
+    Same,
+    /// Row `2p + h` of each head is its row `h * head_dim / 2 + p`: from rotated halves to rotated pairs.
+    Pairs {
+        head_dim: u64,
+    },
+}
+
+impl RowOrder {
+    fn source_row(self, row: u64) -> u64 {
+        match self {
+            RowOrder::Same => row,
+            RowOrder::Pairs { head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                head * head_dim + (within % 2) * (head_dim / 2) + within / 2
+            }
+        }
+    }
+}
+
+impl Rows {
+    /// How many bytes a row takes once it is encoded. The mix gives no type that does not divide the row.
+    fn row_bytes(&self) -> u64 {
+        self.to.row_bytes(self.columns).expect("the type was chosen to divide the rows")
+    }
+
+    fn rows(&self) -> u64 {
+        self.rows_each * self.arrays.len() as u64
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.rows() * self.row_bytes()
+    }
+
+    /// The bytes from `from` up to `to`.
+    pub(crate) fn reader(&self, source: &Arc<dyn Source>, from: u64, to: u64) -> RowsReader {
+        let row_bytes = self.row_bytes();
+        RowsReader {
+            row: from / row_bytes,
+            end: to.div_ceil(row_bytes).min(self.rows()),
+            skip: (from % row_bytes) as usize,
+            rows: self.clone(),
+            source: Arc::clone(source),
+            open: None,
+            stored: Vec::new(),
+            values: Vec::new(),
+            ready: Vec::new(),
+            at: 0,
+        }
+    }
+}
+
+/// Encodes rows as they are read.
+pub(crate) struct RowsReader {
+    rows: Rows,
+    source: Arc<dyn Source>,
+    /// The array that is being read.
+    open: Option<(usize, Box<dyn ReadAt>)>,
+    /// The next row to encode, and the one to stop at.
+    row: u64,
+    end: u64,
+    /// Bytes of the first row that nobody wants.
+    skip: usize,
+    stored: Vec<u8>,
+    values: Vec<f32>,
+    ready: Vec<u8>,
+    at: usize,
+}
+
+impl RowsReader {
+    fn fill(&mut self) -> io::Result<()> {
+        let rows = &self.rows;
+        let number = (self.row / rows.rows_each) as usize;
+        let array = &rows.arrays[number];
+        let first = self.row % rows.rows_each;
+        let left = (rows.rows_each - first).min(self.end - self.row);
+        let count = (CHUNK_ELEMENTS / rows.columns).clamp(1, left);
+
+        if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
+            self.open = Some((number, self.source.open(&array.path)?));
+        }
+        let Some((_, file)) = &self.open else { unreachable!("opened above") };
+        let row_bytes = rows.columns * array.dtype.bitsize() as u64 / 8;
+        self.stored.resize((count * row_bytes) as usize, 0);
+        match rows.order {
+            RowOrder::Same => file.read_at(array.offset + first * row_bytes, &mut self.stored)?,
+            order => {
+                for (row, bytes) in (first..).zip(self.stored.chunks_exact_mut(row_bytes as usize)) {
+                    file.read_at(array.offset + order.source_row(row) * row_bytes, bytes)?;
+                }
+            }
+        }
+
+        let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
+        self.values.resize((count * rows.columns) as usize, 0.0);
+        float::decode_f32_into(array.dtype, &self.stored, &mut self.values)
+            .map_err(|error| invalid(format!("tensor `{}`: {error}", rows.name)))?;
+        if rows.add != 0.0 {
+            self.values.iter_mut().for_each(|value| *value += rows.add);
+        }
+        if rows.to.block_elements() > 1
+            && let Some(at) = self.values.iter().position(|value| !value.is_finite())
+        {
+            let element = self.row * rows.columns + at as u64;
+            return Err(invalid(format!(
+                "tensor `{}` of `{}`: element {element} is {}, expected a finite number",
+                rows.name, array.path, self.values[at]
+            )));
+        }
+        self.ready.resize((count * rows.row_bytes()) as usize, 0);
+        ggml::encode(rows.to, &self.values, &mut self.ready)
+            .map_err(|error| invalid(format!("tensor `{}`: {error}", rows.name)))?;
+        self.row += count;
+        self.at = std::mem::take(&mut self.skip);
+        Ok(())
+    }
+}
+
+impl Read for RowsReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.ready.len() {
+            if self.row == self.end {
+                return Ok(0);
+            }
+            self.fill()?;
+        }
+        let n = buf.len().min(self.ready.len() - self.at);
+        buf[..n].copy_from_slice(&self.ready[self.at..self.at + n]);
+        self.at += n;
+        Ok(n)
+    }
+}

@@ -1,0 +1,372 @@
+//! From a checkpoint's tokenizer.json to the tokenizer keys of a GGUF: byte-level BPE whose pre-tokeniser is one that
+//! llama.cpp has by name. What is anything else is refused, because a wrong split gives wrong ids without a word.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::ConvertError;
+use crate::gguf::{Array, Metadata, Strings};
+
+const TOKENIZER: &str = "tokenizer.json";
+
+/// The values of `tokenizer.ggml.token_type`.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+
+/// The JSON files that say something about the tokenizer; absent ones are null.
+pub(super) struct Files {
+    pub(super) tokenizer: Vec<u8>,
+    pub(super) tokenizer_config: Json,
+    pub(super) generation_config: Json,
+    pub(super) config: Json,
+    /// The text of `chat_template.jinja`.
+    pub(super) chat_template: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Tokenizer {
+    model: Model,
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    #[serde(default)]
+    pre_tokenizer: Json,
+    #[serde(default)]
+    post_processor: Json,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type", default)]
+    kind: Option<String>,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+    #[serde(default)]
+    vocab: Json,
+    #[serde(default)]
+    merges: Vec<Merge>,
+}
+
+/// `"a b"` in older files, `["a", "b"]` in newer ones.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Text(String),
+    Pair(String, String),
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: u64,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+/// Sets the tokenizer keys. `rows` is how many ids the embedding has: tokens that the file lacks are filled up.
+pub(super) fn write(metadata: &mut Metadata, files: &Files, rows: u64) -> Result<(), ConvertError> {
+    let parsed: Tokenizer = serde_json::from_slice(&files.tokenizer)
+        .map_err(|source| ConvertError::Json { path: TOKENIZER.to_owned(), source })?;
+    let refused = |reason: String| ConvertError::Tokenizer { reason };
+    match parsed.model.kind.as_deref() {
+        Some("BPE") | None if !parsed.model.byte_fallback => {}
+        Some("BPE") | None => {
+            return Err(refused(
+                "it falls back to bytes as SentencePiece does, expected byte-level BPE".to_owned(),
+            ));
+        }
+        Some(kind) => return Err(refused(format!("its model is `{kind}`, expected BPE"))),
+    }
+    let pre = pre_tokeniser(&parsed.pre_tokenizer, parsed.model.ignore_merges)
+        .ok_or_else(|| refused("its pre-tokeniser is none that llama.cpp knows by name".to_owned()))?;
+    let (tokens, types) = tokens(&parsed, rows)?;
+    let ids: HashMap<&str, u64> =
+        parsed.added_tokens.iter().map(|token| (token.content.as_str(), token.id)).collect();
+
+    metadata.set("tokenizer.ggml.model", "gpt2");
+    metadata.set("tokenizer.ggml.pre", pre);
+    metadata.set("tokenizer.ggml.tokens", Array::String(tokens));
+    metadata.set("tokenizer.ggml.token_type", Array::I32(types));
+    let merges: Strings = parsed
+        .model
+        .merges
+        .iter()
+        .map(|merge| match merge {
+            Merge::Text(text) => text.clone(),
+            Merge::Pair(left, right) => format!("{left} {right}"),
+        })
+        .collect();
+    metadata.set("tokenizer.ggml.merges", Array::String(merges));
+    for (role, key) in [
+        ("bos", "bos_token_id"),
+        ("eos", "eos_token_id"),
+        ("unk", "unknown_token_id"),
+        ("sep", "seperator_token_id"),
+        ("pad", "padding_token_id"),
+        ("mask", "mask_token_id"),
+    ] {
+        let id = special_id(files, &ids, role).filter(|id| *id < rows);
+        if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
+            metadata.set(format!("tokenizer.ggml.{key}"), id);
+        }
+    }
+    let begins = files.tokenizer_config.get("add_bos_token").and_then(Json::as_bool);
+    metadata.set(
+        "tokenizer.ggml.add_bos_token",
+        begins.unwrap_or_else(|| template_begins(&parsed.post_processor)),
+    );
+    if let Some(ends) = files.tokenizer_config.get("add_eos_token").and_then(Json::as_bool) {
+        metadata.set("tokenizer.ggml.add_eos_token", ends);
+    }
+    for (name, template) in chat_templates(files) {
+        let key = match name {
+            None => "tokenizer.chat_template".to_owned(),
+            Some(name) => format!("tokenizer.chat_template.{name}"),
+        };
+        metadata.set(key, template);
+    }
+    Ok(())
+}
+
+/// Every id's token and what kind it is.
+fn tokens(parsed: &Tokenizer, rows: u64) -> Result<(Strings, Vec<i32>), ConvertError> {
+    let refused = |reason: String| ConvertError::Tokenizer { reason };
+    let vocab = parsed.model.vocab.as_object().ok_or_else(|| refused("it has no vocabulary".to_owned()))?;
+    let mut by_id: BTreeMap<u64, (&str, i32)> = BTreeMap::new();
+    for (token, id) in vocab {
+        let id = id.as_u64().filter(|id| *id < rows);
+        let id =
+            id.ok_or_else(|| refused(format!("token `{token}` has no row in the embedding of {rows}")))?;
+        if by_id.insert(id, (token, NORMAL)).is_some() {
+            return Err(refused(format!("two tokens have id {id}")));
+        }
+    }
+    for AddedToken { id, content, special } in &parsed.added_tokens {
+        // Published checkpoints add tokens that have no row; nothing can ever ask for them.
+        if *id < rows {
+            by_id.insert(*id, (content, if *special { CONTROL } else { USER_DEFINED }));
+        }
+    }
+    let mut tokens = Strings::default();
+    let mut types = Vec::new();
+    for id in 0..rows {
+        match by_id.get(&id) {
+            Some((token, kind)) => {
+                tokens.push(token);
+                types.push(*kind);
+            }
+            None => {
+                tokens.push(format!("[PAD{id}]"));
+                types.push(UNUSED);
+            }
+        }
+    }
+    Ok((tokens, types))
+}
+
+/// The id of a special token: what tokenizer_config.json calls it, else the number in config.json.
+fn special_id(files: &Files, ids: &HashMap<&str, u64>, role: &str) -> Option<u64> {
+    let named = files.tokenizer_config.get(format!("{role}_token"));
+    let named = named.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+    let number = |file: &Json| {
+        let value = file.get(format!("{role}_token_id"))?;
+        value.as_u64().or_else(|| value.get(0)?.as_u64())
+    };
+    named
+        .and_then(|name| ids.get(name).copied())
+        .or_else(|| number(&files.config))
+        .or_else(|| number(&files.generation_config))
+}
+
+/// Whether a post-processor puts a special token before the text.
+fn template_begins(post_processor: &Json) -> bool {
+    let kind = post_processor.get("type").and_then(Json::as_str);
+    let parts = |key: &str| post_processor.get(key).and_then(Json::as_array);
+    match kind {
+        Some("TemplateProcessing") => parts("single")
+            .and_then(|single| single.first())
+            .is_some_and(|first| first.get("SpecialToken").is_some()),
+        Some("Sequence") => parts("processors").is_some_and(|all| all.iter().any(template_begins)),
+        _ => false,
+    }
+}
+
+/// The templates with their names; the one without a name is the default.
+fn chat_templates(files: &Files) -> Vec<(Option<String>, String)> {
+    let text = |value: &Json| value.as_str().map(str::to_owned);
+    let mut templates = Vec::new();
+    match files.tokenizer_config.get("chat_template") {
+        Some(Json::String(template)) => templates.push((None, template.clone())),
+        Some(Json::Array(named)) => {
+            for one in named {
+                if let (Some(name), Some(template)) =
+                    (one.get("name").and_then(text), one.get("template").and_then(text))
+                {
+                    templates.push((Some(name).filter(|name| name != "default"), template));
+                }
+            }
+        }
+        _ => {}
+    }
+    if let Some(template) = &files.chat_template {
+        templates.retain(|(name, _)| name.is_some());
+        templates.push((None, template.clone()));
+    }
+    templates
+}
+
+/// What a pre-tokeniser does, one step after the other.
+#[derive(Debug, PartialEq)]
+enum Step<'a> {
+    Split(&'a str),
+    Digits,
+    /// Bytes to letters; and whether GPT-2's pattern is applied before that.
+    Bytes {
+        splits: bool,
+    },
+}
+
+fn steps<'a>(pre_tokenizer: &'a Json, steps_so_far: &mut Vec<Step<'a>>) -> Option<()> {
+    let is = |key: &str| pre_tokenizer.get(key).and_then(Json::as_bool);
+    match pre_tokenizer.get("type")?.as_str()? {
+        "Sequence" => {
+            pre_tokenizer
+                .get("pretokenizers")?
+                .as_array()?
+                .iter()
+                .try_for_each(|one| steps(one, steps_so_far))?;
+        }
+        "Split" => {
+            let isolated = pre_tokenizer.get("behavior")?.as_str()? == "Isolated";
+            let pattern = pre_tokenizer.get("pattern")?.get("Regex")?.as_str()?;
+            // Some files keep what is between matches, some remove what is between inverted ones: the same.
+            let same = isolated || is("invert") == Some(true);
+            steps_so_far.push(Step::Split(same.then_some(pattern)?));
+        }
+        "Digits" => steps_so_far.push((is("individual_digits") == Some(true)).then_some(Step::Digits)?),
+        "ByteLevel" if is("add_prefix_space") != Some(true) => {
+            steps_so_far.push(Step::Bytes { splits: is("use_regex").unwrap_or(true) });
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// llama.cpp's name for a pre-tokeniser (`src/llama-vocab.cpp`), by what it does rather than by what it was called.
+fn pre_tokeniser(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
+    let mut found = Vec::new();
+    steps(pre_tokenizer, &mut found)?;
+    match found.as_slice() {
+        [Step::Bytes { splits: true }] => Some("gpt-2"),
+        [Step::Digits, Step::Bytes { splits: true }] => Some("smollm"),
+        [Step::Split(pattern), Step::Bytes { splits: false }] => match *pattern {
+            // The two split alike; only the first takes a piece that is a token before it looks at merges.
+            LLAMA3 if ignore_merges => Some("llama-bpe"),
+            LLAMA3 => Some("smaug-bpe"),
+            QWEN2 => Some("qwen2"),
+            QWEN35 => Some("qwen35"),
+            TEKKEN => Some("tekken"),
+            GPT_4O => Some("gpt-4o"),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn split(pattern: &str) -> Json {
+        json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        ]})
+    }
+
+    #[test]
+    fn pre_tokenisers_are_known_by_what_they_do() {
+        let bytes = json!({"type": "ByteLevel", "add_prefix_space": false});
+        let digits = json!({"type": "Digits", "individual_digits": true});
+        for (pre_tokenizer, ignore_merges, expect) in [
+            (split(QWEN2), false, Some("qwen2")),
+            (split(LLAMA3), true, Some("llama-bpe")),
+            (split(LLAMA3), false, Some("smaug-bpe")),
+            (split(TEKKEN), false, Some("tekken")),
+            (split(r"\p{L}+"), false, None),
+            (bytes.clone(), false, Some("gpt-2")),
+            (json!({"type": "Sequence", "pretokenizers": [digits, bytes]}), false, Some("smollm")),
+            (json!({"type": "Metaspace"}), false, None),
+            (json!({"type": "ByteLevel", "add_prefix_space": true}), false, None),
+            (Json::Null, false, None),
+        ] {
+            assert_eq!(pre_tokeniser(&pre_tokenizer, ignore_merges), expect, "{pre_tokenizer}");
+        }
+    }
+
+    fn written(tokenizer: Json, tokenizer_config: Json, rows: u64) -> Result<Metadata, String> {
+        let files = Files {
+            tokenizer: tokenizer.to_string().into_bytes(),
+            tokenizer_config,
+            generation_config: json!({"pad_token_id": [1]}),
+            config: json!({"bos_token_id": 0, "eos_token_id": 2}),
+            chat_template: None,
+        };
+        let mut metadata = Metadata::new();
+        write(&mut metadata, &files, rows).map(|()| metadata).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn ids_kinds_and_templates() {
+        let tokenizer = json!({
+            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"], "b a"]},
+            "added_tokens": [{"id": 2, "content": "<s>", "special": true}, {"id": 3, "content": "<t>"},
+                             {"id": 9, "content": "<beyond>"}],
+            "pre_tokenizer": split(QWEN2),
+            "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}]},
+        });
+        let config = json!({"bos_token": {"content": "<s>"}, "chat_template": [
+            {"name": "default", "template": "D"}, {"name": "tools", "template": "T"}]});
+        let metadata = written(tokenizer, config, 5).unwrap();
+        let strings = |key: &str| -> Vec<String> {
+            let strings = metadata.get(key).and_then(|value| value.as_array()?.as_strings()).unwrap();
+            strings.iter().map(|token| String::from_utf8(token.to_vec()).unwrap()).collect()
+        };
+        assert_eq!(strings("tokenizer.ggml.tokens"), ["a", "b", "<s>", "<t>", "[PAD4]"]);
+        assert_eq!(strings("tokenizer.ggml.merges"), ["a b", "b a"]);
+        assert_eq!(
+            metadata.get("tokenizer.ggml.token_type").unwrap().as_array(),
+            Some(&Array::I32(vec![NORMAL, NORMAL, CONTROL, USER_DEFINED, UNUSED]))
+        );
+        let id = |key: &str| metadata.u64(&format!("tokenizer.ggml.{key}_token_id"));
+        assert_eq!((id("bos"), id("eos"), id("padding"), id("unknown")), (Some(2), Some(2), Some(1), None));
+        assert_eq!(metadata.bool("tokenizer.ggml.add_bos_token"), Some(true));
+        assert_eq!(metadata.str("tokenizer.chat_template"), Some("D"));
+        assert_eq!(metadata.str("tokenizer.chat_template.tools"), Some("T"));
+    }
+
+    #[test]
+    fn what_cannot_be_carried_over_is_refused() {
+        let with = |model: Json, pre_tokenizer: Json| {
+            written(json!({"model": model, "pre_tokenizer": pre_tokenizer}), Json::Null, 2).unwrap_err()
+        };
+        let pieces = json!({"type": "BPE", "byte_fallback": true, "vocab": {}, "merges": []});
+        assert!(with(pieces, Json::Null).contains("SentencePiece"));
+        assert!(with(json!({"type": "WordPiece", "vocab": {}}), Json::Null).contains("WordPiece"));
+        let sound = |vocab: Json| json!({"type": "BPE", "vocab": vocab, "merges": []});
+        assert!(with(sound(json!({})), split("x")).contains("pre-tokeniser"));
+        assert!(with(sound(json!({"a": 7})), split(QWEN2)).contains("`a`"));
+    }
+}

@@ -1,0 +1,133 @@
+//! Imports that make a GGUF in place of the weights: of a checkpoint here, of a GGUF of floats for [`super::gguf`].
+//! What was not taken into the GGUF stays beside it as it is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::finish::{FileRecipe, Origin};
+use super::gguf::{self, Part};
+use super::layer::{Content, Piece};
+use super::{ImportError, Plan, PlannedLayer, Source, SourceFile, checkpoint, policy, read_file};
+use crate::convert::{self, Converted, FileType, SideFiles};
+use crate::gguf::Header;
+use crate::media_type;
+use crate::tensor::Tensor;
+
+/// What the GGUF of a checkpoint is called, before the name of its type.
+const STEM: &str = "model";
+
+/// A GGUF that is made as it is read.
+pub(super) struct Made {
+    /// What it is called, and how long it is.
+    pub(super) part: Part,
+    pub(super) content: Content,
+    pub(super) notices: Vec<String>,
+}
+
+impl Made {
+    fn new(stem: &str, file_type: FileType, converted: Converted, files: &[SourceFile]) -> Made {
+        let content = Content::new(converted.segments.into_iter().map(Piece::from).collect());
+        let is_free = |path: &String| !files.iter().any(|file| file.path == *path);
+        let first = format!("{stem}-{file_type}.gguf");
+        let others = (1..).map(|number| format!("{stem}-{file_type}-{number}.gguf"));
+        let path = std::iter::once(first).chain(others).find(is_free).unwrap_or_default();
+        let mut notices = converted.notices;
+        notices.push(format!("`lode pull --to` will give `{path}`, which replaces the original weights"));
+        let file = SourceFile { path, size: content.size() };
+        Made { part: Part { file, header: converted.header }, content, notices }
+    }
+}
+
+/// Plans a GGUF of a checkpoint.
+pub(super) fn from_checkpoint(
+    source: &dyn Source,
+    files: &[SourceFile],
+    file_type: FileType,
+) -> Result<Plan, ImportError> {
+    let checkpoint = checkpoint::read(source, files)?;
+    policy::refuse_quantised(&checkpoint)?;
+    let mut taken: BTreeSet<&str> = checkpoint.shards.iter().map(|shard| &*shard.path).collect();
+    taken.extend(checkpoint.index.as_deref());
+    let mut side = SideFiles::default();
+    for file in files {
+        if let Some(slot) = side.slot(file) {
+            *slot = Some(read_file(source, file)?);
+            taken.insert(&file.path);
+        }
+    }
+    let tensors: Vec<(Arc<str>, &Tensor)> = checkpoint
+        .tensors()
+        .map(|(shard, tensor)| (Arc::clone(&checkpoint.shards[shard].path), tensor))
+        .collect();
+    let converted = convert::checkpoint(&tensors, side, file_type)?;
+    let Made { part, content, mut notices } = Made::new(STEM, file_type, converted, files);
+    notices.extend(checkpoint.notices.iter().cloned());
+    let (mut layers, mut recipes) = (Vec::new(), Vec::new());
+    push(&mut layers, &mut recipes, &part.file, content);
+    let rest: Vec<&SourceFile> = files.iter().filter(|file| !taken.contains(file.path.as_str())).collect();
+    gguf::push_beside(source, &mut layers, &mut recipes, &rest)?;
+    recipes.sort_by(|a, b| a.path.cmp(&b.path));
+    let (tensors, parameters) = (part.header.tensors.len() as u64, part.header.elements());
+    let annotations = gguf::annotations(&part.header);
+    let config = gguf::config(&[part], &[], &[], parameters);
+    Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
+}
+
+/// Adds the GGUF that is made as a layer and as the file it comes out as.
+pub(super) fn push(
+    layers: &mut Vec<PlannedLayer>,
+    recipes: &mut Vec<FileRecipe>,
+    file: &SourceFile,
+    content: Content,
+) {
+    recipes.push(FileRecipe { origin: Origin::Assembled, ..FileRecipe::whole(file, layers.len()) });
+    layers.push(PlannedLayer {
+        media_type: media_type::OLLAMA_MODEL,
+        name: Some(file.path.clone()),
+        size: file.size,
+        content,
+    });
+}
+
+/// Quantises the parts of a GGUF, in their order.
+pub(super) fn from_gguf(
+    parts: Vec<Part>,
+    file_type: FileType,
+    files: &[SourceFile],
+) -> Result<Made, ImportError> {
+    let path = parts.first().map_or("", |part| part.file.path.as_str());
+    let stem = stem(path).to_owned();
+    let headers: Vec<(Arc<str>, Header)> =
+        parts.into_iter().map(|part| (part.file.path.into(), part.header)).collect();
+    Ok(Made::new(&stem, file_type, convert::gguf(&headers, file_type)?, files))
+}
+
+/// A path without what it says of its type, its part or its format: `a/mini-F16.gguf` is `a/mini`.
+fn stem(path: &str) -> &str {
+    let stem = match crate::gguf::PartName::parse(path) {
+        Some(part) => part.prefix,
+        None => path.rsplit_once('.').map_or(path, |(stem, _)| stem),
+    };
+    let said = stem.rsplit_once(['-', '.', '_']).filter(|(_, last)| {
+        ["F32", "F16", "BF16", "FP16", "FP32"].iter().any(|name| name.eq_ignore_ascii_case(last))
+    });
+    said.map_or(stem, |(stem, _)| stem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stems() {
+        for (path, expect) in [
+            ("mini.gguf", "mini"),
+            ("a/mini-F16.gguf", "a/mini"),
+            ("mini.bf16.gguf", "mini"),
+            ("mini-1.5-f32-00001-of-00002.gguf", "mini-1.5"),
+            ("mini-1.5.gguf", "mini-1.5"),
+        ] {
+            assert_eq!(stem(path), expect, "{path}");
+        }
+    }
+}
