@@ -36,6 +36,17 @@ impl Lanes for Avx {
     }
 
     #[inline(always)]
+    fn to_bytes(self) -> [u8; LANES] {
+        let bytes = op!({
+            let integers = _mm256_cvtps_epi32(self.0);
+            let low = _mm256_castsi256_si128(integers);
+            let words = _mm_packs_epi32(low, _mm256_extracti128_si256::<1>(integers));
+            _mm_cvtsi128_si64(_mm_packs_epi16(words, words))
+        });
+        bytes.to_le_bytes()
+    }
+
+    #[inline(always)]
     fn splat(x: f32) -> Avx {
         Avx(op!(_mm256_set1_ps(x)))
     }

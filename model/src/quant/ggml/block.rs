@@ -7,7 +7,7 @@ use half::f16;
 pub(super) const ROUND: f32 = 12_582_912.0;
 
 /// The largest float below a half: added instead of a half, it does not lift what is just below a tie over it.
-const BELOW_HALF: f32 = 0.499_999_97;
+pub(super) const BELOW_HALF: f32 = 0.499_999_97;
 
 #[inline(always)]
 pub(super) fn half<const B: usize>(block: &[u8; B], at: usize) -> f32 {

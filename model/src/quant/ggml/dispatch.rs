@@ -72,7 +72,7 @@ pub(super) fn encode_blocks<L: Lanes>(ty: Type, values: &[f32], out: &mut [u8]) 
         Type::Q4_1 => encode!(q4_1, values, out),
         Type::Q5_0 => encode!(q5_0, values, out),
         Type::Q5_1 => encode!(q5_1, values, out),
-        Type::Q8_0 => encode!(q8_0, values, out),
+        Type::Q8_0 => encode!(q8_0::<L>, values, out),
         Type::Q8_1 => encode!(q8_1, values, out),
         Type::Q8_K => encode!(q8_k, values, out),
         Type::Q2_K => encode!(q2_k::<L>, values, out),

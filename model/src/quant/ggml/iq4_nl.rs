@@ -2,7 +2,7 @@
 
 use super::block::{half, nibble, put_half};
 use super::fit::{Nearest, best_scale};
-use super::lanes::{LANES, Lanes, bytes, side_by_side};
+use super::lanes::{LANES, Lanes, side_by_side};
 
 /// The value of each code.
 pub(super) const VALUES: [i8; 16] =
@@ -29,8 +29,8 @@ pub(super) fn encode<L: Lanes>(values: &[f32], out: &mut [u8]) {
             put_half(block, 0, scale);
         }
         for j in 0..16 {
-            let low = bytes(Code::nearest(inverse * x[j]));
-            let high = bytes(Code::nearest(inverse * x[j + 16]));
+            let low = Code::nearest(inverse * x[j]).to_bytes();
+            let high = Code::nearest(inverse * x[j + 16]).to_bytes();
             for (lane, block) in blocks.iter_mut().enumerate() {
                 block[2 + j] = low[lane] | high[lane] << 4;
             }

@@ -4,7 +4,7 @@
 use super::block::{half, inverse, nibble, peak, put_half, u16_at};
 use super::fit::Nearest;
 use super::iq4_nl::{Code, VALUES, scales};
-use super::lanes::{Lanes, bytes, thirty_twos};
+use super::lanes::{Lanes, thirty_twos};
 
 pub(super) fn decode(block: &[u8; 136], out: &mut [f32; 256]) {
     let (d, high) = (half(block, 0), u16_at(block, 2));
@@ -26,7 +26,7 @@ pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 136]) {
     put_half(block, 0, d);
     let scales = (scales * L::splat(inverse(d))).code(-32.0, 31.0);
     let (mut high, mut low) = (0u16, [0; 4]);
-    for (k, scale) in bytes(scales + L::splat(32.0)).into_iter().enumerate() {
+    for (k, scale) in (scales + L::splat(32.0)).to_bytes().into_iter().enumerate() {
         low[k / 2] |= (scale & 15) << (4 * (k % 2));
         high |= u16::from(scale >> 4) << (2 * k);
     }
@@ -34,8 +34,8 @@ pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 136]) {
     block[4..8].copy_from_slice(&low);
     let inverse = (L::splat(d) * scales).inverse();
     for j in 0..16 {
-        let low = bytes(Code::nearest(inverse * x[j]));
-        let high = bytes(Code::nearest(inverse * x[j + 16]));
+        let low = Code::nearest(inverse * x[j]).to_bytes();
+        let high = Code::nearest(inverse * x[j + 16]).to_bytes();
         for k in 0..8 {
             block[8 + 16 * k + j] = low[k] | high[k] << 4;
         }

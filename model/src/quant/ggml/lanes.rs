@@ -3,7 +3,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::block::ROUND;
+use super::block::{BELOW_HALF, ROUND};
 
 pub(super) const LANES: usize = 8;
 
@@ -16,6 +16,10 @@ pub(super) trait Lanes:
 
     fn from_array(x: [f32; LANES]) -> Self;
     fn to_array(self) -> [f32; LANES];
+
+    /// Integers from -128 to 127 as bytes, below zero as two's complement.
+    fn to_bytes(self) -> [u8; LANES];
+
     fn splat(x: f32) -> Self;
     fn abs(self) -> Self;
     fn sqrt(self) -> Self;
@@ -43,6 +47,17 @@ pub(super) trait Lanes:
     #[inline(always)]
     fn inverse(self) -> Self {
         Self::select(self.differs(Self::zero()), Self::splat(1.0) / self, Self::zero())
+    }
+
+    /// To the nearest integer, ties away from zero, of what is well below 2^22.
+    #[inline(always)]
+    fn nearest_away(self) -> Self {
+        let magnitude = self.abs();
+        let even = (magnitude + Self::splat(ROUND)) - Self::splat(ROUND);
+        // A half is left only of a tie that went down.
+        let tie = Self::splat(BELOW_HALF).less(magnitude - even);
+        let nearest = Self::select(tie, even + Self::splat(1.0), even);
+        Self::select(self.less(Self::zero()), Self::zero() - nearest, nearest)
     }
 
     /// To the nearest integer from `low` to `high`, ties to even; what is not a number becomes `low`.
@@ -79,6 +94,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {
         self.0
+    }
+
+    #[inline(always)]
+    fn to_bytes(self) -> [u8; LANES] {
+        self.0.map(|x| x as i8 as u8)
     }
 
     #[inline(always)]
@@ -174,8 +194,27 @@ pub(super) fn sixteens<L: Lanes>(x: &[f32; 256]) -> [[L; 16]; 2] {
     ]
 }
 
-/// Codes as bytes; below zero as two's complement.
-#[inline(always)]
-pub(super) fn bytes<L: Lanes>(codes: L) -> [u8; LANES] {
-    codes.to_array().map(|code| code as i32 as u8)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<L: Lanes>() {
+        let x = [-127.5, -2.5, -0.49999997, 0.0, 0.5, 1.5, 2.4999998, 126.5];
+        let nearest = L::from_array(x).nearest_away();
+        assert_eq!(nearest.to_array(), x.map(f32::round));
+        assert_eq!(nearest.to_bytes(), x.map(|x| x.round() as i8 as u8));
+    }
+
+    #[test]
+    fn rounding() {
+        check::<Plain>();
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn rounding_in_registers() {
+        if std::arch::is_x86_feature_detected!("avx2") {
+            check::<super::super::avx2::Avx>();
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::block::{half, put_half};
 use super::fit::{Search, asymmetric};
-use super::lanes::{LANES, Lanes, bytes, sixteens};
+use super::lanes::{LANES, Lanes, sixteens};
 
 pub(super) fn decode(block: &[u8; 84], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 80), half(block, 82));
@@ -40,12 +40,12 @@ pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 84]) {
     let (d, dmin) = (L::splat(half(block, 80)), L::splat(half(block, 82)));
     for (n, x) in halves.iter().enumerate() {
         let (scales, mins) = (four_bits(scales[n], scale), four_bits(mins[n], min));
-        for (k, (scale, min)) in bytes(scales).into_iter().zip(bytes(mins)).enumerate() {
+        for (k, (scale, min)) in scales.to_bytes().into_iter().zip(mins.to_bytes()).enumerate() {
             block[LANES * n + k] = scale | min << 4;
         }
         let (scale, min) = (d * scales, dmin * mins);
         for (l, x) in x.iter().enumerate() {
-            let codes = bytes(((*x + min) / scale).code(0.0, 3.0));
+            let codes = ((*x + min) / scale).code(0.0, 3.0).to_bytes();
             // Groups come in pairs that share 32 bytes; the pair says which two bits.
             for start in 0..2 {
                 block[16 + 32 * n + 16 * start + l] =

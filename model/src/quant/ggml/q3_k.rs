@@ -3,7 +3,7 @@
 
 use super::block::{half, inverse, peak, put_half};
 use super::fit::descend;
-use super::lanes::{LANES, Lanes, bytes, sixteens};
+use super::lanes::{LANES, Lanes, sixteens};
 
 pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = half(block, 108);
@@ -39,14 +39,14 @@ pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 110]) {
     let d = L::splat(half(block, 108));
     for (n, (x, scales)) in halves.iter().zip(scales).enumerate() {
         let scales = (scales * L::splat(step)).code(-32.0, 31.0);
-        for (lane, scale) in bytes(scales + L::splat(32.0)).into_iter().enumerate() {
+        for (lane, scale) in (scales + L::splat(32.0)).to_bytes().into_iter().enumerate() {
             let k = LANES * n + lane;
             block[96 + k % 8] |= (scale & 15) << (4 * (k / 8));
             block[104 + k % 4] |= (scale >> 4) << (2 * (k / 4));
         }
         let scale = d * scales;
         for (l, x) in x.iter().enumerate() {
-            let codes = bytes((*x / scale).code(-4.0, 3.0) + L::splat(4.0));
+            let codes = ((*x / scale).code(-4.0, 3.0) + L::splat(4.0)).to_bytes();
             for (lane, code) in codes.into_iter().enumerate() {
                 let (quarter, start) = (lane / 2, 16 * (lane % 2));
                 block[32 + 32 * n + start + l] |= (code & 3) << (2 * quarter);

@@ -2,7 +2,7 @@
 
 use super::block::{half, put_half};
 use super::fit::{Search, asymmetric};
-use super::lanes::{Lanes, bytes, thirty_twos};
+use super::lanes::{Lanes, thirty_twos};
 
 pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, dmin) = (half(block, 0), half(block, 2));
@@ -75,10 +75,10 @@ pub(super) fn encode_groups<L: Lanes>(
     put_half(header, 2, min);
     let (d, dmin) = (L::splat(half(header, 0)), L::splat(half(header, 2)));
     let (scale, min) = (d * scales, dmin * mins);
-    pack_scales_and_mins(&bytes(scales), &bytes(mins), &mut header[4..]);
+    pack_scales_and_mins(&scales.to_bytes(), &mins.to_bytes(), &mut header[4..]);
     let mut codes = [[0; 8]; 32];
     for (codes, x) in codes.iter_mut().zip(&x) {
-        *codes = bytes(((*x + min) / scale).code(0.0, search.levels));
+        *codes = ((*x + min) / scale).code(0.0, search.levels).to_bytes();
     }
     codes
 }

@@ -2,7 +2,7 @@
 
 use super::block::{half, peak, put_half};
 use super::fit::{Nearest, SMALLEST, best_scale};
-use super::lanes::{LANES, Lanes, bytes, sixteens};
+use super::lanes::{LANES, Lanes, sixteens};
 
 pub(super) fn decode(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = half(block, 208);
@@ -50,10 +50,10 @@ pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 210]) {
     let d = L::splat(half(block, 208));
     for (n, (x, scales)) in halves.iter().zip(scales).enumerate() {
         let scales = (L::splat(inverse) * scales).code(-128.0, 127.0);
-        block[192 + LANES * n..][..LANES].copy_from_slice(&bytes(scales));
+        block[192 + LANES * n..][..LANES].copy_from_slice(&scales.to_bytes());
         let scale = d * scales;
         for (l, x) in x.iter().enumerate() {
-            let codes = bytes(SixBits::nearest(*x / scale) + L::splat(32.0));
+            let codes = (SixBits::nearest(*x / scale) + L::splat(32.0)).to_bytes();
             // Group `2 * quarter + start`: see `decode`.
             for start in 0..2 {
                 let [a, b, c, d] = [codes[start], codes[start + 2], codes[start + 4], codes[start + 6]];
