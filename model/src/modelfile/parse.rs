@@ -250,5 +250,5 @@ fn is_version(text: &str) -> bool {
     let numbers = bare.split(['-', '+']).next().unwrap_or_default();
     let parts: Vec<&str> = numbers.split('.').collect();
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    parts.len() == 3 && parts.iter().all(|part| is_number(&part)) && !text.contains(char::is_whitespace)
+    parts.len() == 3 && parts.iter().all(is_number) && !text.contains(char::is_whitespace)
 }
