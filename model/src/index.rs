@@ -245,6 +245,7 @@ pub fn summary(
         format,
         architecture: of_file(|facts| &facts.architecture)
             .or(checkpoint.model_type)
+            .or(checkpoint.class_name)
             .or(said.architecture)
             .or(class),
         parameters: match tensors.is_empty() {
@@ -279,6 +280,9 @@ fn main_dtype(tensors: &[&TensorInfo]) -> Option<String> {
 struct Checkpoint {
     model_type: Option<String>,
     architectures: Option<Vec<String>>,
+    /// Of an image model's index, which stands in for a config.
+    #[serde(rename = "_class_name")]
+    class_name: Option<String>,
     quantization_config: Option<QuantizationConfig>,
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, IMAGE_INDEX};
 use super::{ImportError, MAX_JSON_BYTES, Options, Source, SourceFile, read_file};
 use crate::config::ModelConfig;
 use crate::files_view;
@@ -16,8 +16,14 @@ use crate::tensor::Tensor;
 /// The oldest ollama that reads tensor models, as it writes it itself.
 const OLLAMA_REQUIRED: &str = "0.19.0";
 /// Files that loaders read: one of these that is no JSON is damage, not an oddity.
-const READ_BY_LOADERS: [&str; 5] =
-    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "modules.json"];
+const READ_BY_LOADERS: [&str; 6] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "modules.json",
+    IMAGE_INDEX,
+];
 /// The hyper-parameters that every transformer has, by their usual names.
 const HYPER_PARAMETERS: [&str; 4] = ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"];
 /// How the tensors end whose rows are the vocabulary.
@@ -38,7 +44,7 @@ pub(super) fn read(
     options: &Options,
 ) -> Result<Facts, ImportError> {
     let mut notices = checkpoint.notices.clone();
-    let mut config = None;
+    let (mut config, mut image_index) = (None, None);
     let mut json_files = BTreeSet::new();
     let has_file = |path: &str| files.iter().any(|file| file.path == path);
     for file in files {
@@ -54,6 +60,9 @@ pub(super) fn read(
         let malformed = |source| ImportError::Json { path: path.to_owned(), source };
         let parsed = match path {
             "config.json" => serde_json::from_slice(&bytes).map(|parsed| config = Some(parsed)),
+            IMAGE_INDEX => {
+                serde_json::from_slice::<ImageIndex>(&bytes).map(|parsed| image_index = Some(parsed))
+            }
             "tokenizer.json" => {
                 let tokenizer = serde_json::from_slice::<Tokenizer>(&bytes).map_err(malformed)?;
                 check_vocabulary(path, &tokenizer, checkpoint, &mut notices)?;
@@ -73,6 +82,8 @@ pub(super) fn read(
     let config: Option<serde_json::Map<String, Value>> = config;
     if checkpoint.tensors().next().is_none() {
         notices.push("there are no tensors: the model is stored, but cannot be run".to_owned());
+    } else if image_index.is_some() {
+        notices.push("it is an image model: it is stored, but cannot be run".to_owned());
     } else if let Some(config) = &config {
         notices.extend(config_notices(config, options));
     } else {
@@ -84,8 +95,12 @@ pub(super) fn read(
 
     let text = |key: &str| config.as_ref().and_then(|config| config.get(key)?.as_str()).unwrap_or_default();
     let number = |key: &str| config.as_ref().and_then(|config| lookup(config, key)?.as_u64());
-    let capability = if has_file("modules.json") { "embedding" } else { "completion" };
-    let family = text("model_type").to_owned();
+    let capability = match &image_index {
+        Some(_) => "image",
+        None if has_file("modules.json") => "embedding",
+        None => "completion",
+    };
+    let family = image_index.map_or_else(|| text("model_type").to_owned(), |index| index.class_name);
     let config = ModelConfig {
         model_families: Some(family.clone()).filter(|family| !family.is_empty()).into_iter().collect(),
         model_family: family,
@@ -96,6 +111,13 @@ pub(super) fn read(
         ..ModelConfig::default()
     };
     Ok(Facts { config, json_files, notices })
+}
+
+/// The part of an image model's index that names its pipeline.
+#[derive(serde::Deserialize)]
+struct ImageIndex {
+    #[serde(default, rename = "_class_name")]
+    class_name: String,
 }
 
 /// A key of the config, or of the `text_config` that multimodal models keep it in.

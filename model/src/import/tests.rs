@@ -369,6 +369,11 @@ fn an_image_model_goes_in_by_component() {
         ["text_encoder/norm.weight", "transformer/a.weight", "transformer/b.weight", "vae/norm.weight"]
     );
     assert!(imported.notices().contains("`flux-dev.safetensors` is not part of the checkpoint"));
+    let config = &imported.plan.config;
+    assert_eq!(
+        (config.model_family.as_str(), &config.capabilities[..]),
+        ("FluxPipeline", &["image".to_owned()][..])
+    );
     assert!(refused(&folder, Some(Quantize::Int8)).contains("image model"));
 }
 

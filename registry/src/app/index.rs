@@ -110,7 +110,7 @@ impl Registry {
         drop(read);
 
         // 3. What its config says, and that of the checkpoint.
-        let checkpoint = match artifact.find("config.json") {
+        let checkpoint = match artifact.find("config.json").or_else(|| artifact.find("model_index.json")) {
             Some(file) if file.size <= MAX_CONFIG_BYTES => {
                 let range = file.offset..file.offset + file.size;
                 known(self.blob_part(&Caller::Internal, repository, &file.layer.digest, range).await)?
