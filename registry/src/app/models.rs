@@ -3,8 +3,11 @@
 
 use lode_model::config::ModelConfig;
 use lode_model::digest::Digest;
+use lode_model::gguf;
+use lode_model::index;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type;
+use lode_model::recognise::{Artifact, FileKind};
 use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
@@ -127,6 +130,27 @@ impl Registry {
         };
         let modified_at = self.store().manifest_time(repository, reference).await?;
         Ok(Some(Model { digest: stored.digest, modified_at, manifest, summary, config }))
+    }
+
+    /// The keys of a model's GGUF file as JSON, read from its header; none where it has no such file. A vocabulary is long, so
+    /// arrays are null unless asked for.
+    pub(crate) async fn gguf_keys(
+        &self,
+        repository: &Repository,
+        model: &Model,
+        arrays: bool,
+    ) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
+        let artifact = Artifact::read(&model.manifest, None);
+        let mut weights = artifact.weights().into_iter().filter_map(|at| artifact.files.get(at));
+        let Some(file) = weights.find(|file| file.kind() == Some(FileKind::Gguf)) else {
+            return Ok(serde_json::Map::new());
+        };
+        let keys = self.file_read(repository, file, move |bytes| {
+            let header = gguf::Header::read_up_to(bytes, index::MAX_GGUF_HEADER_BYTES);
+            header.map(|header| header.metadata.to_json(arrays)).map_err(|error| chain(&error))
+        });
+        // Why it cannot be read, the model's summary says.
+        Ok(keys.await?.unwrap_or_default())
     }
 
     /// The tensors of a model; None if there is no such manifest.

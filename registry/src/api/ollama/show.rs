@@ -100,6 +100,7 @@ async fn shown(
         None => None,
     };
     let config: Value = config.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let keys = registry.gguf_keys(&repository, &model, show.verbose).await?;
     let tensors = match show.verbose {
         true => registry.tensor_list(caller, &repository, &reference).await?.unwrap_or_default(),
         false => Vec::new(),
@@ -123,7 +124,7 @@ async fn shown(
         parameters: parameters(&params),
         details,
         messages,
-        model_info: model_info(&model, &config),
+        model_info: model_info(&model, &config, keys),
         tensors: tensors
             .into_iter()
             .map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape })
@@ -210,13 +211,18 @@ fn parameters(params: &Map<String, Value>) -> String {
 }
 
 /// The checkpoint's numbers under GGUF's names.
-fn model_info(model: &Model, config: &Value) -> Map<String, Value> {
-    let mut info = Map::new();
+fn model_info(model: &Model, config: &Value, keys: Map<String, Value>) -> Map<String, Value> {
+    // A GGUF file's own names and numbers are what the others are translated to.
+    let mut info = keys;
     let Some(summary) = &model.summary else { return info };
     if let Some(parameters) = summary.parameters {
         info.insert("general.parameter_count".to_owned(), json!(parameters));
     }
-    let Some(architecture) = &summary.architecture else { return info };
+    let Some(architecture) =
+        summary.architecture.as_ref().filter(|_| !info.contains_key("general.architecture"))
+    else {
+        return info;
+    };
     info.insert("general.architecture".to_owned(), json!(architecture));
     for (ours, theirs) in [
         ("context_length", "max_position_embeddings"),
