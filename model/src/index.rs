@@ -389,7 +389,7 @@ mod tests {
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; data_len]].concat()
     }
 
-    fn read(artifact: &Artifact, at: usize, bytes: &Vec<u8>) -> FileIndex {
+    fn read(artifact: &Artifact, at: usize, bytes: &dyn ReadAt) -> FileIndex {
         FileIndex::new(artifact, &artifact.files[at], true, list(&artifact.files[at], bytes).unwrap())
     }
 

@@ -104,7 +104,7 @@ fn bandwidth(threads: usize) -> f64 {
 
 fn checkpoint(folder: &Path) -> Result<ModelFiles, Box<dyn Error>> {
     let path = folder.join("model.safetensors");
-    let tensors = vec![BlobFile { path, name: None, whole_file: true }];
+    let tensors = vec![BlobFile { path, name: None, whole_file: true, extent: None }];
     Ok(ModelFiles { config_json: std::fs::read(folder.join("config.json"))?, tensors })
 }
 
@@ -173,7 +173,7 @@ fn random_1b(folder: &Path, dtype: &str) -> Result<ModelFiles, Box<dyn Error>> {
             }
         }
         file.flush()?;
-        tensors.push(BlobFile { path, name: Some(name), whole_file: false });
+        tensors.push(BlobFile { path, name: Some(name), whole_file: false, extent: None });
     }
     Ok(ModelFiles { config_json: config_json.to_vec(), tensors })
 }

@@ -93,7 +93,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
 
 fn show(tensor: &TensorDiff) -> Outcome {
     let error = match (tensor.relative_error, tensor.status.as_str()) {
-        (Some(error), _) if error == 0.0 => "0".to_owned(),
+        (Some(0.0), _) => "0".to_owned(),
         (Some(error), _) if error >= 0.001 => format!("{error:.4}"),
         (Some(error), _) => format!("{error:.1e}"),
         (None, "changed") => "?".to_owned(),

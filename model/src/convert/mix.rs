@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn layers_that_matter_get_more() {
         for layer in 0..32 {
-            let more = layer < 4 || layer >= 28 || (layer - 4) % 3 == 2;
+            let more = !(4..28).contains(&layer) || (layer - 4) % 3 == 2;
             for part in ["attn_v", "ffn_down", "ffn_down_exps"] {
                 let name = format!("blk.{layer}.{part}.weight");
                 check(FileType::Q4_K_M, MODEL, &name, if more { Type::Q6_K } else { Type::Q4_K });

@@ -118,7 +118,7 @@ impl Models {
             |error: &dyn std::error::Error| Error::Unsupported(format!("cannot run {name}: {error}"));
         let mut leases = HashMap::new();
         let model = match Recognition::read(&manifest).map_err(|error| unsupported(&error))? {
-            Recognition::Known(model) => model,
+            Recognition::Known(model) => *model,
             Recognition::Packed(archives) => {
                 let members = self.look_into(repository, &archives, &mut leases).await?;
                 archives.open(members).map_err(|error| unsupported(&error))?

@@ -41,8 +41,8 @@ pub struct TensorLayer {
 /// A model, or the tars that have to be looked into first.
 #[derive(Debug, PartialEq)]
 pub enum Recognition {
-    Known(Recognised),
-    Packed(Archives),
+    Known(Box<Recognised>),
+    Packed(Box<Archives>),
 }
 
 /// A manifest whose files lie in tars.
@@ -82,9 +82,9 @@ impl Recognition {
         });
         let is_known = artifact.format().is_some() && artifact.find("config.json").is_some();
         if artifact.archives().next().is_some() && !is_known {
-            return Ok(Recognition::Packed(Archives { artifact, config }));
+            return Ok(Recognition::Packed(Box::new(Archives { artifact, config })));
         }
-        Recognised::of(&artifact, config).map(Recognition::Known)
+        Recognised::of(&artifact, config).map(|model| Recognition::Known(Box::new(model)))
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
             "config": {"mediaType": config_type, "digest": digest(999), "size": 2}, "layers": layers,
         });
         match Recognition::read(&Manifest::parse(None, manifest.to_string().as_bytes()).unwrap())? {
-            Recognition::Known(model) => Ok(model),
+            Recognition::Known(model) => Ok(*model),
             Recognition::Packed(archives) => archives.open(BTreeMap::new()),
         }
     }

@@ -151,6 +151,8 @@ fn parent(model: &Model) -> &str {
     named.or_else(noted).unwrap_or_default()
 }
 
+type TextCommand = fn(Text) -> Command;
+
 /// A Modelfile that makes the model again. What it has no words for, it names.
 struct Written {
     text: String,
@@ -168,7 +170,8 @@ impl Written {
         });
     }
 
-    fn texts(&mut self, texts: &[(&str, &str, fn(Text) -> Command)]) {
+    /// What each text is called, the text, and the command that says it.
+    fn texts(&mut self, texts: &[(&str, &str, TextCommand)]) {
         for (what, text, command) in texts.iter().filter(|(_, text, _)| !text.is_empty()) {
             self.push(what, Text::new(*text).map(command));
         }
