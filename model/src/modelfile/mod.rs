@@ -1,5 +1,5 @@
 //! Modelfiles: the text in which ollama's users say what a model is made from and what it is told (ollama `parser/parser.go`).
-//! Parsing and printing are inverse on valid values; [`derive`] turns what a Modelfile says into the manifest of a new model.
+//! Parsing and printing are inverse on valid values; [`derive()`] turns what a Modelfile says into the manifest of a new model.
 
 mod derive;
 mod parameter;

@@ -1,5 +1,5 @@
 //! IQ2_S: 32 rows of 8 from a table of 1024, each with 8 signs, and a 4-bit scale for every two.
-//! Block: d f16, qs[32], signs[32], qh[8], scales[8].
+//! Block: d f16, `qs[32]`, `signs[32]`, `qh[8]`, `scales[8]`.
 
 use super::block::{half, sign};
 use super::codebooks::{IQ2_S, row};

@@ -1,4 +1,4 @@
-//! IQ4_NL: 32 codes of 4 bits that stand for unevenly spaced values. Block: d f16, qs[16].
+//! IQ4_NL: 32 codes of 4 bits that stand for unevenly spaced values. Block: d f16, `qs[16]`.
 
 use super::block::{half, nibble, put_half};
 use super::fit::{Nearest, best_scale};

@@ -1,5 +1,5 @@
 //! IQ4_XS: 8 groups of 32 codes with IQ4_NL's values, each with a signed 6-bit scale.
-//! Block: d f16, scales_h u16, scales_l[4], qs[128].
+//! Block: d f16, scales_h u16, `scales_l[4]`, `qs[128]`.
 
 use super::block::{half, inverse, nibble, peak, put_half, u16_at};
 use super::fit::Nearest;

@@ -1,4 +1,4 @@
-//! MXFP4: 32 codes of E2M1 under a power of two. Block: e E8M0, qs[16].
+//! MXFP4: 32 codes of E2M1 under a power of two. Block: e E8M0, `qs[16]`.
 
 use super::block::{largest, nibble};
 use crate::quant::float;

@@ -1,4 +1,4 @@
-//! NVFP4: four groups of 16 codes of E2M1, each under a scale of its own. Block: d[4] UE4M3, qs[32].
+//! NVFP4: four groups of 16 codes of E2M1, each under a scale of its own. Block: `d[4]` UE4M3, `qs[32]`.
 //! The halves of a group stand in low and high nibbles, unlike in tensor blobs, where neighbours share a byte.
 
 use super::block::largest;

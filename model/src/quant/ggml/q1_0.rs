@@ -1,4 +1,4 @@
-//! Q1_0: 128 signs and their mean magnitude. Block: d f16, qs[16].
+//! Q1_0: 128 signs and their mean magnitude. Block: d f16, `qs[16]`.
 
 use super::block::{half, put_half};
 

@@ -1,4 +1,4 @@
-//! Q2_0: 64 codes of 2 bits that stand for -1, 0, 1 and 2. Block: d f16, qs[16].
+//! Q2_0: 64 codes of 2 bits that stand for -1, 0, 1 and 2. Block: d f16, `qs[16]`.
 
 use super::block::{half, inverse, largest, nearest_away, put_half};
 

@@ -1,5 +1,5 @@
 //! Q3_K: 16 groups of 16 codes of 3 bits around 4, each with a signed 6-bit scale.
-//! Block: hmask[32], qs[64], scales[12], d f16. A third bit that is set means that 4 is not taken off.
+//! Block: `hmask[32]`, `qs[64]`, `scales[12]`, d f16. A third bit that is set means that 4 is not taken off.
 
 use super::block::{half, inverse, peak, put_half};
 use super::fit::descend;

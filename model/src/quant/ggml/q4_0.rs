@@ -1,4 +1,4 @@
-//! Q4_0: 32 codes of 4 bits around 8. Block: d f16, qs[16].
+//! Q4_0: 32 codes of 4 bits around 8. Block: d f16, `qs[16]`.
 
 use super::block::{half, inverse, nibble, peak, put_half};
 

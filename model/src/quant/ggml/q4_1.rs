@@ -1,4 +1,4 @@
-//! Q4_1: 32 codes of 4 bits above a minimum. Block: d f16, m f16, qs[16].
+//! Q4_1: 32 codes of 4 bits above a minimum. Block: d f16, m f16, `qs[16]`.
 
 use super::block::{half, inverse, nibble, put_half, range};
 

@@ -1,4 +1,4 @@
-//! Q5_0: 32 codes of 5 bits around 16, the fifth bits in a word of their own. Block: d f16, qh u32, qs[16].
+//! Q5_0: 32 codes of 5 bits around 16, the fifth bits in a word of their own. Block: d f16, qh u32, `qs[16]`.
 
 use super::block::{half, inverse, nibble, peak, put_half, u32_at};
 

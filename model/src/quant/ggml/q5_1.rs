@@ -1,4 +1,4 @@
-//! Q5_1: 32 codes of 5 bits above a minimum. Block: d f16, m f16, qh u32, qs[16].
+//! Q5_1: 32 codes of 5 bits above a minimum. Block: d f16, m f16, qh u32, `qs[16]`.
 
 use super::block::{half, inverse, nibble, put_half, range, u32_at};
 use super::q5_0::fifth_bits;

@@ -1,4 +1,4 @@
-//! Q5_K: Q4_K with a fifth bit for each code. Block: d f16, dmin f16, scales[12], qh[32], qs[128].
+//! Q5_K: Q4_K with a fifth bit for each code. Block: d f16, dmin f16, `scales[12]`, `qh[32]`, `qs[128]`.
 
 use super::block::half;
 use super::fit::Search;

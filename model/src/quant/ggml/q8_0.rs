@@ -1,4 +1,4 @@
-//! Q8_0: 32 signed codes of 8 bits. Block: d f16, qs[32].
+//! Q8_0: 32 signed codes of 8 bits. Block: d f16, `qs[32]`.
 
 use super::block::{half, inverse, largest, put_half};
 use super::lanes::{LANES, Lanes};

@@ -1,4 +1,4 @@
-//! TQ2_0: 256 ternary values of 2 bits each. Block: qs[64], d f16.
+//! TQ2_0: 256 ternary values of 2 bits each. Block: `qs[64]`, d f16.
 
 use super::block::{half, inverse, largest, nearest_away, put_half};
 
