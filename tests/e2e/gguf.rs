@@ -30,8 +30,8 @@ async fn a_damaged_gguf_is_refused_and_leaves_nothing() {
     let lode = server.lode();
     let whole = fs::read(fixture("llama-q8_0.gguf")).unwrap();
     let damaged = server.folder().path().join("model.gguf");
-    // 40,000 bytes are within the tensors' data, 400 within the keys.
-    for (cut, expect) in [(40_000, "tensor `"), (400, "key `"), (20, "first 24 bytes")] {
+    // 40,000 bytes are within the tensors' data, 400 within the name of the ninth key.
+    for (cut, expect) in [(40_000, "tensor `"), (400, "key number 9"), (20, "first 24 bytes")] {
         fs::write(&damaged, &whole[..cut]).unwrap();
         let refused = lode.create("team/cut", &damaged, &[]).await;
         assert_eq!(refused.code, 1, "{}", refused.stderr);
