@@ -2,6 +2,7 @@
 //! What can be typed is in args/, what it does in commands/.
 
 mod args;
+mod artifact;
 mod assemble;
 mod commands;
 mod connect;

@@ -9,13 +9,13 @@ use lode_model::{
     digest::Digest,
     files_view::{self, FileEntry, FileView, Segment},
     manifest::{Descriptor, Manifest},
-    media_type,
+    recognise::{ModelFile, Role},
 };
 use serde_json::json;
 
 use crate::{
     args::Pull,
-    assemble,
+    artifact, assemble,
     connect::{Connection, Target},
     error::{Failure, Outcome},
     ui,
@@ -76,9 +76,9 @@ fn last_part(target: &Target) -> &str {
     repository.rsplit_once('/').map_or(repository, |(_, last)| last)
 }
 
-/// What files there are: by the file view, or else each layer that has a name for a file.
+/// What files there are: by the file view, or else each layer, and each member of a plain tar, that has a name for a file.
 async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
-    let Some(view) = FileView::find(manifest) else { return titled(target, manifest) };
+    let Some(view) = FileView::find(manifest) else { return titled(target, manifest).await };
     let bytes = target.registry.blob_bytes(&target.repository, &view.digest, view.size.min(MAX_VIEW)).await?;
     let about =
         |error: files_view::FileViewError| Failure::because(format!("the file view of {target}"), &error);
@@ -109,17 +109,20 @@ fn whole(path: String, layer: &Descriptor) -> FileEntry {
     FileEntry { path, size: layer.size, digest, assembled: false, segments }
 }
 
-fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
+async fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
     let mut seen = BTreeSet::new();
     let mut entries = Vec::new();
-    for layer in &manifest.layers {
-        let Some(path) = file_name(target, layer) else { continue };
+    for file in artifact::read(target, manifest).await?.files {
+        let Some(path) = file_name(target, &file) else { continue };
         files_view::check_path(&path)
             .map_err(|error| Failure::because(format!("a layer of {target}"), &error))?;
         if !seen.insert(path.clone()) {
-            return Err(Failure::new(format!("{target} has two layers called `{path}`")));
+            return Err(Failure::new(format!("{target} has two files called `{path}`")));
         }
-        entries.push(whole(path, layer));
+        let digest = Some(file.layer.digest.clone()).filter(|_| file.is_layer());
+        let ModelFile { layer, offset, size, .. } = file;
+        let segments = vec![Segment::Blob { digest: layer.digest, offset, length: size }];
+        entries.push(FileEntry { path, size, digest, assembled: false, segments });
     }
     if entries.is_empty() {
         return Err(Failure::new(format!(
@@ -133,16 +136,8 @@ fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
     Ok(entries)
 }
 
-/// A title or path of an annotation, a JSON layer's own name, or what the layer obviously is.
-fn file_name(target: &Target, layer: &Descriptor) -> Option<String> {
-    if let Some(path) = layer.file_path() {
-        return Some(path.to_owned());
-    }
-    match (&layer.name, layer.media_type.as_str()) {
-        (Some(name), kind) if media_type::is_ollama_json(kind) => Some(name.clone()),
-        (_, media_type::OLLAMA_MODEL | media_type::DOCKER_MODEL_GGUF) => {
-            Some(format!("{}.gguf", last_part(target)))
-        }
-        _ => None,
-    }
+/// The path that the manifest gives it, or what it obviously is.
+fn file_name(target: &Target, file: &ModelFile) -> Option<String> {
+    let obvious = || (file.role == Role::Gguf).then(|| format!("{}.gguf", last_part(target)));
+    file.path.clone().or_else(obvious)
 }

@@ -2,12 +2,13 @@
 
 use std::io::Read;
 
-use lode_model::{manifest::Manifest, media_type};
+use lode_model::{manifest::Manifest, recognise::ModelFile};
 use lode_worker::text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::{
     args::Tokenize,
+    artifact,
     connect::{Connection, Target},
     error::{Failure, Outcome},
     ui,
@@ -63,16 +64,25 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
         .map_err(|error| target.not_found(error))?;
     let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
         .map_err(|error| Failure::because(format!("the manifest of {target}"), &error))?;
-    let is_tokenizer = |name: &str| name == "tokenizer.json" || name.ends_with("/tokenizer.json");
-    let layer = manifest.layers.iter().find(|layer| {
-        layer.name.as_deref().is_some_and(is_tokenizer) && !media_type::is_manifest(&layer.media_type)
-            || layer.file_path().is_some_and(is_tokenizer)
-    });
-    let layer = layer.ok_or_else(|| {
+    let artifact = artifact::read(target, &manifest).await?;
+    let is_tokenizer = |file: &&ModelFile| {
+        let path = file.path.as_deref().unwrap_or_default();
+        file.is_plain() && (path == "tokenizer.json" || path.ends_with("/tokenizer.json"))
+    };
+    let file = artifact.find("tokenizer.json").or_else(|| artifact.files.iter().find(is_tokenizer));
+    let file = file.ok_or_else(|| {
         Failure::new(format!("{target} has no tokenizer.json"))
             .hint(format!("`lode show {target}` says what it has"))
     })?;
-    let bytes = target.registry.blob_bytes(&target.repository, &layer.digest, MAX_TOKENIZER).await?;
+    let digest = &file.layer.digest;
+    let bytes = if file.is_layer() {
+        target.registry.blob_bytes(&target.repository, digest, MAX_TOKENIZER).await?
+    } else if file.size <= MAX_TOKENIZER {
+        let range = file.offset..file.offset.saturating_add(file.size);
+        target.registry.blob_range(&target.repository, digest, range).await?
+    } else {
+        return Err(Failure::new(format!("the tokenizer of {target} has {} bytes", file.size)));
+    };
     Tokenizer::from_json(&bytes)
         .map_err(|error| Failure::because(format!("the tokenizer of {target}"), &error))
 }

@@ -1,0 +1,84 @@
+//! What a manifest's files are, whichever tool pushed it: the model crate's one rule, with tars looked into over the network.
+
+use std::{collections::BTreeMap, io, sync::Mutex};
+
+use lode_client::Registry;
+use lode_model::{
+    digest::Digest,
+    manifest::Manifest,
+    read_at::{ReadAt, Window},
+    recognise::{Artifact, ModelFile, tar},
+    reference::Repository,
+};
+use tokio::runtime::Handle;
+
+use crate::{
+    connect::Target,
+    error::{Failure, Outcome},
+};
+
+/// A config that is larger names no files.
+const MAX_CONFIG: u64 = 16 << 20;
+/// Bytes that are fetched for one look at a tar; its headers are small and lie far apart.
+const WINDOW: u64 = 8 << 10;
+
+/// Sorts a manifest's layers into files, those inside of plain tars included.
+pub(crate) async fn read(target: &Target, manifest: &Manifest) -> Outcome<Artifact> {
+    let config = match manifest.config.as_ref().filter(|config| config.size <= MAX_CONFIG) {
+        Some(config) => {
+            Some(target.registry.blob_bytes(&target.repository, &config.digest, MAX_CONFIG).await?)
+        }
+        None => None,
+    };
+    let artifact = Artifact::read(manifest, config.as_deref());
+    let mut members = BTreeMap::new();
+    let archives: Vec<(usize, ModelFile)> =
+        artifact.archives().map(|(at, file)| (at, file.clone())).collect();
+    for (at, file) in archives {
+        let reader = Ranges {
+            registry: target.registry.clone(),
+            repository: target.repository.clone(),
+            digest: file.layer.digest.clone(),
+            size: file.layer.size,
+            runtime: Handle::current(),
+            window: Mutex::default(),
+        };
+        let listed = tokio::task::spawn_blocking(move || tar::members(&Window::new(&reader, 0, reader.size)));
+        let listed = listed.await.map_err(|error| Failure::because("listing a layer", &error))?;
+        let about = |error| Failure::because(format!("layer {} of {target}", file.layer.digest), &error);
+        members.insert(at, listed.map_err(about)?);
+    }
+    Ok(artifact.unfold(members))
+}
+
+/// A blob of the registry that is read by range. Blocks.
+struct Ranges {
+    registry: Registry,
+    repository: Repository,
+    digest: Digest,
+    size: u64,
+    runtime: Handle,
+    /// What was fetched last, and where it begins.
+    window: Mutex<(u64, Vec<u8>)>,
+}
+
+impl ReadAt for Ranges {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.size);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let mut window = self.window.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if offset < window.0 || end > window.0 + window.1.len() as u64 {
+            let until = end.max(offset.saturating_add(WINDOW)).min(self.size);
+            let range = self.registry.blob_range(&self.repository, &self.digest, offset..until);
+            *window = (offset, self.runtime.block_on(range).map_err(io::Error::other)?.to_vec());
+        }
+        let at = (offset - window.0) as usize;
+        let bytes = window.1.get(at..at + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(bytes);
+        Ok(())
+    }
+}
