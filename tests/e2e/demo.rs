@@ -15,11 +15,9 @@ async fn the_demo_model_is_there_and_answers() {
         "`lode serve --demo` on an empty folder, to ready",
         &format!("{} ms", took.as_millis()),
     );
-    let output = server.output();
-    assert!(
-        output.contains("lode run lode-demo") && output.contains("/api/generate"),
-        "it says what to try: {output}"
-    );
+    // It is ready as soon as the model is there, and then says what to try; this is the last line of it.
+    let output = server.wait_output("lode push").await;
+    assert!(output.contains("lode run lode-demo") && output.contains("/api/generate"), "{output}");
     let answer = server.lode().run(&["run", "lode-demo", "What is 40 plus 41?"]).await.ok();
     assert!(!answer.stdout.trim().is_empty());
     let case = &demo_expected()["cases"][0];

@@ -339,6 +339,23 @@ impl Server {
         }
     }
 
+    /// Waits until it has written `text`, and returns everything it has written.
+    ///
+    /// # Panics
+    ///
+    /// When that takes longer than [`PATIENCE`].
+    pub async fn wait_output(&self, text: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.output();
+            if output.contains(text) {
+                return output;
+            }
+            assert!(Instant::now() < deadline, "the server did not write \"{text}\":\n{output}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Waits until `/readyz` answers 200.
     pub async fn wait_ready(&mut self) {
         let deadline = Instant::now() + PATIENCE;

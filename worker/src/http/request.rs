@@ -25,7 +25,7 @@ const MODEL_NAME_HEADER: &str = "lode-model-name";
 const LAST_MOMENTS: Duration = Duration::from_secs(5);
 
 /// Does a request's work with the model it wants; once more with a new runner where the old one was at its end
-/// and had not begun.
+/// and had not begun to answer.
 pub(super) async fn with_model<'a, T>(
     api: &Api,
     wanted: Wanted,

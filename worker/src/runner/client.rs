@@ -107,7 +107,10 @@ impl Client {
             .header("host", "runner")
             .body(Full::new(Bytes::from(body)))
             .map_err(gone)?;
-        let answer = sender.send_request(request).await.map_err(gone)?;
+        // It closed the connection before it began to answer: it was on its way out when we came.
+        let answer = sender.send_request(request).await.map_err(|error| {
+            RunnerError::stopped(format!("the runner of this model went away before it answered: {error}"))
+        })?;
         let status = answer.status();
         let answer = answer.into_body();
         if status == StatusCode::OK {

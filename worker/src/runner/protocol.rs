@@ -199,7 +199,7 @@ pub enum ErrorKind {
     Unsupported,
     /// The runner is at fault: 500.
     Failed,
-    /// The runner is at its end and has not begun on this request: another one may.
+    /// The runner is at its end and has not begun to answer this request: another one may.
     Stopped,
 }
 
