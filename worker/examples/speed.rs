@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use lode_model::safetensors::{Dtype, write_header};
-use lode_worker::engine::{BlobFile, Engine, LoadOptions, ModelFiles, Slice, Want, native};
+use lode_worker::engine::{BlobFile, Engine, Format, LoadOptions, ModelFiles, Slice, Want, native};
 
 const PROMPT: usize = 256;
 const GENERATED: usize = 48;
@@ -104,7 +104,8 @@ fn bandwidth(threads: usize) -> f64 {
 
 fn checkpoint(folder: &Path) -> Result<ModelFiles, Box<dyn Error>> {
     let path = folder.join("model.safetensors");
-    let tensors = vec![BlobFile { path, name: None, whole_file: true, extent: None }];
+    let tensors =
+        vec![BlobFile { path, name: None, whole_file: true, format: Format::Safetensors, extent: None }];
     Ok(ModelFiles { config_json: std::fs::read(folder.join("config.json"))?, tensors })
 }
 
@@ -173,7 +174,13 @@ fn random_1b(folder: &Path, dtype: &str) -> Result<ModelFiles, Box<dyn Error>> {
             }
         }
         file.flush()?;
-        tensors.push(BlobFile { path, name: Some(name), whole_file: false, extent: None });
+        tensors.push(BlobFile {
+            path,
+            name: Some(name),
+            whole_file: false,
+            format: Format::Safetensors,
+            extent: None,
+        });
     }
     Ok(ModelFiles { config_json: config_json.to_vec(), tensors })
 }

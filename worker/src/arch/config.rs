@@ -24,29 +24,47 @@ pub enum ConfigError {
     Relation { field: &'static str, rule: String },
 }
 
+/// What the model came in. The same configuration means a little else in each, since converters change weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Container {
+    /// A Hugging Face checkpoint, or tensor blobs made of one.
+    #[default]
+    Checkpoint,
+    /// A GGUF: in the llama family the rows of q and k are ordered for neighbours that rotate together, and the norm weights
+    /// of gemma have their one added.
+    Gguf,
+}
+
 /// The configuration as JSON, with access by field that names what is wrong.
-pub struct Config(Map<String, Value>);
+pub struct Config {
+    fields: Map<String, Value>,
+    container: Container,
+}
 
 impl Config {
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         match serde_json::from_slice(bytes)? {
-            Value::Object(map) => Ok(Self(map)),
+            Value::Object(fields) => Ok(Self { fields, container: Container::Checkpoint }),
             _ => Err(ConfigError::NotAnObject),
         }
     }
 
+    pub fn container(&self) -> Container {
+        self.container
+    }
+
     /// The first of `architectures`, else `model_type`: what a refusal names.
     pub fn architecture(&self) -> String {
-        let first = self.0.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
+        let first = self.fields.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
         first.or(self.model_type()).unwrap_or("").to_owned()
     }
 
     pub fn model_type(&self) -> Option<&str> {
-        self.0.get("model_type").and_then(Value::as_str)
+        self.fields.get("model_type").and_then(Value::as_str)
     }
 
     fn get(&self, field: &str) -> Option<&Value> {
-        self.0.get(field).filter(|v| !v.is_null())
+        self.fields.get(field).filter(|v| !v.is_null())
     }
 
     /// A whole number within `min..=max`; absent (or null) is `None`.

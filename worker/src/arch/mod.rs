@@ -5,7 +5,7 @@ mod config;
 mod llama;
 mod rope;
 
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Container};
 pub use rope::{RopeConfig, RopeKind};
 
 use crate::engine::LoadError;

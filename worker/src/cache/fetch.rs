@@ -149,6 +149,7 @@ impl Models {
             path: path(&layer.file.layer),
             name: layer.file.layer.name.clone(),
             whole_file: layer.whole_file,
+            format: layer.format,
             extent: extent(&layer.file),
         };
         let spec = ModelSpec {

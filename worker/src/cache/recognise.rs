@@ -8,6 +8,8 @@ use lode_model::media_type as mt;
 use lode_model::recognise::tar::Member;
 use lode_model::recognise::{Artifact, Layout, ModelFile, Role};
 
+use crate::engine::Format;
+
 /// The files that running a model needs; everything else a checkpoint carries stays in the registry.
 const FILES: [&str; 6] = [
     "config.json",
@@ -36,6 +38,7 @@ pub struct TensorLayer {
     pub file: ModelFile,
     /// A checkpoint's own file with many tensors, rather than a blob of one.
     pub whole_file: bool,
+    pub format: Format,
 }
 
 /// A model, or the tars that have to be looked into first.
@@ -138,7 +141,8 @@ impl Recognised {
         }
         for file in weights.iter().map(|at| &artifact.files[*at]) {
             let whole_file = file.role != Role::Tensor;
-            model.tensors.push(TensorLayer { file: file.clone(), whole_file });
+            let format = if file.role == Role::Gguf { Format::Gguf } else { Format::Safetensors };
+            model.tensors.push(TensorLayer { file: file.clone(), whole_file, format });
         }
         if model.tensors.is_empty() {
             let adapter = artifact.files.iter().find(|file| file.role == Role::Adapter);

@@ -201,8 +201,20 @@ pub struct BlobFile {
     pub name: Option<String>,
     /// A whole safetensors file, to be read as such, rather than the blob of one tensor.
     pub whole_file: bool,
+    /// How to read it.
+    pub format: Format,
     /// Where it lies, if not in the whole of what is mapped.
     pub extent: Option<Extent>,
+}
+
+/// What a file with tensors in it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    #[default]
+    Safetensors,
+    /// A GGUF, or one file of a split one. Its metadata is the model's configuration, vocabulary and template.
+    Gguf,
 }
 
 /// Where a file lies in a longer one, such as a tar.

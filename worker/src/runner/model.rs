@@ -49,6 +49,7 @@ impl Model {
             path: tensor.path.clone(),
             name: tensor.name.clone(),
             whole_file: tensor.whole_file,
+            format: tensor.format,
             extent: tensor.extent,
         };
         let files = ModelFiles { config_json, tensors: spec.tensors.iter().map(blob).collect() };

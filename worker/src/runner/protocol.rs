@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use crate::engine::Extent;
+pub use crate::engine::{Extent, Format};
 use crate::text::SamplerOptions;
 
 /// `POST /load`: once in the life of a runner.
@@ -56,6 +56,8 @@ pub struct TensorFile {
     pub name: Option<String>,
     /// A checkpoint's own file with many tensors, rather than a blob of one.
     pub whole_file: bool,
+    #[serde(default)]
+    pub format: Format,
     pub extent: Option<Extent>,
 }
 

@@ -12,7 +12,7 @@ use super::tensors::Mapped;
 use super::tests::{f32_cache, repository};
 use super::*;
 use crate::arch::Tensors;
-use crate::engine::{BlobFile, ModelFiles, NotFinite};
+use crate::engine::{BlobFile, Format, ModelFiles, NotFinite};
 use crate::kernels::{Ops, Rows};
 
 /// The llama fixture, taken apart so that a test can change it.
@@ -71,7 +71,7 @@ impl Checkpoint {
             let (key, layer, shift) = spell(name);
             let path = folder.join(format!("blob-{index}"));
             std::fs::write(&path, file(&[(&key, tensor)], &[], shift)).unwrap();
-            BlobFile { path, name: layer, whole_file: false, extent: None }
+            BlobFile { path, name: layer, whole_file: false, format: Format::Safetensors, extent: None }
         });
         ModelFiles { config_json: self.config.to_string().into_bytes(), tensors: tensors.collect() }
     }
@@ -81,8 +81,13 @@ impl Checkpoint {
         let tensors: Vec<_> = self.tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
         let path = folder.join("model.safetensors");
         std::fs::write(&path, file(&tensors, &[], 0)).unwrap();
-        let tensors =
-            vec![BlobFile { path, name: Some("model.safetensors".into()), whole_file: true, extent: None }];
+        let tensors = vec![BlobFile {
+            path,
+            name: Some("model.safetensors".into()),
+            whole_file: true,
+            format: Format::Safetensors,
+            extent: None,
+        }];
         ModelFiles { config_json: self.config.to_string().into_bytes(), tensors }
     }
 }
@@ -142,7 +147,13 @@ fn packed_codes_run_as_they_decode() {
                 file(&[(name, tensor)], &[], shift)
             };
             std::fs::write(&path, bytes).unwrap();
-            blobs.push(BlobFile { path, name: Some(name.clone()), whole_file: false, extent: None });
+            blobs.push(BlobFile {
+                path,
+                name: Some(name.clone()),
+                whole_file: false,
+                format: Format::Safetensors,
+                extent: None,
+            });
         }
         let files = ModelFiles { config_json: plain.config.to_string().into_bytes(), tensors: blobs };
         let decoded = tempfile::tempdir().unwrap();
@@ -158,8 +169,14 @@ fn affine_codes_match_the_vectors() {
         for (group, dtype) in [(32, "bf16"), (32, "f32"), (64, "bf16"), (64, "f32")] {
             let case = format!("int{bits}-g{group}-{dtype}");
             let path = folder.join(format!("{case}.blob.safetensors"));
-            let mut blob =
-                Mapped::open(&[BlobFile { path, name: None, whole_file: false, extent: None }]).unwrap();
+            let mut blob = Mapped::open(&[BlobFile {
+                path,
+                name: None,
+                whole_file: false,
+                format: Format::Safetensors,
+                extent: None,
+            }])
+            .unwrap();
             let weight = blob.matrix("model.layers.0.mlp.up_proj.weight", 3, 128).unwrap();
             let path = folder.join(format!("{case}.expect.safetensors"));
             let file = std::fs::read(path).unwrap();
@@ -347,8 +364,13 @@ fn files_that_cannot_be_read_are_refused_by_path() {
         let error = error.replace(&folder.path().display().to_string(), "DIR");
         assert!(error.starts_with(expect), "{error}");
     };
-    let blob =
-        |name: &str| BlobFile { path: folder.path().join(name), name: None, whole_file: false, extent: None };
+    let blob = |name: &str| BlobFile {
+        path: folder.path().join(name),
+        name: None,
+        whole_file: false,
+        format: Format::Safetensors,
+        extent: None,
+    };
     std::fs::write(folder.path().join("short"), b"12345").unwrap();
     std::fs::write(folder.path().join("empty"), b"").unwrap();
     check(vec![blob("absent")], "cannot map DIR/absent");

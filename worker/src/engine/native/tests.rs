@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::*;
-use crate::engine::{BlobFile, ModelFiles};
+use crate::engine::{BlobFile, Format, ModelFiles};
 
 pub(super) fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
@@ -13,8 +13,13 @@ pub(super) fn repository(path: &str) -> PathBuf {
 
 fn checkpoint(folder: &str) -> ModelFiles {
     let folder = repository(folder);
-    let tensors =
-        vec![BlobFile { path: folder.join("model.safetensors"), name: None, whole_file: true, extent: None }];
+    let tensors = vec![BlobFile {
+        path: folder.join("model.safetensors"),
+        name: None,
+        whole_file: true,
+        format: Format::Safetensors,
+        extent: None,
+    }];
     ModelFiles { config_json: std::fs::read(folder.join("config.json")).unwrap(), tensors }
 }
 
