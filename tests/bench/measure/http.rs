@@ -1,8 +1,8 @@
 //! HTTP/1.1 by hand over one blocking connection: cheap enough that what is measured is the server.
-//! It speaks what registries answer with, fixed lengths and chunks, and follows no redirect.
+//! It speaks what registries answer with, fixed lengths and chunks; a redirect is the caller's to follow.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 /// Bodies are received into a buffer of this size and thrown away; it stays in a core's cache.
@@ -34,6 +34,10 @@ pub(crate) enum Body<'a> {
 }
 
 impl Connection {
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(crate) fn new(address: SocketAddr) -> Connection {
         Connection { address, stream: None, buffer: vec![0; RECEIVE_BYTES], unread: 0..0 }
     }
@@ -199,6 +203,13 @@ impl Connection {
             }
         }
     }
+}
+
+/// The host and port of an absolute address; registries give their storage's so.
+pub(crate) fn host_of(target: &str) -> io::Result<SocketAddr> {
+    let host = target.strip_prefix("http://").and_then(|rest| rest.split('/').next());
+    let host = host.ok_or_else(|| wrong("a location that is no http:// address"))?;
+    host.to_socket_addrs()?.next().ok_or_else(|| wrong("a location without a host"))
 }
 
 /// The path of an address that may carry a host, as `Location` does.

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use sha2::{Digest, Sha256};
 
-use crate::http::{Body, Connection};
+use crate::http::{Body, Connection, host_of};
 
 const PIECE: usize = 1 << 20;
 const STAMP: usize = 16;
@@ -52,7 +52,7 @@ impl Blobs {
     pub(crate) fn new(shape: Shape) -> Blobs {
         let mut block = vec![0; PIECE];
         StdRng::seed_from_u64(7).fill_bytes(&mut block);
-        let digests = parallel(2, shape.count, |_, blob| {
+        let digests = parallel(2, shape.count, |_: &mut (), blob| {
             let mut piece = block.clone();
             let mut hasher = Sha256::new();
             for at in 0..shape.size_mib {
@@ -67,7 +67,7 @@ impl Blobs {
     /// Pushes every blob as docker, skopeo and crane do: POST, PATCH, PUT.
     pub(crate) fn push(&self, address: SocketAddr) -> io::Result<Duration> {
         let started = Instant::now();
-        parallel(self.shape.clients, self.shape.count, |connection, blob| {
+        parallel(self.shape.clients, self.shape.count, |connection: &mut Option<Connection>, blob| {
             let connection = connection.get_or_insert_with(|| Connection::new(address));
             push(connection, &self.digests[blob], self.shape.size_mib * PIECE as u64, &mut |stream| {
                 let mut piece = self.block.clone();
@@ -84,10 +84,25 @@ impl Blobs {
     /// Pulls every blob; length and stamps are checked, hashing them is left to the tests.
     pub(crate) fn pull(&self, address: SocketAddr) -> io::Result<Duration> {
         let started = Instant::now();
-        parallel(self.shape.clients, self.shape.count, |connection, blob| {
-            let connection = connection.get_or_insert_with(|| Connection::new(address));
+        parallel(self.shape.clients, self.shape.count, |connections: &mut Pulling, blob| {
+            let connection = connections.registry.get_or_insert_with(|| Connection::new(address));
             let path = format!("/v2/{REPOSITORY}/blobs/{}", self.digests[blob]);
-            let head = expect(connection.send("GET", &path, "", Body::None)?, 200)?;
+            let head = connection.send("GET", &path, "", Body::None)?;
+            let (connection, head) = match (head.status, &head.location) {
+                (307, Some(location)) => {
+                    connection.receive(&head, &mut |_| {})?;
+                    let at = host_of(location)?;
+                    let storage = match connections.storage.take() {
+                        Some(storage) if storage.address() == at => storage,
+                        _ => Connection::new(at),
+                    };
+                    let storage = connections.storage.insert(storage);
+                    let head = storage.send("GET", location, "", Body::None)?;
+                    (storage, head)
+                }
+                _ => (connection, head),
+            };
+            let head = expect(head, 200)?;
             let mut at = 0usize;
             let mut wrong = 0;
             let total = connection.receive(&head, &mut |bytes| {
@@ -178,7 +193,7 @@ impl Tagged {
     ) -> io::Result<(u64, Duration)> {
         let (over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
         let started = Instant::now();
-        parallel(CLIENTS, CLIENTS, |_, client| {
+        parallel(CLIENTS, CLIENTS, |_: &mut (), client| {
             let mut connection = Connection::new(address);
             let paths: Vec<String> = (0..TAGS).map(|i| self.path(request, (client * 7 + i) % TAGS)).collect();
             let method = if request == Request::Head { "HEAD" } else { "GET" };
@@ -235,22 +250,30 @@ fn expect(head: crate::http::Head, status: u16) -> io::Result<crate::http::Head>
     }
 }
 
-/// Does `work` for every number below `count` on so many threads, each with a connection of its own to keep.
-fn parallel<T: Send>(
+/// The connections of one client that pulls.
+#[derive(Default)]
+struct Pulling {
+    registry: Option<Connection>,
+    /// To where the registry sends on.
+    storage: Option<Connection>,
+}
+
+/// Does `work` for every number below `count` on so many threads, each with something of its own to keep.
+fn parallel<T: Send, S: Default>(
     threads: usize,
     count: usize,
-    work: impl Fn(&mut Option<Connection>, usize) -> io::Result<T> + Sync,
+    work: impl Fn(&mut S, usize) -> io::Result<T> + Sync,
 ) -> io::Result<Vec<T>> {
     let next = AtomicUsize::new(0);
     let run = || {
-        let mut connection = None;
+        let mut kept = S::default();
         let mut done = Vec::new();
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             if at >= count {
                 return Ok(done);
             }
-            done.push((at, work(&mut connection, at)?));
+            done.push((at, work(&mut kept, at)?));
         }
     };
     let outcomes: Vec<io::Result<Vec<(usize, T)>>> = std::thread::scope(|scope| {

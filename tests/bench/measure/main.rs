@@ -14,9 +14,9 @@ use load::{Blobs, Request, Shape, Tagged};
 use table::{Sample, median, table};
 use target::{Kind, Place, Target};
 
-const USAGE: &str = "usage: measure [--quick] [--rounds N] [--on tmpfs,disk,s3] [--only push-pull,requests] [--shape COUNTxMIBxCLIENTS]...
+const USAGE: &str = "usage: measure [--quick] [--rounds N] [--on tmpfs,disk,s3,redirect] [--only push-pull,requests] [--shape COUNTxMIBxCLIENTS]...
                --lode [NAME=]PROGRAM... [--distribution PROGRAM] [--zot PROGRAM]
-               [--disk FOLDER] [--tmpfs FOLDER] [--s3 ENDPOINT --bucket NAME --access-key KEY --secret-key KEY] [--json FILE]";
+               [--disk FOLDER] [--tmpfs FOLDER] [--s3 ENDPOINT --bucket NAME --access-key KEY --secret-key KEY [--objects FOLDER]] [--json FILE]";
 
 struct Options {
     rounds: u32,
@@ -169,6 +169,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     let mut on = vec!["tmpfs".to_owned(), "disk".to_owned()];
     let (mut disk, mut tmpfs) = (PathBuf::from("/var/tmp/lode-bench"), PathBuf::from("/dev/shm/lode-bench"));
     let mut s3 = [const { String::new() }; 4];
+    let mut objects = None;
     let mut own_shapes = Vec::new();
     let list = |text: String| text.split(',').map(str::to_owned).collect::<Vec<_>>();
     while let Some(name) = args.next() {
@@ -201,6 +202,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--bucket" => s3[1] = value,
             "--access-key" => s3[2] = value,
             "--secret-key" => s3[3] = value,
+            "--objects" => objects = Some(value.into()),
             "--json" => options.json = Some(value.into()),
             _ => return Err(format!("no option `{name}`")),
         }
@@ -212,9 +214,10 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         options.places.push(match name.as_str() {
             "tmpfs" => Place::Folder { name, root: tmpfs.clone() },
             "disk" => Place::Folder { name, root: disk.clone() },
-            "s3" if !s3[0].is_empty() => {
+            "s3" | "redirect" if !s3[0].is_empty() => {
                 let [endpoint, bucket, access_key, secret_key] = s3.clone();
-                Place::S3 { endpoint, bucket, access_key, secret_key, scratch: tmpfs.join("s3") }
+                let (scratch, objects, redirect) = (tmpfs.join("s3"), objects.clone(), name == "redirect");
+                Place::S3 { endpoint, bucket, access_key, secret_key, scratch, objects, redirect }
             }
             other => return Err(format!("cannot measure on `{other}`")),
         });

@@ -29,15 +29,29 @@ pub(crate) struct Target {
 /// Where a server keeps its bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    Folder { name: String, root: PathBuf },
-    S3 { endpoint: String, bucket: String, access_key: String, secret_key: String, scratch: PathBuf },
+    Folder {
+        name: String,
+        root: PathBuf,
+    },
+    S3 {
+        endpoint: String,
+        bucket: String,
+        access_key: String,
+        secret_key: String,
+        scratch: PathBuf,
+        /// Where the S3 server keeps its objects, to be emptied after each target; they may lie in memory.
+        objects: Option<PathBuf>,
+        /// Whether pulls are sent on to the S3 server.
+        redirect: bool,
+    },
 }
 
 impl Place {
     pub(crate) fn name(&self) -> &str {
         match self {
             Place::Folder { name, .. } => name,
-            Place::S3 { .. } => "s3",
+            Place::S3 { redirect: false, .. } => "s3",
+            Place::S3 { redirect: true, .. } => "s3, redirected",
         }
     }
 }
@@ -46,14 +60,15 @@ pub(crate) struct Running {
     child: Child,
     pub(crate) address: SocketAddr,
     folder: PathBuf,
+    objects: Option<PathBuf>,
 }
 
 impl Target {
     /// Starts the server on an empty place; `run` tells one start from the next.
     pub(crate) fn start(&self, place: &Place, run: u32) -> io::Result<Running> {
-        let root = match place {
-            Place::Folder { root, .. } => root,
-            Place::S3 { scratch, .. } => scratch,
+        let (root, objects) = match place {
+            Place::Folder { root, .. } => (root, None),
+            Place::S3 { scratch, objects, .. } => (scratch, objects.as_ref()),
         };
         let folder = root.join(format!("{}-{run}", self.name));
         let _ = fs::remove_dir_all(&folder);
@@ -67,7 +82,8 @@ impl Target {
         };
         let log = File::create(folder.join("server.log"))?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
-        let mut running = Running { child, address, folder };
+        let objects = objects.map(|objects| objects.join(&prefix));
+        let mut running = Running { child, address, folder, objects };
         let started = Instant::now();
         loop {
             let answer = Connection::new(address).ask("GET", "/v2/", "", Body::None);
@@ -113,6 +129,9 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.folder);
+        if let Some(objects) = &self.objects {
+            let _ = fs::remove_dir_all(objects);
+        }
     }
 }
 
@@ -131,11 +150,11 @@ fn lode(program: &Path, place: &Place, folder: &Path, address: SocketAddr, prefi
     let mut command = bare(program, folder);
     command.args(["serve", "--no-worker", "--listen"]).arg(address.to_string());
     command.arg("--data").arg(folder.join("data"));
-    if let Place::S3 { endpoint, bucket, access_key, secret_key, .. } = place {
+    if let Place::S3 { endpoint, bucket, access_key, secret_key, redirect, .. } = place {
         command.arg("--storage").arg(format!("s3://{bucket}/{prefix}"));
         command.env("AWS_ENDPOINT_URL", endpoint).env("AWS_REGION", "us-east-1");
         command.env("AWS_ACCESS_KEY_ID", access_key).env("AWS_SECRET_ACCESS_KEY", secret_key);
-        command.env("LODE_REDIRECT", "false");
+        command.env("LODE_REDIRECT", redirect.to_string());
     }
     command
 }
@@ -151,9 +170,10 @@ fn distribution(
         Place::Folder { .. } => {
             format!("  filesystem:\n    rootdirectory: {}\n", folder.join("data").display())
         }
-        Place::S3 { endpoint, bucket, access_key, secret_key, .. } => format!(
+        Place::S3 { endpoint, bucket, access_key, secret_key, redirect, .. } => format!(
             "  s3:\n    regionendpoint: {endpoint}\n    region: us-east-1\n    bucket: {bucket}\n    rootdirectory: /{prefix}\n    \
-             accesskey: {access_key}\n    secretkey: {secret_key}\n    forcepathstyle: true\n    secure: false\n  redirect:\n    disable: true\n"
+             accesskey: {access_key}\n    secretkey: {secret_key}\n    forcepathstyle: true\n    secure: false\n  redirect:\n    disable: {}\n",
+            !redirect
         ),
     };
     let config = format!(
