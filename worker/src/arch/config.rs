@@ -102,22 +102,93 @@ impl Config {
         }
     }
 
+    /// Whether the field is there, be it null.
+    pub fn mentions(&self, field: &str) -> bool {
+        self.fields.contains_key(field)
+    }
+
+    /// What each layer attends to, by the names of transformers' `layer_types`.
+    pub fn layer_types(&self, layers: usize) -> Result<Option<Vec<&str>>, ConfigError> {
+        let Some(value) = self.get("layer_types") else { return Ok(None) };
+        let found = value.as_array().ok_or_else(|| type_error("layer_types", value, "a list"))?;
+        if found.len() != layers {
+            let rule = format!("{} entries for {layers} layers", found.len());
+            return Err(ConfigError::Relation { field: "layer_types", rule });
+        }
+        let known = |v: &'_ Value| matches!(v.as_str(), Some("full_attention" | "sliding_attention"));
+        if let Some(other) = found.iter().find(|v| !known(v)) {
+            let (field, found) = ("layer_types".to_owned(), other.to_string());
+            let supported = "full_attention, sliding_attention";
+            return Err(ConfigError::Unsupported { field, found, supported });
+        }
+        Ok(Some(found.iter().filter_map(Value::as_str).collect()))
+    }
+
+    /// The list of small numbers under `field`; empty when absent.
+    pub fn integers(&self, field: &'static str, max: u64) -> Result<Vec<usize>, ConfigError> {
+        match self.get(field) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => list.iter().map(|v| integer(field, v, 0, max)).collect(),
+            Some(other) => Err(type_error(field, other, "a list")),
+        }
+    }
+
     /// The rotary embedding in either spelling. `rope_parameters` wins where both are there, as in the library that writes it.
     pub fn rope(&self, default_theta: f64) -> Result<RopeConfig, ConfigError> {
         let empty = Map::new();
         let newer = object("rope_parameters", self.get("rope_parameters"))?;
         let older = object("rope_scaling", self.get("rope_scaling"))?;
-        let (prefix, fields) = match (newer, older) {
-            (Some(fields), _) => ("rope_parameters", fields),
-            (None, Some(fields)) => ("rope_scaling", fields),
-            (None, None) => ("rope_scaling", &empty),
-        };
+        match (newer, older) {
+            (Some(fields), _) => self.rope_of("rope_parameters", fields, default_theta),
+            (None, older) => self.rope_of("rope_scaling", older.unwrap_or(&empty), default_theta),
+        }
+    }
+
+    /// The same where each kind of layer has its own: only the newer spelling has this.
+    pub fn rope_of_layers(
+        &self,
+        layer_type: &str,
+        default_theta: f64,
+    ) -> Result<Option<RopeConfig>, ConfigError> {
+        let all = object("rope_parameters", self.get("rope_parameters"))?;
+        let own = all.and_then(|all| all.get(layer_type));
+        let own = object("rope_parameters", own)?;
+        own.map(|fields| self.rope_of("rope_parameters", fields, default_theta)).transpose()
+    }
+
+    fn rope_of(
+        &self,
+        prefix: &'static str,
+        fields: &Map<String, Value>,
+        default_theta: f64,
+    ) -> Result<RopeConfig, ConfigError> {
         let field = |name: &str| (format!("{prefix}.{name}"), fields.get(name).filter(|v| !v.is_null()));
-        let wanted = |name: &str, min: f64, max: f64| match field(name) {
-            (path, Some(v)) => number(&path, v, min, max),
-            (path, None) => {
-                Err(ConfigError::Type { field: path, found: "absent".into(), expected: "a number" })
+        let optional = |name: &str, min: f64, max: f64| match field(name) {
+            (path, Some(v)) => number(&path, v, min, max).map(Some),
+            (_, None) => Ok(None),
+        };
+        let wanted = |name: &str, min: f64, max: f64| {
+            let absent = || ConfigError::Type {
+                field: format!("{prefix}.{name}"),
+                found: "absent".into(),
+                expected: "a number",
+            };
+            optional(name, min, max)?.ok_or_else(absent)
+        };
+        let factors = |name: &str| match field(name) {
+            (path, Some(Value::Array(list))) => {
+                list.iter().map(|v| number(&path, v, 1e-6, 1e9).map(|v| v as f32)).collect()
             }
+            (path, Some(other)) => Err(type_error(&path, other, "a list of numbers")),
+            (path, None) => {
+                Err(ConfigError::Type { field: path, found: "absent".into(), expected: "a list of numbers" })
+            }
+        };
+        let trained = || self.number("max_position_embeddings", 2048.0, 1.0, 1e9);
+        // Phi3 says at the top what others say within.
+        let original = || match optional("original_max_position_embeddings", 1.0, 1e9)? {
+            Some(original) => Ok(original),
+            None => self.number("original_max_position_embeddings", trained()?, 1.0, 1e9),
         };
 
         let theta = match field("rope_theta") {
@@ -138,8 +209,42 @@ impl Config {
                 high_freq_factor: wanted("high_freq_factor", 1e-3, 1e6)?,
                 original_context: wanted("original_max_position_embeddings", 1.0, 1e9)?,
             },
+            "yarn" => {
+                let factor = wanted("factor", 1e-3, 1e6)?;
+                let scale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+                let mscale = optional("mscale", 0.0, 1e3)?.filter(|v| *v != 0.0);
+                let all = optional("mscale_all_dim", 0.0, 1e3)?.filter(|v| *v != 0.0);
+                let usual = match (mscale, all) {
+                    (Some(mscale), Some(all)) => scale(mscale) / scale(all),
+                    _ => scale(1.0),
+                };
+                let truncate = field("truncate").1.is_none_or(|v| v.as_bool() != Some(false));
+                RopeKind::Yarn {
+                    factor,
+                    beta_fast: optional("beta_fast", 1e-3, 1e6)?.unwrap_or(32.0),
+                    beta_slow: optional("beta_slow", 1e-3, 1e6)?.unwrap_or(1.0),
+                    original_context: original()?,
+                    attention_factor: optional("attention_factor", 0.0, 1e3)?.unwrap_or(usual),
+                    truncate,
+                }
+            }
+            // Phi3's first files call it `su`.
+            "longrope" | "su" => {
+                let original = original()?;
+                let factor = match optional("factor", 1e-3, 1e6)? {
+                    Some(factor) if !self.mentions("original_max_position_embeddings") => factor,
+                    _ => trained()? / original,
+                };
+                let usual = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+                RopeKind::LongRope {
+                    short: factors("short_factor")?,
+                    long: factors("long_factor")?,
+                    original_context: original,
+                    attention_factor: optional("attention_factor", 0.0, 1e3)?.unwrap_or(usual),
+                }
+            }
             other => {
-                let supported = "default, linear, llama3";
+                let supported = "default, linear, llama3, yarn, longrope";
                 return Err(ConfigError::Unsupported { field: path, found: format!("`{other}`"), supported });
             }
         };
@@ -228,13 +333,54 @@ mod tests {
             r#"{"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}"#,
             5e5,
-            llama3,
+            llama3.clone(),
         );
         check(
             r#"{"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}"#,
             5e5,
             llama3,
+        );
+    }
+
+    #[test]
+    fn stretched_ropes() {
+        let check = |json: &str, kind: RopeKind| {
+            let config = Config::parse(json.as_bytes()).unwrap();
+            assert_eq!(config.rope(10_000.0).unwrap().kind, kind, "{json}");
+        };
+        let yarn = |beta_fast, attention_factor| RopeKind::Yarn {
+            factor: 4.0,
+            beta_fast,
+            beta_slow: 1.0,
+            original_context: 64.0,
+            attention_factor,
+            truncate: true,
+        };
+        check(
+            r#"{"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}"#,
+            yarn(32.0, 0.1 * 4f64.ln() + 1.0),
+        );
+        check(
+            r#"{"max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16,
+                "attention_factor": 1.5, "rope_theta": 1e4}}"#,
+            yarn(16.0, 1.5),
+        );
+        let long = |attention_factor| RopeKind::LongRope {
+            short: vec![1.0, 1.5],
+            long: vec![2.0, 4.0],
+            original_context: 4096.0,
+            attention_factor,
+        };
+        check(
+            r#"{"max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "su", "short_factor": [1, 1.5], "long_factor": [2, 4]}}"#,
+            long((1.0 + 32f64.ln() / 4096f64.ln()).sqrt()),
+        );
+        check(
+            r#"{"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096, "attention_factor": 1.0,
+                "short_factor": [1, 1.5], "long_factor": [2, 4]}}"#,
+            long(1.0),
         );
     }
 
@@ -258,12 +404,16 @@ mod tests {
             "`rope_theta` is 0, which is outside 1 to 1000000000000",
         );
         check(
-            r#"{"hidden_size": 4, "rope_scaling": {"type": "yarn"}}"#,
-            "`rope_scaling.type` `yarn` cannot be run (can be: default, linear, llama3)",
+            r#"{"hidden_size": 4, "rope_scaling": {"type": "dynamic"}}"#,
+            "`rope_scaling.type` `dynamic` cannot be run (can be: default, linear, llama3, yarn, longrope)",
         );
         check(
             r#"{"hidden_size": 4, "rope_scaling": {"type": "linear"}}"#,
             "`rope_scaling.factor` is absent, a number expected",
+        );
+        check(
+            r#"{"hidden_size": 4, "rope_scaling": {"type": "longrope", "short_factor": [0]}}"#,
+            "`rope_scaling.short_factor` is 0, which is outside 0.000001 to 1000000000",
         );
         check(r#"{"hidden_size": 4, "attention_bias": 1}"#, "`attention_bias` is 1, true or false expected");
     }

@@ -2,7 +2,16 @@
 //! Written over the kernels, so that it runs on any device; the native engine builds a model here and calls it a step at a time.
 
 mod config;
+mod decoder;
+mod gemma2;
+mod gemma3;
 mod llama;
+mod mistral;
+mod mixtral;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod qwen3_moe;
 mod rope;
 
 pub use config::{Config, ConfigError, Container};
@@ -12,7 +21,17 @@ use crate::engine::LoadError;
 use crate::kernels::{Batch, DeviceError, Kernels, Weight};
 
 /// What can be run, by the names that `architectures` in config.json has.
-pub const SUPPORTED: &[&str] = &["LlamaForCausalLM"];
+pub const SUPPORTED: &[&str] = &[
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
+];
 
 /// A model's tensors by name, checked as they are taken.
 pub trait Tensors {
@@ -64,34 +83,38 @@ pub trait Forward<K: Kernels>: Send {
 }
 
 /// A configuration that was recognised and checked, before any tensor is touched.
-pub enum Plan {
-    Llama(llama::Plan),
-}
+pub struct Plan(decoder::Plan);
 
 impl Plan {
-    /// Recognises the architecture and range-checks its numbers.
+    /// Recognises the architecture, by its class or where there is none by `model_type`, and range-checks its numbers.
     pub fn new(config: &Config) -> Result<Self, LoadError> {
         let architecture = config.architecture();
-        match (architecture.as_str(), config.model_type()) {
-            ("LlamaForCausalLM", _) | ("llama", Some("llama")) => Ok(Self::Llama(llama::Plan::new(config)?)),
-            _ => Err(LoadError::UnsupportedArchitecture { architecture, supported: SUPPORTED }),
-        }
+        let plan = match architecture.as_str() {
+            "LlamaForCausalLM" | "llama" => llama::plan,
+            "MistralForCausalLM" | "mistral" => mistral::plan,
+            "MixtralForCausalLM" | "mixtral" => mixtral::plan,
+            "Qwen2ForCausalLM" | "qwen2" => qwen2::plan,
+            "Qwen3ForCausalLM" | "qwen3" => qwen3::plan,
+            "Qwen3MoeForCausalLM" | "qwen3_moe" => qwen3_moe::plan,
+            "Gemma2ForCausalLM" | "gemma2" => gemma2::plan,
+            "Gemma3ForCausalLM" | "gemma3_text" => gemma3::plan,
+            "Phi3ForCausalLM" | "phi3" => phi3::plan,
+            _ => return Err(LoadError::UnsupportedArchitecture { architecture, supported: SUPPORTED }),
+        };
+        Ok(Self(plan(config)?.check()?))
     }
 
     pub fn shape(&self) -> Shape {
-        match self {
-            Self::Llama(plan) => plan.shape,
-        }
+        self.0.shape
     }
 
-    /// Takes the tensors and hands them to the device.
+    /// Takes the tensors and hands them to the device, for sequences of up to `context_length` tokens.
     pub fn build<K: Kernels + 'static>(
         &self,
         tensors: &mut dyn Tensors,
         kernels: &mut K,
+        context_length: usize,
     ) -> Result<Box<dyn Forward<K>>, LoadError> {
-        match self {
-            Self::Llama(plan) => Ok(Box::new(llama::Llama::build(plan, tensors, kernels)?)),
-        }
+        Ok(Box::new(decoder::Decoder::build(&self.0, tensors, kernels, context_length)?))
     }
 }

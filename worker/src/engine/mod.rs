@@ -230,7 +230,7 @@ pub enum KvType {
     F32,
     #[default]
     F16,
-    /// Blocks of 32 signed bytes with an f16 scale; head sizes that 32 divides.
+    /// Blocks of 32 signed bytes with an f16 scale; a head's last block is filled up with zeros.
     Q8_0,
 }
 
@@ -311,8 +311,6 @@ pub enum LoadError {
     TensorData { name: String, reason: String },
     #[error("config.json has a vocabulary of {config}, tensor `{name}` has {found} rows")]
     Vocabulary { name: String, config: u64, found: u64 },
-    #[error("a {kv_type} cache needs heads that {multiple} divides, this model's have {head_dim}")]
-    KvType { kv_type: KvType, multiple: usize, head_dim: usize },
     #[error("the device failed: {0}")]
     Device(#[from] crate::kernels::DeviceError),
 }

@@ -8,12 +8,14 @@ pub mod cpu;
 mod decode;
 mod dot_rows;
 mod exp;
+mod geglu;
 mod mix_rows;
 mod ops;
 mod pool;
 mod rms_norm;
 mod rope;
 mod rows;
+mod soft_cap;
 mod softmax;
 #[cfg(test)]
 mod suite;
@@ -60,8 +62,8 @@ pub trait Kernels: Send {
     /// Takes a weight matrix. It stays packed; the mapped bytes may be used where they lie.
     fn matrix(&mut self, weight: &Weight) -> Result<Self::Matrix, DeviceError>;
 
-    /// Takes a weight of one row.
-    fn vector(&mut self, weight: &Weight) -> Result<Self::Vector, DeviceError>;
+    /// Takes a weight of one row, `plus` added to each number.
+    fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Self::Vector, DeviceError>;
 
     /// An empty buffer.
     fn buffer(&mut self) -> Self::Buffer;
@@ -75,10 +77,10 @@ pub trait Kernels: Send {
     /// Takes the description of a step; `ropes` are the rotary tables that [`Qkv::rope`] points into.
     fn begin(&mut self, batch: &Batch, ropes: &[Rope]) -> Self::Step;
 
-    /// `x[R, cols] = table[id]` for each row's id.
-    fn embed(&mut self, step: &Self::Step, table: &Self::Matrix, x: &mut Self::Buffer);
+    /// `x[R, cols] = scale * table[id]` for each row's id.
+    fn embed(&mut self, step: &Self::Step, table: &Self::Matrix, scale: f32, x: &mut Self::Buffer);
 
-    /// Norm, projections, biases, rotation; keys and values go to layer `layer` of the cache, at each row's position in
+    /// Norm, projections, biases, norms of the heads, rotation; keys and values go to layer `layer` of the cache, at each row's position in
     /// its sequence's pages, and `q[R, n_heads * head_dim]` stays.
     fn qkv(
         &mut self,
@@ -90,28 +92,30 @@ pub trait Kernels: Send {
         q: &mut Self::Buffer,
     );
 
-    /// `out[R, n_heads * head_dim]`: each row's query heads over keys 0..=position of its sequence:
-    /// softmax of `scale * q.k`, then the mean of v by it. Query head h reads key head `h / (n_heads / n_kv_heads)`.
+    /// `out[R, n_heads * head_dim]`: each row's query heads over the keys up to its position in its sequence that `how`
+    /// lets it see: softmax of the scores, then the mean of v by it. Query head h reads key head
+    /// `h / (n_heads / n_kv_heads)`.
     fn attention(
         &mut self,
         step: &Self::Step,
         q: &Self::Buffer,
-        scale: f32,
+        how: &Attention,
         cache: &Self::Cache,
         layer: usize,
         out: &mut Self::Buffer,
     );
 
-    /// `x[R, rows] += input[R, cols] * matrix^T + bias`.
+    /// `x[R, rows] += norm(input[R, cols] * matrix^T + bias)`; without a norm the product itself is added.
     fn matmul_add(
         &mut self,
         step: &Self::Step,
         input: &Self::Buffer,
         linear: &Linear<Self>,
+        norm: Option<&Norm<Self>>,
         x: &mut Self::Buffer,
     );
 
-    /// Norm, gate and up projections with biases, `out[R, hidden_dim] = silu(gate) * up`.
+    /// Norm, gate and up projections with biases, `out[R, hidden_dim] = activation(gate) * up`.
     fn gate_up(
         &mut self,
         step: &Self::Step,
@@ -120,13 +124,18 @@ pub trait Kernels: Send {
         out: &mut Self::Buffer,
     );
 
-    /// Norm and head for the rows of [`Batch::logits`]: `out[L, vocab_size]`, in that order.
+    /// A mixture of experts: norm, the softmax of the router's scores, and `x[R, embedding] += sum of weight * expert(norm(x))`
+    /// over the experts with the highest weights. A row's sum begins with the highest, so it depends on that row alone.
+    fn experts(&mut self, step: &Self::Step, weights: &Experts<Self>, x: &mut Self::Buffer);
+
+    /// Norm and head for the rows of [`Batch::logits`]: `out[L, vocab_size]`, in that order, softly capped by `cap`.
     fn logits(
         &mut self,
         step: &Self::Step,
         x: &Self::Buffer,
         norm: &Norm<Self>,
         head: &Self::Matrix,
+        cap: Option<f32>,
         out: &mut Self::Buffer,
     );
 
@@ -158,6 +167,8 @@ pub struct Qkv<K: Kernels + ?Sized> {
     pub k: Linear<K>,
     /// `[n_kv_heads * head_dim, embedding]`
     pub v: Linear<K>,
+    /// Norms of each head of q and of k, before they are rotated.
+    pub head_norms: Option<[Norm<K>; 2]>,
     /// Which of the step's rotary tables.
     pub rope: usize,
 }
@@ -169,6 +180,50 @@ pub struct GateUp<K: Kernels + ?Sized> {
     pub gate: Linear<K>,
     /// `[hidden_dim, embedding]`
     pub up: Linear<K>,
+    pub activation: Activation,
+}
+
+/// What bends the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`
+    Silu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`
+    GeluTanh,
+}
+
+/// A mixture of experts in place of the gated projections.
+pub struct Experts<K: Kernels + ?Sized> {
+    pub norm: Norm<K>,
+    /// `[experts, embedding]`
+    pub router: K::Matrix,
+    pub experts: Vec<Expert<K>>,
+    /// Experts a row goes to.
+    pub used: usize,
+    /// Whether the weights of those are scaled to a sum of 1.
+    pub renormalise: bool,
+    pub activation: Activation,
+}
+
+/// One of them.
+pub struct Expert<K: Kernels + ?Sized> {
+    /// `[hidden_dim, embedding]`
+    pub gate: K::Matrix,
+    /// `[hidden_dim, embedding]`
+    pub up: K::Matrix,
+    /// `[embedding, hidden_dim]`
+    pub down: K::Matrix,
+}
+
+/// How a layer's scores are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// The score of a key is `scale * q.k`.
+    pub scale: f32,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub cap: Option<f32>,
+    /// How many keys a row sees, its own included; all for `None`.
+    pub window: Option<usize>,
 }
 
 /// Tokens a page of the cache holds.
@@ -185,9 +240,14 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
+    /// Numbers of a head as they are kept: zeros fill up the last block of a packed kind.
+    pub fn row_len(&self) -> usize {
+        self.head_dim.next_multiple_of(self.kind.multiple())
+    }
+
     /// Bytes of one token's keys and values in all layers.
     pub fn bytes_per_token(&self) -> usize {
-        2 * self.layers * self.n_kv_heads * self.kind.row_bytes(self.head_dim)
+        2 * self.layers * self.n_kv_heads * self.kind.row_bytes(self.row_len())
     }
 }
 

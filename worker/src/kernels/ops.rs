@@ -4,7 +4,7 @@
 
 use super::window::Window;
 use super::{Kind, Pairing, Rows};
-use super::{decode, dot_rows, mix_rows, rms_norm, rope, softmax, swiglu};
+use super::{decode, dot_rows, geglu, mix_rows, rms_norm, rope, soft_cap, softmax, swiglu};
 
 /// One version of every operation. See the folder of the same name for each contract.
 pub struct Ops {
@@ -17,6 +17,8 @@ pub struct Ops {
     rotate: unsafe fn(&mut [f32], &[f32], &[f32], Pairing),
     softmax: unsafe fn(&mut [f32], f32),
     swiglu: unsafe fn(&mut [f32], &[f32]),
+    geglu: unsafe fn(&mut [f32], &[f32]),
+    soft_cap: unsafe fn(&mut [f32], f32, f32),
 }
 
 /// The specification.
@@ -30,6 +32,8 @@ static SCALAR: Ops = Ops {
     rotate: rope::scalar,
     softmax: softmax::scalar,
     swiglu: swiglu::scalar,
+    geglu: geglu::scalar,
+    soft_cap: soft_cap::scalar,
 };
 
 /// AVX2 with FMA and F16C: every x86-64 server since 2013.
@@ -44,6 +48,8 @@ static AVX2: Ops = Ops {
     rotate: rope::avx2::rotate,
     softmax: softmax::avx2::softmax,
     swiglu: swiglu::avx2::swiglu,
+    geglu: geglu::avx2::geglu,
+    soft_cap: soft_cap::avx2::soft_cap,
 };
 
 /// AVX-512 for the products, which are nearly all of the work, and AVX2 for the rest.
@@ -126,5 +132,14 @@ impl Ops {
     pub fn swiglu(&self, gate: &mut [f32], up: &[f32]) {
         // SAFETY: as for `decode_row`.
         unsafe { (self.swiglu)(gate, up) }
+    }
+    pub fn geglu(&self, gate: &mut [f32], up: &[f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.geglu)(gate, up) }
+    }
+
+    pub fn soft_cap(&self, x: &mut [f32], scale: f32, cap: f32) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.soft_cap)(x, scale, cap) }
     }
 }

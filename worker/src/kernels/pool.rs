@@ -18,6 +18,7 @@ pub(super) struct Scratch {
     /// Whatever the job puts there.
     pub(super) numbers: Vec<f32>,
     pub(super) more: Vec<f32>,
+    pub(super) sums: Vec<f32>,
 }
 
 type Work<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;

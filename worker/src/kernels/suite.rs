@@ -33,25 +33,50 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
     };
     let linear = |kernels: &mut K, w: Weight, bias: Option<Weight>| Linear::<K> {
         matrix: kernels.matrix(&w).unwrap(),
-        bias: bias.map(|bias| kernels.vector(&bias).unwrap()),
+        bias: bias.map(|bias| kernels.vector(&bias, 0.0).unwrap()),
     };
     let table = kernels.matrix(&next(VOCAB, EMBEDDING)).unwrap();
-    let norm = |kernels: &mut K, w: Weight| Norm::<K> { weight: kernels.vector(&w).unwrap(), eps: 1e-5 };
+    let norm = |kernels: &mut K, w: Weight| {
+        let weight = kernels.vector(&w, 0.75).unwrap();
+        Norm::<K> { weight, eps: 1e-5 }
+    };
     let (q_rows, kv_rows) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
-    let qkv = Qkv {
+    // The first layer is llama's, the second has what gemma's and a mixture of experts have.
+    let qkv = |kernels: &mut K, next: &mut dyn FnMut(usize, usize) -> Weight, head_norms: bool| Qkv {
         norm: norm(kernels, next(1, EMBEDDING)),
         q: linear(kernels, next(q_rows, EMBEDDING), Some(next(1, q_rows))),
         k: linear(kernels, next(kv_rows, EMBEDDING), Some(next(1, kv_rows))),
         v: linear(kernels, next(kv_rows, EMBEDDING), None),
-        rope: 1,
+        head_norms: head_norms.then(|| [(); 2].map(|()| norm(kernels, next(1, HEAD_DIM)))),
+        rope: usize::from(head_norms),
     };
+    let qkvs = [qkv(kernels, &mut next, false), qkv(kernels, &mut next, true)];
+    let attentions = [
+        Attention { scale: 0.22, cap: None, window: None },
+        Attention { scale: 0.22, cap: Some(1.5), window: Some(37) },
+    ];
     let out = linear(kernels, next(EMBEDDING, q_rows), Some(next(1, EMBEDDING)));
-    let gate_up = GateUp {
+    let post_norms = [None, Some(norm(kernels, next(1, EMBEDDING)))];
+    let gate_ups = [Activation::Silu, Activation::GeluTanh].map(|activation| GateUp {
         norm: norm(kernels, next(1, EMBEDDING)),
         gate: linear(kernels, next(HIDDEN, EMBEDDING), Some(next(1, HIDDEN))),
         up: linear(kernels, next(HIDDEN, EMBEDDING), None),
-    };
+        activation,
+    });
     let down = linear(kernels, next(EMBEDDING, HIDDEN), None);
+    let expert = |kernels: &mut K, next: &mut dyn FnMut(usize, usize) -> Weight| Expert::<K> {
+        gate: kernels.matrix(&next(HIDDEN, EMBEDDING)).unwrap(),
+        up: kernels.matrix(&next(HIDDEN, EMBEDDING)).unwrap(),
+        down: kernels.matrix(&next(EMBEDDING, HIDDEN)).unwrap(),
+    };
+    let experts = Experts {
+        norm: norm(kernels, next(1, EMBEDDING)),
+        router: kernels.matrix(&next(5, EMBEDDING)).unwrap(),
+        experts: (0..5).map(|_| expert(kernels, &mut next)).collect(),
+        used: 3,
+        renormalise: true,
+        activation: Activation::Silu,
+    };
     let last = norm(kernels, next(1, EMBEDDING));
 
     let shape = CacheShape { layers: 2, pages: 7, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, kind };
@@ -85,15 +110,16 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
         }
         batch.hidden = vec![0, 2];
         let step = kernels.begin(&batch, &ropes);
-        kernels.embed(&step, &table, &mut x);
+        kernels.embed(&step, &table, 1.5, &mut x);
         for layer in 0..2 {
-            kernels.qkv(&step, &x, &qkv, &mut cache, layer, &mut q);
-            kernels.attention(&step, &q, 0.22, &cache, layer, &mut mixed);
-            kernels.matmul_add(&step, &mixed, &out, &mut x);
-            kernels.gate_up(&step, &x, &gate_up, &mut hidden);
-            kernels.matmul_add(&step, &hidden, &down, &mut x);
+            kernels.qkv(&step, &x, &qkvs[layer], &mut cache, layer, &mut q);
+            kernels.attention(&step, &q, &attentions[layer], &cache, layer, &mut mixed);
+            kernels.matmul_add(&step, &mixed, &out, post_norms[layer].as_ref(), &mut x);
+            kernels.gate_up(&step, &x, &gate_ups[layer], &mut hidden);
+            kernels.matmul_add(&step, &hidden, &down, post_norms[layer].as_ref(), &mut x);
         }
-        kernels.logits(&step, &x, &last, &table, &mut rows);
+        kernels.experts(&step, &experts, &mut x);
+        kernels.logits(&step, &x, &last, &table, Some(2.0), &mut rows);
         kernels.read(&rows, &mut numbers).unwrap();
         kernels.hidden(&step, &x, &last, &mut rows);
         kernels.read(&rows, &mut numbers).unwrap();

@@ -109,6 +109,20 @@ impl Weight {
         Self::new(Dtype::Float(float), shape, bytes, Bytes::new(), Bytes::new())
     }
 
+    /// Rows `first..first + n`, in the same bytes.
+    ///
+    /// # Panics
+    /// When there are not as many rows.
+    pub fn part(&self, first: usize, n: usize) -> Self {
+        assert!(first + n <= self.rows);
+        let cut = |bytes: &Bytes| {
+            let row = bytes.len() / self.rows.max(1);
+            bytes.slice(first * row..(first + n) * row)
+        };
+        let (codes, scales, biases) = (cut(&self.codes), cut(&self.scales), cut(&self.biases));
+        Self { rows: n, codes, scales, biases, ..self.clone() }
+    }
+
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }

@@ -89,6 +89,17 @@ impl<'a> Shared<'a, f32> {
         let at = if self.rows == 0 { self.at } else { unsafe { self.at.add(first) } };
         Window { at, stride: self.stride, rows: self.rows, cols, matrix: PhantomData }
     }
+
+    /// Columns `first..first + cols` of rows `row..row + rows`.
+    ///
+    /// # Safety
+    /// No other living part of this matrix overlaps them.
+    pub(super) unsafe fn block(&self, row: usize, rows: usize, first: usize, cols: usize) -> Window<'a> {
+        assert!(rows > 0 && row + rows <= self.rows && first + cols <= self.stride);
+        // SAFETY: within a row of the matrix by the assertion.
+        let at = unsafe { self.at.add(row * self.stride + first) };
+        Window { at, stride: self.stride, rows, cols, matrix: PhantomData }
+    }
 }
 
 #[cfg(test)]

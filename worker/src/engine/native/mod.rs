@@ -2,6 +2,8 @@
 //! The runner loads one with [`load`] and keeps it on one thread.
 
 #[cfg(test)]
+mod family_tests;
+#[cfg(test)]
 mod load_tests;
 mod map;
 mod pages;
@@ -65,14 +67,10 @@ impl<K: Kernels + 'static> Native<K> {
             KvType::F16 => Kind::Float(Float::F16),
             KvType::Q8_0 => Kind::Q8_0,
         };
-        let (head_dim, multiple) = (shape.head_dim, kind.multiple());
-        if !head_dim.is_multiple_of(multiple) {
-            return Err(LoadError::KvType { kv_type: options.kv_type, multiple, head_dim });
-        }
         let mut tensors = tensors::Mapped::open(&files.tensors)?;
-        let model = plan.build(&mut tensors, &mut kernels)?;
-
         let context_length = options.context_length.unwrap_or(usize::MAX).clamp(1, shape.context_length);
+        let model = plan.build(&mut tensors, &mut kernels, context_length)?;
+
         let max_sequences = options.max_sequences.max(1);
         let pages =
             u32::try_from(max_sequences.saturating_mul(pages_for(context_length))).unwrap_or(u32::MAX);
@@ -80,7 +78,7 @@ impl<K: Kernels + 'static> Native<K> {
             layers: shape.layers,
             pages: pages as usize,
             n_kv_heads: shape.n_kv_heads,
-            head_dim,
+            head_dim: shape.head_dim,
             kind,
         };
         let cache = kernels.cache(&cache_shape)?;

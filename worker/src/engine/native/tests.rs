@@ -11,7 +11,7 @@ pub(super) fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-fn checkpoint(folder: &str) -> ModelFiles {
+pub(super) fn checkpoint(folder: &str) -> ModelFiles {
     let folder = repository(folder);
     let tensors = vec![BlobFile {
         path: folder.join("model.safetensors"),
@@ -23,11 +23,11 @@ fn checkpoint(folder: &str) -> ModelFiles {
     ModelFiles { config_json: std::fs::read(folder.join("config.json")).unwrap(), tensors }
 }
 
-fn expected(folder: &str) -> Value {
+pub(super) fn expected(folder: &str) -> Value {
     serde_json::from_slice(&std::fs::read(repository(folder).join("expected.json")).unwrap()).unwrap()
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(super) fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
@@ -39,7 +39,12 @@ fn llama() -> Box<dyn Engine> {
     load(&checkpoint("tests/fixtures/arch/llama"), f32_cache()).unwrap()
 }
 
-fn step(engine: &mut dyn Engine, sequence: SequenceId, tokens: &[u32], want: Want) -> Vec<Vec<f32>> {
+pub(super) fn step(
+    engine: &mut dyn Engine,
+    sequence: SequenceId,
+    tokens: &[u32],
+    want: Want,
+) -> Vec<Vec<f32>> {
     let logits = engine.step(&[Slice { sequence, tokens, want }]).unwrap();
     logits.rows(0).unwrap().map(<[f32]>::to_vec).collect()
 }
@@ -49,7 +54,7 @@ fn argmax(row: &[f32]) -> u32 {
 }
 
 /// The next `n` ids by argmax, stopping before any of `stop`.
-fn greedy(engine: &mut dyn Engine, prompt: &[u32], n: usize, stop: &[u32]) -> Vec<u32> {
+pub(super) fn greedy(engine: &mut dyn Engine, prompt: &[u32], n: usize, stop: &[u32]) -> Vec<u32> {
     let sequence = engine.open(prompt.len() + n).unwrap();
     let mut rows = step(engine, sequence, prompt, Want::Last);
     let mut answer = Vec::new();
@@ -277,7 +282,7 @@ fn space_is_promised_when_a_sequence_opens() {
 }
 
 #[test]
-fn steps_are_refused_whole() {
+pub(super) fn steps_are_refused_whole() {
     let mut engine = llama();
     let (a, b) = (engine.open(4).unwrap(), engine.open(4).unwrap());
     let slice = |sequence, tokens| Slice { sequence, tokens, want: Want::Last };

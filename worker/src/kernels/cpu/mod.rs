@@ -2,6 +2,9 @@
 //! Every row's numbers depend on that row alone, so what shares a step with a sequence changes none of its bits.
 #![allow(unsafe_code)] // Deals out parts of one buffer to threads.
 
+mod attention;
+mod experts;
+
 use super::pool::{Pool, Scratch};
 use super::window::Shared;
 use super::*;
@@ -12,6 +15,7 @@ pub struct Cpu {
     normed: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    experts: experts::Space,
 }
 
 /// Rows of numbers, `cols` each.
@@ -38,7 +42,7 @@ pub struct Cache {
 
 impl Cache {
     fn row_bytes(&self) -> usize {
-        self.shape.kind.row_bytes(self.shape.head_dim)
+        self.shape.kind.row_bytes(self.shape.row_len())
     }
 
     fn first_row(&self, page: u32, kv: usize, head: usize) -> usize {
@@ -48,7 +52,7 @@ impl Cache {
     /// The first `n` rows of a head in a page.
     fn page(&self, layer: usize, page: u32, kv: usize, head: usize, n: usize) -> Rows<'_> {
         let (first, row) = (self.first_row(page, kv, head), self.row_bytes());
-        Rows::new(self.shape.kind, self.shape.head_dim, &self.layers[layer][first * row..(first + n) * row])
+        Rows::new(self.shape.kind, self.shape.row_len(), &self.layers[layer][first * row..(first + n) * row])
     }
 }
 
@@ -82,8 +86,6 @@ impl<'a> Product<'a> {
 const CHUNKS_A_THREAD: usize = 6;
 /// Below this many bytes times columns a chunk costs more to deal out than to do.
 const LEAST_WORK: usize = 1 << 14;
-/// Columns (query rows times heads of a group) of one attention task.
-const ATTENTION_COLUMNS: usize = 24;
 
 impl Cpu {
     /// On `threads` threads (one a core for `None`), with the best instructions this processor has or the scalar ones.
@@ -91,8 +93,8 @@ impl Cpu {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.unwrap_or_else(cores).clamp(1, 1024);
         let ops = if scalar { Ops::scalar() } else { Ops::best() };
-        let (normed, keys, values) = Default::default();
-        Ok(Self { ops, pool: Pool::new(threads)?, normed, keys, values })
+        let (normed, keys, values, experts) = Default::default();
+        Ok(Self { ops, pool: Pool::new(threads)?, normed, keys, values, experts })
     }
 
     /// The norm of all rows of x into `self.normed`.
@@ -149,6 +151,21 @@ fn chunk_rows(weight: &Weight, m: usize, threads: usize) -> usize {
     share.max(LEAST_WORK.div_ceil(row_work)).next_multiple_of(4)
 }
 
+/// The norm of some numbers in their own place.
+fn normalise(ops: &Ops, numbers: &mut [f32], norm: &Norm<Cpu>, scratch: &mut Scratch) {
+    scratch.numbers.clear();
+    scratch.numbers.extend_from_slice(numbers);
+    ops.rms_norm(&scratch.numbers, &norm.weight, norm.eps, numbers);
+}
+
+/// `gate = activation(gate) * up`.
+fn activate(ops: &Ops, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    match activation {
+        Activation::Silu => ops.swiglu(gate, up),
+        Activation::GeluTanh => ops.geglu(gate, up),
+    }
+}
+
 fn add(to: &mut [f32], from: &[f32]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to += from;
@@ -171,9 +188,10 @@ impl Kernels for Cpu {
         Ok(weight.clone())
     }
 
-    fn vector(&mut self, weight: &Weight) -> Result<Vec<f32>, DeviceError> {
+    fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Vec<f32>, DeviceError> {
         let mut numbers = vec![0.0; weight.cols()];
         self.ops.decode_row(&Rows::of(weight), 0, &mut numbers);
+        numbers.iter_mut().for_each(|v| *v += plus);
         Ok(numbers)
     }
 
@@ -182,7 +200,7 @@ impl Kernels for Cpu {
     }
 
     fn cache(&mut self, shape: &CacheShape) -> Result<Cache, DeviceError> {
-        let row = shape.kind.row_bytes(shape.head_dim) as u128;
+        let row = shape.kind.row_bytes(shape.row_len()) as u128;
         let bytes = 2 * shape.pages as u128 * shape.n_kv_heads as u128 * PAGE_LEN as u128 * row;
         let wanted_bytes = u64::try_from(bytes * shape.layers as u128).unwrap_or(u64::MAX);
         let full = || DeviceError::OutOfMemory { what: "the key/value cache", wanted_bytes };
@@ -211,11 +229,14 @@ impl Kernels for Cpu {
         Step { rotations: ropes.iter().map(rotation).collect(), batch: batch.clone() }
     }
 
-    fn embed(&mut self, step: &Step, table: &Weight, x: &mut Buffer) {
+    fn embed(&mut self, step: &Step, table: &Weight, scale: f32, x: &mut Buffer) {
         let (tokens, cols, ops) = (&step.batch.tokens, table.cols(), self.ops);
         let out = x.resize(tokens.len(), cols);
         for (token, out) in tokens.iter().zip(out.chunks_exact_mut(cols)) {
             ops.decode_row(&Rows::of(table), *token as usize, out);
+            if scale != 1.0 {
+                out.iter_mut().for_each(|v| *v *= scale);
+            }
         }
     }
 
@@ -243,7 +264,7 @@ impl Kernels for Cpu {
 
         let CacheShape { n_kv_heads, head_dim, kind, .. } = cache.shape;
         let (ops, rotation) = (self.ops, &step.rotations[w.rope]);
-        let row_bytes = cache.row_bytes();
+        let (row_len, row_bytes) = (cache.shape.row_len(), cache.row_bytes());
         let places: Vec<(u32, usize)> = step.batch.places().collect();
         let first_rows = |page, head| [cache.first_row(page, 0, head), cache.first_row(page, 1, head)];
         let first_rows: Vec<[usize; 2]> = places.iter().map(|&(page, _)| first_rows(page, 0)).collect();
@@ -252,13 +273,17 @@ impl Kernels for Cpu {
         let keys = Shared::new(&mut self.keys, kv_cols);
         let values = &self.values;
         let chunk = (LEAST_WORK / (q_cols + 2 * kv_cols)).max(1);
-        self.pool.run(rows.div_ceil(chunk), &|index, _| {
+        self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
                 let angles = row * rotation.pairs..(row + 1) * rotation.pairs;
                 let (cos, sin) = (&rotation.cos[angles.clone()], &rotation.sin[angles]);
                 // SAFETY: every row of q and of the keys belongs to one chunk.
                 let (query, key) = unsafe { (queries.part(row, 0, q_cols), keys.part(row, 0, kv_cols)) };
                 let value = &values[row * kv_cols..(row + 1) * kv_cols];
+                if let Some([of_q, of_k]) = &w.head_norms {
+                    query.chunks_exact_mut(head_dim).for_each(|head| normalise(ops, head, of_q, scratch));
+                    key.chunks_exact_mut(head_dim).for_each(|head| normalise(ops, head, of_k, scratch));
+                }
                 query
                     .chunks_exact_mut(head_dim)
                     .for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
@@ -268,7 +293,15 @@ impl Kernels for Cpu {
                         // SAFETY: no two rows of a step have the same place in the cache.
                         let to =
                             unsafe { entries.part(first + head * PAGE_LEN + places[row].1, 0, row_bytes) };
-                        ops.encode_row(kind, &from[head * head_dim..(head + 1) * head_dim], to);
+                        let from = &from[head * head_dim..(head + 1) * head_dim];
+                        if row_len == head_dim {
+                            ops.encode_row(kind, from, to);
+                        } else {
+                            scratch.numbers.clear();
+                            scratch.numbers.extend_from_slice(from);
+                            scratch.numbers.resize(row_len, 0.0);
+                            ops.encode_row(kind, &scratch.numbers, to);
+                        }
                     }
                 }
             }
@@ -279,43 +312,37 @@ impl Kernels for Cpu {
         &mut self,
         step: &Step,
         q: &Buffer,
-        scale: f32,
+        how: &Attention,
         cache: &Cache,
         layer: usize,
         out: &mut Buffer,
     ) {
-        let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
-        let group = q.cols / head_dim / n_kv_heads;
-        let rows_a_task = (ATTENTION_COLUMNS / group).max(1);
-        let tasks: Vec<Task<'_>> = (step.batch.spans.iter())
-            .flat_map(|span| (0..span.rows).step_by(rows_a_task).map(move |row| (span, row)))
-            .flat_map(|(span, row)| (0..n_kv_heads).map(move |head| (span, row, head)))
-            .map(|(span, row, head)| {
-                let rows = rows_a_task.min(span.rows - row);
-                let pages = (span.start + row + rows).div_ceil(PAGE_LEN);
-                let pages = &step.batch.pages[span.first_page..span.first_page + pages];
-                Task { first_row: span.first_row + row, rows, before: span.start + row, head, pages }
-            })
-            .collect();
-        out.resize(step.batch.tokens.len(), q.cols);
-        let out = Shared::new(&mut out.numbers, q.cols);
-        let ops = self.ops;
-        self.pool.run(tasks.len(), &|task, scratch| {
-            let task = &tasks[task];
-            let part = |row| {
-                // SAFETY: every row's part for this head belongs to one task.
-                unsafe { out.part(task.first_row + row, task.head * group * head_dim, group * head_dim) }
-            };
-            attend(ops, task, &q.numbers, group, scale, (cache, layer), part, scratch);
-        });
+        self.attend(step, q, how, (cache, layer), out);
     }
 
-    fn matmul_add(&mut self, step: &Step, input: &Buffer, linear: &Linear<Self>, x: &mut Buffer) {
+    fn matmul_add(
+        &mut self,
+        step: &Step,
+        input: &Buffer,
+        linear: &Linear<Self>,
+        norm: Option<&Norm<Self>>,
+        x: &mut Buffer,
+    ) {
         let (rows, cols) = (step.batch.tokens.len(), linear.matrix.rows());
         self.normed.resize(rows * cols, 0.0);
         let out = Shared::new(&mut self.normed, cols);
         let product = Product::new(linear, out);
         Self::products(&mut self.pool, self.ops, &input.numbers, &[product]);
+        if let Some(norm) = norm {
+            let (ops, rows) = (self.ops, Shared::new(&mut self.normed, cols));
+            let chunk = LEAST_WORK.div_ceil(cols);
+            self.pool.run(step.batch.tokens.len().div_ceil(chunk), &|index, scratch| {
+                for row in index * chunk..step.batch.tokens.len().min((index + 1) * chunk) {
+                    // SAFETY: every row belongs to one chunk.
+                    normalise(ops, unsafe { rows.part(row, 0, cols) }, norm, scratch);
+                }
+            });
+        }
         add(&mut x.numbers, &self.normed);
     }
 
@@ -343,17 +370,33 @@ impl Kernels for Cpu {
                 if let Some(bias) = &w.up.bias {
                     add(up, &bias[first..first + n]);
                 }
-                ops.swiglu(gate.row(row), up);
+                activate(ops, w.activation, gate.row(row), up);
             }
         });
     }
 
-    fn logits(&mut self, step: &Step, x: &Buffer, norm: &Norm<Self>, head: &Weight, out: &mut Buffer) {
+    fn experts(&mut self, step: &Step, weights: &Experts<Self>, x: &mut Buffer) {
+        self.mix_experts(step, weights, x);
+    }
+
+    fn logits(
+        &mut self,
+        step: &Step,
+        x: &Buffer,
+        norm: &Norm<Self>,
+        head: &Weight,
+        cap: Option<f32>,
+        to: &mut Buffer,
+    ) {
         let cols = x.cols;
         self.gather(&step.batch.logits, x, norm);
-        let out = Shared::new(out.resize(step.batch.logits.len(), head.rows()), head.rows());
+        let out = to.resize(step.batch.logits.len(), head.rows());
+        let out = Shared::new(out, head.rows());
         let rows = &self.normed[..step.batch.logits.len() * cols];
         Self::products(&mut self.pool, self.ops, rows, &[Product { weight: head, bias: None, out }]);
+        if let Some(cap) = cap {
+            self.ops.soft_cap(&mut to.numbers, 1.0, cap);
+        }
     }
 
     fn hidden(&mut self, step: &Step, x: &Buffer, norm: &Norm<Self>, out: &mut Buffer) {
@@ -374,60 +417,6 @@ impl Cpu {
         for (row, out) in rows.iter().zip(self.normed.chunks_exact_mut(x.cols)) {
             let first = *row as usize * x.cols;
             self.ops.rms_norm(&x.numbers[first..first + x.cols], &norm.weight, norm.eps, out);
-        }
-    }
-}
-
-/// Some query rows of a sequence, for the query heads of one key head.
-struct Task<'a> {
-    first_row: usize,
-    rows: usize,
-    /// Position of the first row.
-    before: usize,
-    head: usize,
-    pages: &'a [u32],
-}
-
-/// Scores, softmax, mean. The columns are (row, head of the group), in that order.
-#[expect(clippy::too_many_arguments, reason = "one call, of one closure")]
-fn attend<'a>(
-    ops: &Ops,
-    task: &Task<'_>,
-    q: &[f32],
-    group: usize,
-    scale: f32,
-    (cache, layer): (&Cache, usize),
-    part: impl Fn(usize) -> &'a mut [f32],
-    scratch: &mut Scratch,
-) {
-    let head_dim = cache.shape.head_dim;
-    let (width, q_cols) = (group * head_dim, group * head_dim * cache.shape.n_kv_heads);
-    let kv_len = task.before + task.rows;
-    let Scratch { rows: decoded, numbers: scores, more: queries } = scratch;
-    queries.clear();
-    for row in task.first_row..task.first_row + task.rows {
-        queries.extend_from_slice(&q[row * q_cols + task.head * width..][..width]);
-    }
-    let columns = task.rows * group;
-    scores.resize(columns * kv_len, 0.0);
-    for (index, page) in task.pages.iter().enumerate() {
-        let (first, n) = (index * PAGE_LEN, PAGE_LEN.min(kv_len - index * PAGE_LEN));
-        let keys = cache.page(layer, *page, 0, task.head, n);
-        ops.dot_rows(&keys, queries, &mut window::Window::new(scores, kv_len, first, n), decoded);
-    }
-    // A row sees keys up to its own position.
-    let seen = |column: usize| task.before + column / group + 1;
-    for (column, scores) in scores.chunks_exact_mut(kv_len).enumerate() {
-        ops.softmax(&mut scores[..seen(column)], scale);
-    }
-    (0..task.rows).for_each(|row| part(row).fill(0.0));
-    for (index, page) in task.pages.iter().enumerate() {
-        let (first, n) = (index * PAGE_LEN, PAGE_LEN.min(kv_len - index * PAGE_LEN));
-        let values = cache.page(layer, *page, 1, task.head, n);
-        for column in 0..columns {
-            let weights = &scores[column * kv_len..][first.min(seen(column))..(first + n).min(seen(column))];
-            let out = &mut part(column / group)[column % group * head_dim..][..head_dim];
-            ops.mix_rows(&values, weights, out, decoded);
         }
     }
 }

@@ -1,0 +1,473 @@
+//! The decoder that every family here is a case of: attention, then a feed-forward part, each with its norm and added to
+//! what flows from block to block. A family's file says in a [`Plan`] what its configuration means; the pass is written once.
+
+use super::{Config, ConfigError, Forward, Output, RopeConfig, RopeKind, Shape, Tensors};
+use crate::engine::LoadError;
+use crate::kernels::{
+    Activation, Attention, Batch, DeviceError, Expert, Experts, GateUp, Kernels, Linear, Norm, Pairing, Qkv,
+    Rope, Weight,
+};
+
+/// A configuration, checked. [`Plan::of`] makes llama's; the other families change what differs.
+pub(super) struct Plan {
+    pub(super) shape: Shape,
+    pub(super) norm_eps: f32,
+    /// Added to every norm's weight.
+    pub(super) norm_plus: f32,
+    pub(super) embedding_scale: f32,
+    /// The embedding table is the head too.
+    pub(super) tied: bool,
+    /// The rotary tables that the layers point into.
+    pub(super) ropes: Vec<RopeConfig>,
+    /// How many dimensions of a head rotate.
+    pub(super) rotated: usize,
+    pub(super) pairing: Pairing,
+    pub(super) attention_scale: f32,
+    pub(super) attention_cap: Option<f32>,
+    pub(super) logits_cap: Option<f32>,
+    /// Of q, k and v; `None`: if they are there. The same below.
+    pub(super) qkv_bias: Option<bool>,
+    pub(super) out_bias: Option<bool>,
+    pub(super) mlp_bias: Option<bool>,
+    /// A norm of each head of q and k.
+    pub(super) head_norms: bool,
+    /// A norm of what attention and the feed-forward part give, before it is added.
+    pub(super) post_norms: bool,
+    /// q, k and v are one matrix, and so are gate and up.
+    pub(super) fused: bool,
+    pub(super) activation: Activation,
+    pub(super) experts: Option<ExpertPlan>,
+    pub(super) layers: Vec<Layer>,
+}
+
+/// What differs between the layers of a model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Layer {
+    /// Keys that a row sees; all for `None`.
+    pub(super) window: Option<usize>,
+    /// Which of [`Plan::ropes`].
+    pub(super) rope: usize,
+    /// A mixture of experts rather than one gated part.
+    pub(super) experts: bool,
+}
+
+pub(super) struct ExpertPlan {
+    pub(super) count: usize,
+    pub(super) used: usize,
+    pub(super) hidden_dim: usize,
+    pub(super) renormalise: bool,
+    /// Names within a layer: the router, what is before an expert's number, and its gate, up and down.
+    pub(super) names: [&'static str; 5],
+}
+
+/// What transformers assumes where a configuration is silent.
+pub(super) struct Silent {
+    pub(super) theta: f64,
+    pub(super) norm_eps: f64,
+    /// `None`: the width over the heads.
+    pub(super) head_dim: Option<usize>,
+    pub(super) tied: bool,
+}
+
+/// What it assumes for llama and most others.
+pub(super) const SILENT: Silent = Silent { theta: 10_000.0, norm_eps: 1e-6, head_dim: None, tied: false };
+
+impl Plan {
+    /// A plain decoder: pre-norms, SwiGLU, no windows, no biases but those that are there.
+    pub(super) fn of(
+        config: &Config,
+        architecture: &'static str,
+        silent: &Silent,
+    ) -> Result<Self, ConfigError> {
+        let embedding_length = config.need("hidden_size", 1, 1 << 20)?;
+        let n_heads = config.need("num_attention_heads", 1, 1 << 14)?;
+        let n_kv_heads = config.integer("num_key_value_heads", 1, 1 << 14)?.unwrap_or(n_heads);
+        let relation = |field, rule: String| Err(ConfigError::Relation { field, rule });
+        if !n_heads.is_multiple_of(n_kv_heads) {
+            return relation(
+                "num_key_value_heads",
+                format!("{n_heads} heads are no multiple of {n_kv_heads}"),
+            );
+        }
+        let head_dim = match config.integer("head_dim", 2, 1 << 12)?.or(silent.head_dim) {
+            Some(head_dim) => head_dim,
+            None if embedding_length.is_multiple_of(n_heads) => embedding_length / n_heads,
+            None => {
+                let rule =
+                    format!("{embedding_length} is no multiple of {n_heads} heads, and there is no head_dim");
+                return relation("hidden_size", rule);
+            }
+        };
+        if !head_dim.is_multiple_of(2) {
+            return relation("head_dim", format!("{head_dim} is odd, so it cannot be rotated in pairs"));
+        }
+        let layers = config.need("num_hidden_layers", 1, 1 << 12)?;
+        let shape = Shape {
+            architecture,
+            vocab_size: config.need("vocab_size", 1, 1 << 24)?,
+            context_length: config.integer("max_position_embeddings", 1, 1 << 26)?.unwrap_or(2048),
+            embedding_length,
+            hidden_dim: config.need("intermediate_size", 1, 1 << 22)?,
+            layers,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+        };
+        Ok(Self {
+            shape,
+            norm_eps: config.number("rms_norm_eps", silent.norm_eps, 0.0, 1.0)? as f32,
+            norm_plus: 0.0,
+            embedding_scale: 1.0,
+            tied: config.flag("tie_word_embeddings", silent.tied)?,
+            ropes: vec![config.rope(silent.theta)?],
+            rotated: rotated(config, head_dim)?,
+            pairing: Pairing::Halves,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_cap: None,
+            logits_cap: None,
+            qkv_bias: config.optional_flag("attention_bias")?,
+            out_bias: config.optional_flag("attention_bias")?,
+            mlp_bias: config.optional_flag("mlp_bias")?,
+            head_norms: false,
+            post_norms: false,
+            fused: false,
+            activation: activation(config)?,
+            experts: None,
+            layers: vec![Layer::default(); layers],
+        })
+    }
+
+    /// Puts `window` on the layers that `layer_types` calls sliding, or where it says nothing on those that `otherwise` does.
+    pub(super) fn slide(
+        &mut self,
+        config: &Config,
+        window: Option<usize>,
+        otherwise: impl Fn(usize) -> bool,
+    ) -> Result<(), ConfigError> {
+        let types = config.layer_types(self.layers.len())?;
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            let slides = types.as_ref().map_or_else(|| otherwise(index), |t| t[index] == "sliding_attention");
+            layer.window = window.filter(|_| slides);
+        }
+        Ok(())
+    }
+
+    /// What only shows once the family has had its say.
+    pub(super) fn check(self) -> Result<Self, ConfigError> {
+        for rope in &self.ropes {
+            if let RopeKind::LongRope { short, long, .. } = &rope.kind
+                && let Some(list) = [short, long].into_iter().find(|list| list.len() != self.rotated / 2)
+            {
+                let rule = format!("{} factors for {} pairs", list.len(), self.rotated / 2);
+                return Err(ConfigError::Relation { field: "rope_scaling", rule });
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// A number of keys; 0 and null stand for all of them, `silent` is meant where the configuration does not mention it.
+pub(super) fn window(config: &Config, silent: Option<usize>) -> Result<Option<usize>, ConfigError> {
+    if !config.mentions("sliding_window") {
+        return Ok(silent);
+    }
+    Ok(config.integer("sliding_window", 0, 1 << 32)?.filter(|window| *window > 0))
+}
+
+/// A cap that scores or logits approach; none for null.
+pub(super) fn cap(config: &Config, field: &'static str) -> Result<Option<f32>, ConfigError> {
+    let cap = config.number(field, 0.0, 0.0, 1e9)?;
+    Ok((cap > 0.0).then_some(cap as f32))
+}
+
+fn activation(config: &Config) -> Result<Activation, ConfigError> {
+    let field = if config.mentions("hidden_activation") { "hidden_activation" } else { "hidden_act" };
+    match config.text(field)? {
+        None | Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+        Some(other) => Err(ConfigError::Unsupported {
+            field: field.to_owned(),
+            found: format!("`{other}`"),
+            supported: "silu, gelu_pytorch_tanh",
+        }),
+    }
+}
+
+fn rotated(config: &Config, head_dim: usize) -> Result<usize, ConfigError> {
+    let share = config.number("partial_rotary_factor", 1.0, 0.0, 1.0)?;
+    let rotated = (head_dim as f64 * share) as usize;
+    if rotated < 2 || !rotated.is_multiple_of(2) {
+        let rule = format!("{share} of {head_dim} dimensions cannot be rotated in pairs");
+        return Err(ConfigError::Relation { field: "partial_rotary_factor", rule });
+    }
+    Ok(rotated)
+}
+
+struct Block<K: Kernels> {
+    qkv: Qkv<K>,
+    attention: Attention,
+    out: Linear<K>,
+    out_norm: Option<Norm<K>>,
+    feed_forward: FeedForward<K>,
+}
+
+enum FeedForward<K: Kernels> {
+    Gated { gate_up: GateUp<K>, down: Linear<K>, norm: Option<Norm<K>> },
+    Experts(Experts<K>),
+}
+
+/// The model on a device, with the buffers of its steps.
+pub(super) struct Decoder<K: Kernels> {
+    embedding: K::Matrix,
+    embedding_scale: f32,
+    blocks: Vec<Block<K>>,
+    norm: Norm<K>,
+    /// `None`: the embedding table is the head too.
+    head: Option<K::Matrix>,
+    logits_cap: Option<f32>,
+    ropes: Vec<Rope>,
+    /// `[R, embedding]`: what flows from block to block.
+    x: K::Buffer,
+    /// `[R, n_heads * head_dim]`
+    q: K::Buffer,
+    /// `[R, n_heads * head_dim]`
+    mixed: K::Buffer,
+    /// `[R, hidden_dim]`
+    hidden: K::Buffer,
+    out: K::Buffer,
+}
+
+/// Takes tensors by name and hands them to the device.
+struct Loader<'a, K: Kernels> {
+    plan: &'a Plan,
+    tensors: &'a mut dyn Tensors,
+    kernels: &'a mut K,
+    /// What stands before `layers` in names.
+    prefix: &'static str,
+}
+
+/// Where the decoder is in a checkpoint: under `model`, on its own, or beside a vision tower.
+const PREFIXES: [&str; 4] = ["model.", "", "language_model.model.", "model.language_model."];
+
+impl<K: Kernels> Loader<'_, K> {
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<K::Matrix, LoadError> {
+        Ok(self.kernels.matrix(&self.tensors.matrix(name, rows, cols)?)?)
+    }
+
+    fn norm(&mut self, name: &str, len: usize) -> Result<Norm<K>, LoadError> {
+        let weight = self.tensors.vector(name, len)?;
+        Ok(Norm { weight: self.kernels.vector(&weight, self.plan.norm_plus)?, eps: self.plan.norm_eps })
+    }
+
+    /// A projection `prefix.weight`, with `prefix.bias` if the configuration wants one, or does not say and it is there.
+    fn linear(
+        &mut self,
+        prefix: &str,
+        (rows, cols): (usize, usize),
+        bias: Option<bool>,
+    ) -> Result<Linear<K>, LoadError> {
+        let matrix = self.matrix(&format!("{prefix}.weight"), rows, cols)?;
+        let name = format!("{prefix}.bias");
+        let bias = match bias.unwrap_or_else(|| self.tensors.has(&name)) {
+            true => Some(self.kernels.vector(&self.tensors.vector(&name, rows)?, 0.0)?),
+            false => None,
+        };
+        Ok(Linear { matrix, bias })
+    }
+
+    /// Projections that are one matrix in the file, in the order of their rows.
+    fn split<const N: usize>(
+        &mut self,
+        name: &str,
+        rows: [usize; N],
+        cols: usize,
+    ) -> Result<[Linear<K>; N], LoadError> {
+        let whole: Weight = self.tensors.matrix(name, rows.iter().sum(), cols)?;
+        let mut parts = Vec::with_capacity(N);
+        let mut first = 0;
+        for n in rows {
+            parts.push(Linear { matrix: self.kernels.matrix(&whole.part(first, n))?, bias: None });
+            first += n;
+        }
+        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("one part a number of rows")))
+    }
+
+    fn block(&mut self, index: usize) -> Result<Block<K>, LoadError> {
+        let (plan, layer) = (self.plan, self.plan.layers[index]);
+        let Shape { embedding_length: embedding, n_heads, n_kv_heads, head_dim, .. } = plan.shape;
+        let (q_rows, kv_rows) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let prefix = self.prefix;
+        let name = |part: &str| format!("{prefix}layers.{index}.{part}");
+
+        let norm = self.norm(&name("input_layernorm.weight"), embedding)?;
+        let [q, k, v] = if plan.fused {
+            self.split(&name("self_attn.qkv_proj.weight"), [q_rows, kv_rows, kv_rows], embedding)?
+        } else {
+            [
+                self.linear(&name("self_attn.q_proj"), (q_rows, embedding), plan.qkv_bias)?,
+                self.linear(&name("self_attn.k_proj"), (kv_rows, embedding), plan.qkv_bias)?,
+                self.linear(&name("self_attn.v_proj"), (kv_rows, embedding), plan.qkv_bias)?,
+            ]
+        };
+        let head_norms = match plan.head_norms {
+            true => Some([
+                self.norm(&name("self_attn.q_norm.weight"), head_dim)?,
+                self.norm(&name("self_attn.k_norm.weight"), head_dim)?,
+            ]),
+            false => None,
+        };
+        let out = self.linear(&name("self_attn.o_proj"), (embedding, q_rows), plan.out_bias)?;
+        let out_norm = match plan.post_norms {
+            true => Some(self.norm(&name("post_attention_layernorm.weight"), embedding)?),
+            false => None,
+        };
+        let feed_forward = match &plan.experts {
+            Some(experts) if layer.experts => FeedForward::Experts(self.experts(experts, name)?),
+            _ => self.gated(name)?,
+        };
+        Ok(Block {
+            qkv: Qkv { norm, q, k, v, head_norms, rope: layer.rope },
+            attention: Attention {
+                scale: plan.attention_scale,
+                cap: plan.attention_cap,
+                window: layer.window,
+            },
+            out,
+            out_norm,
+            feed_forward,
+        })
+    }
+
+    /// The norm before the feed-forward part. Where attention has a norm after it, that one has the older name.
+    fn feed_forward_norm(&mut self, name: impl Fn(&str) -> String) -> Result<Norm<K>, LoadError> {
+        let own = if self.plan.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        self.norm(&name(&format!("{own}.weight")), self.plan.shape.embedding_length)
+    }
+
+    fn gated(&mut self, name: impl Fn(&str) -> String) -> Result<FeedForward<K>, LoadError> {
+        let plan = self.plan;
+        let Shape { embedding_length: embedding, hidden_dim, .. } = plan.shape;
+        let norm = self.feed_forward_norm(&name)?;
+        let [gate, up] = if plan.fused {
+            self.split(&name("mlp.gate_up_proj.weight"), [hidden_dim; 2], embedding)?
+        } else {
+            [
+                self.linear(&name("mlp.gate_proj"), (hidden_dim, embedding), plan.mlp_bias)?,
+                self.linear(&name("mlp.up_proj"), (hidden_dim, embedding), plan.mlp_bias)?,
+            ]
+        };
+        let gate_up = GateUp { norm, gate, up, activation: plan.activation };
+        let down = self.linear(&name("mlp.down_proj"), (embedding, hidden_dim), plan.mlp_bias)?;
+        let norm = match plan.post_norms {
+            true => Some(self.norm(&name("post_feedforward_layernorm.weight"), embedding)?),
+            false => None,
+        };
+        Ok(FeedForward::Gated { gate_up, down, norm })
+    }
+
+    fn experts(&mut self, of: &ExpertPlan, name: impl Fn(&str) -> String) -> Result<Experts<K>, LoadError> {
+        let embedding = self.plan.shape.embedding_length;
+        let [router, prefix, gate, up, down] = of.names;
+        let norm = self.feed_forward_norm(&name)?;
+        let router = self.matrix(&name(&format!("{router}.weight")), of.count, embedding)?;
+        let mut experts = Vec::with_capacity(of.count);
+        for expert in 0..of.count {
+            let name = |part: &str| name(&format!("{prefix}.{expert}.{part}.weight"));
+            experts.push(Expert {
+                gate: self.matrix(&name(gate), of.hidden_dim, embedding)?,
+                up: self.matrix(&name(up), of.hidden_dim, embedding)?,
+                down: self.matrix(&name(down), embedding, of.hidden_dim)?,
+            });
+        }
+        let (used, renormalise, activation) = (of.used, of.renormalise, self.plan.activation);
+        Ok(Experts { norm, router, experts, used, renormalise, activation })
+    }
+}
+
+impl<K: Kernels> Decoder<K> {
+    pub(super) fn build(
+        plan: &Plan,
+        tensors: &mut dyn Tensors,
+        kernels: &mut K,
+        context_length: usize,
+    ) -> Result<Self, LoadError> {
+        let Shape { vocab_size, embedding_length: embedding, .. } = plan.shape;
+        let is_there = |prefix: &&str| tensors.has(&format!("{prefix}embed_tokens.weight"));
+        let prefix = PREFIXES.into_iter().find(is_there).unwrap_or(PREFIXES[0]);
+        let mut load = Loader { plan, tensors, kernels, prefix };
+
+        let table = load.tensors.matrix(&format!("{prefix}embed_tokens.weight"), vocab_size, embedding);
+        let table = load.kernels.matrix(&table.map_err(vocabulary)?)?;
+        let head = match plan.tied {
+            true => None,
+            false => {
+                let head = load.tensors.matrix("lm_head.weight", vocab_size, embedding);
+                Some(load.kernels.matrix(&head.map_err(vocabulary)?)?)
+            }
+        };
+        let blocks = (0..plan.shape.layers).map(|index| load.block(index)).collect::<Result<Vec<_>, _>>()?;
+        let norm = load.norm(&format!("{prefix}norm.weight"), embedding)?;
+        let rope = |rope: &RopeConfig| rope.table(plan.rotated, plan.pairing, context_length);
+        Ok(Self {
+            embedding: table,
+            embedding_scale: plan.embedding_scale,
+            blocks,
+            norm,
+            head,
+            logits_cap: plan.logits_cap,
+            ropes: plan.ropes.iter().map(rope).collect(),
+            x: kernels.buffer(),
+            q: kernels.buffer(),
+            mixed: kernels.buffer(),
+            hidden: kernels.buffer(),
+            out: kernels.buffer(),
+        })
+    }
+}
+
+/// A table with another number of rows is a vocabulary that does not match.
+fn vocabulary(error: LoadError) -> LoadError {
+    match error {
+        LoadError::TensorShape { name, expected, found }
+            if expected.len() == 2 && found.len() == 2 && expected[1] == found[1] =>
+        {
+            LoadError::Vocabulary { name, config: expected[0], found: found[0] }
+        }
+        other => other,
+    }
+}
+
+impl<K: Kernels> Forward<K> for Decoder<K> {
+    fn forward(
+        &mut self,
+        kernels: &mut K,
+        batch: &Batch,
+        cache: &mut K::Cache,
+        output: &mut Output,
+    ) -> Result<(), DeviceError> {
+        let step = kernels.begin(batch, &self.ropes);
+        kernels.embed(&step, &self.embedding, self.embedding_scale, &mut self.x);
+        for (layer, block) in self.blocks.iter().enumerate() {
+            kernels.qkv(&step, &self.x, &block.qkv, cache, layer, &mut self.q);
+            kernels.attention(&step, &self.q, &block.attention, cache, layer, &mut self.mixed);
+            kernels.matmul_add(&step, &self.mixed, &block.out, block.out_norm.as_ref(), &mut self.x);
+            match &block.feed_forward {
+                FeedForward::Gated { gate_up, down, norm } => {
+                    kernels.gate_up(&step, &self.x, gate_up, &mut self.hidden);
+                    kernels.matmul_add(&step, &self.hidden, down, norm.as_ref(), &mut self.x);
+                }
+                FeedForward::Experts(experts) => kernels.experts(&step, experts, &mut self.x),
+            }
+        }
+        if !batch.logits.is_empty() {
+            let head = self.head.as_ref().unwrap_or(&self.embedding);
+            kernels.logits(&step, &self.x, &self.norm, head, self.logits_cap, &mut self.out);
+            kernels.read(&self.out, &mut output.logits)?;
+        }
+        if !batch.hidden.is_empty() {
+            kernels.hidden(&step, &self.x, &self.norm, &mut self.out);
+            kernels.read(&self.out, &mut output.hidden)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,29 @@
+//! Gemma 3: Gemma 2 with norms of the heads of q and k, and one layer in six that sees everything and rotates more
+//! slowly (transformers `modeling_gemma3.py`).
+
+use super::decoder::{self, Plan};
+use super::{Config, ConfigError, RopeConfig, RopeKind, gemma2};
+
+pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
+    let mut plan = gemma2::of(config, "gemma3", 1e6)?;
+    plan.head_norms = true;
+    let every = match config.integer("sliding_window_pattern", 1, 1 << 12)? {
+        Some(every) => every,
+        None => config.integer("_sliding_window_pattern", 1, 1 << 12)?.unwrap_or(6),
+    };
+    plan.slide(config, decoder::window(config, Some(4096))?, |layer| !(layer + 1).is_multiple_of(every))?;
+
+    let local = match config.rope_of_layers("sliding_attention", 10_000.0)? {
+        Some(rope) => rope,
+        None => {
+            let theta = config.number("rope_local_base_freq", 10_000.0, 1.0, 1e12)?;
+            RopeConfig { theta, kind: RopeKind::Default }
+        }
+    };
+    if let Some(rope) = config.rope_of_layers("full_attention", 1e6)? {
+        plan.ropes = vec![rope];
+    }
+    plan.ropes.push(local);
+    plan.layers.iter_mut().for_each(|layer| layer.rope = usize::from(layer.window.is_some()));
+    Ok(plan)
+}

@@ -1,0 +1,24 @@
+//! Qwen2 and 2.5: llama with biases on q, k and v (transformers `modeling_qwen2.py`).
+//! A window counts only if the configuration turns it on, and then from some layer on.
+
+use super::decoder::{self, Plan, SILENT};
+use super::{Config, ConfigError, llama};
+
+pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
+    llama::whole_heads(config)?;
+    let mut plan = Plan::of(config, "qwen2", &SILENT)?;
+    plan.qkv_bias = Some(true);
+    plan.out_bias = Some(false);
+    plan.mlp_bias = Some(false);
+    windows(config, &mut plan)?;
+    Ok(plan)
+}
+
+/// Qwen's way to say which layers slide.
+pub(super) fn windows(config: &Config, plan: &mut Plan) -> Result<(), ConfigError> {
+    if !config.flag("use_sliding_window", false)? {
+        return Ok(());
+    }
+    let first = config.integer("max_window_layers", 0, 1 << 32)?.unwrap_or(28);
+    plan.slide(config, decoder::window(config, Some(4096))?, |layer| layer >= first)
+}

@@ -1,0 +1,19 @@
+//! Qwen3: heads of a size of their own, each with a norm of q and k before the rotation, and no biases
+//! (transformers `modeling_qwen3.py`).
+
+use super::decoder::{Plan, SILENT, Silent};
+use super::{Config, ConfigError, llama, qwen2};
+
+pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
+    of(config, "qwen3", &Silent { head_dim: Some(128), ..SILENT })
+}
+
+/// The part that the mixtures of experts share.
+pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -> Result<Plan, ConfigError> {
+    llama::whole_heads(config)?;
+    let mut plan = Plan::of(config, architecture, silent)?;
+    plan.head_norms = true;
+    plan.mlp_bias = Some(false);
+    qwen2::windows(config, &mut plan)?;
+    Ok(plan)
+}

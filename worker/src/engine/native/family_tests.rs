@@ -1,0 +1,103 @@
+//! Every family against what transformers computes of it, alone and in company, whole and in pieces, with each cache.
+//! The checkpoints are tiny and random; their answers came from float32 arithmetic.
+
+use serde_json::Value;
+
+use super::tests::{checkpoint, expected, f32_cache, greedy, ids, step};
+use super::*;
+
+const FAMILIES: &[&str] =
+    &["mistral-swa", "mixtral", "qwen2", "qwen2-yarn", "qwen3", "qwen3-moe", "gemma2", "gemma3", "phi3"];
+
+fn folder(family: &str) -> String {
+    format!("tests/fixtures/arch/{family}")
+}
+
+fn cases(family: &str) -> Vec<Value> {
+    expected(&folder(family))["cases"].as_array().unwrap().clone()
+}
+
+fn engine(family: &str, options: LoadOptions) -> Box<dyn Engine> {
+    load(&checkpoint(&folder(family)), options).unwrap()
+}
+
+#[test]
+fn logits_and_greedy_ids_of_every_family() {
+    for family in FAMILIES {
+        let bound = if expected(&folder(family))["weights"] == "F32" { 1e-4 } else { 5e-4 };
+        for scalar in [false, true] {
+            let mut engine = engine(family, LoadOptions { scalar, ..f32_cache() });
+            for case in cases(family) {
+                let prompt = ids(&case["token_ids"]);
+                let sequence = engine.open(prompt.len()).unwrap();
+                let rows = step(engine.as_mut(), sequence, &prompt, Want::Last);
+                engine.close(sequence);
+                let expect = case["last_logits"].as_array().unwrap();
+                assert_eq!(rows[0].len(), expect.len());
+                let errors =
+                    rows[0].iter().zip(expect).map(|(a, b)| (f64::from(*a) - b.as_f64().unwrap()).abs());
+                let error = errors.fold(0.0, f64::max);
+                assert!(error <= bound, "{family} scalar {scalar} {prompt:?}: {error}");
+                let answer = ids(&case["greedy"]);
+                // The scalar kernels take their time; a few tokens beyond the window show what is to be seen.
+                let n = if scalar { 3 } else { answer.len() };
+                assert_eq!(greedy(engine.as_mut(), &prompt, n, &[]), answer[..n], "{family} {prompt:?}");
+            }
+        }
+    }
+}
+
+/// Neither what shares a step with a sequence nor how its prompt is cut changes a bit of its numbers.
+#[test]
+fn company_and_cuts_change_no_bit_in_any_family() {
+    for family in FAMILIES {
+        let mut engine = engine(family, f32_cache());
+        let prompts: Vec<Vec<u32>> = cases(family).iter().map(|case| ids(&case["token_ids"])).collect();
+        let alone: Vec<Vec<Vec<f32>>> = prompts
+            .iter()
+            .map(|prompt| {
+                let sequence = engine.open(prompt.len()).unwrap();
+                let rows = step(engine.as_mut(), sequence, prompt, Want::All);
+                engine.close(sequence);
+                rows
+            })
+            .collect();
+        for size in [1, 7, 40] {
+            let open: Vec<SequenceId> = prompts.iter().map(|p| engine.open(p.len()).unwrap()).collect();
+            let mut together: Vec<Vec<Vec<f32>>> = vec![Vec::new(); prompts.len()];
+            let longest = prompts.iter().map(Vec::len).max().unwrap();
+            for at in (0..longest).step_by(size) {
+                let going: Vec<usize> = (0..prompts.len()).filter(|p| at < prompts[*p].len()).collect();
+                let slice = |p: &usize| {
+                    let tokens = &prompts[*p][at..prompts[*p].len().min(at + size)];
+                    Slice { sequence: open[*p], tokens, want: Want::All }
+                };
+                let logits = engine.step(&going.iter().map(slice).collect::<Vec<_>>()).unwrap();
+                for (index, p) in going.iter().enumerate() {
+                    together[*p].extend(logits.rows(index).unwrap().map(<[f32]>::to_vec));
+                }
+            }
+            open.into_iter().for_each(|sequence| engine.close(sequence));
+            assert!(alone == together, "{family} in pieces of {size}");
+        }
+    }
+}
+
+#[test]
+fn smaller_caches_stay_close_in_every_family() {
+    for family in FAMILIES {
+        for (kv_type, bound) in [(KvType::F16, 1e-4), (KvType::Q8_0, 1e-2)] {
+            let mut engine = engine(family, LoadOptions { kv_type, ..f32_cache() });
+            for case in cases(family) {
+                let prompt = ids(&case["token_ids"]);
+                let sequence = engine.open(prompt.len()).unwrap();
+                let row = step(engine.as_mut(), sequence, &prompt, Want::Last).remove(0);
+                engine.close(sequence);
+                let expect = case["last_logits"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap());
+                let size: f64 = expect.clone().map(|v| v * v).sum();
+                let error = expect.zip(&row).map(|(a, b)| (a - f64::from(*b)).powi(2)).sum::<f64>() / size;
+                assert!(error <= bound, "{family} {kv_type} {prompt:?}: {error:e}");
+            }
+        }
+    }
+}
