@@ -49,6 +49,11 @@ impl Config {
         }
     }
 
+    /// Made from the metadata of a GGUF.
+    pub fn of_gguf(fields: Map<String, Value>) -> Self {
+        Self { fields, container: Container::Gguf }
+    }
+
     pub fn container(&self) -> Container {
         self.container
     }

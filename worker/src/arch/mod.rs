@@ -5,6 +5,7 @@ mod config;
 mod decoder;
 mod gemma2;
 mod gemma3;
+pub mod gguf;
 mod llama;
 mod mistral;
 mod mixtral;

@@ -13,8 +13,9 @@ use futures::{StreamExt, TryStreamExt};
 use lode_client::Registry;
 use lode_model::config::ModelConfig;
 use lode_model::digest::Digest;
+use lode_model::gguf;
 use lode_model::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
-use lode_model::read_at::ReadAt;
+use lode_model::read_at::{ReadAt, Window};
 use lode_model::recognise::ModelFile;
 use lode_model::recognise::tar::{self, Member};
 use lode_model::reference::{Reference, Repository};
@@ -24,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use super::recognise::{Archives, Recognised, Recognition};
 use super::store::{Cache, Lease};
 use crate::error::Error;
-use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
+use crate::runner::protocol::{Extent, Format, ModelSpec, SmallFile, TensorFile};
 
 /// Blobs of one model that are pulled at once.
 const PARALLEL_BLOBS: usize = 4;
@@ -147,7 +148,11 @@ impl Models {
         let small = |file: &ModelFile| SmallFile { path: path(&file.layer), extent: extent(file) };
         let tensor = |layer: &super::recognise::TensorLayer| TensorFile {
             path: path(&layer.file.layer),
-            name: layer.file.layer.name.clone(),
+            // A file of its own is only called so in messages.
+            name: match layer.whole_file {
+                true => Some(layer.file.label().to_owned()),
+                false => layer.file.layer.name.clone(),
+            },
             whole_file: layer.whole_file,
             format: layer.format,
             extent: extent(&layer.file),
@@ -171,7 +176,12 @@ impl Models {
             Some(file) => Some(read_small(path(&file.layer), file.offset, file.size).await?),
             None => None,
         };
-        let config = json("config.json", config)?;
+        let config = match Self::ggufs(&spec) {
+            ggufs if ggufs.is_empty() => json("config.json", config)?,
+            ggufs => gguf_config(ggufs)
+                .await
+                .map_err(|reason| Error::Unsupported(format!("cannot run {name}: {reason}")))?,
+        };
         let params = json("its parameters", read(model.params.as_ref()).await?)?;
         let system = read(model.system.as_ref()).await?;
         let details = read(model.config.as_ref()).await?;
@@ -189,6 +199,10 @@ impl Models {
             },
             _leases: leases.into_values().collect(),
         })
+    }
+
+    fn ggufs(spec: &ModelSpec) -> Vec<TensorFile> {
+        spec.tensors.iter().filter(|file| file.format == Format::Gguf).cloned().collect()
     }
 
     /// What is in the tars of a model; they are pulled for that, since they will be mapped.
@@ -281,6 +295,33 @@ async fn read_small(path: PathBuf, offset: u64, size: u64) -> Result<Vec<u8>, Er
     Ok(bytes)
 }
 
+/// The configuration in the first of some GGUF files that has one: the parts of a split model after the first say nothing.
+async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
+    let read = move || {
+        for TensorFile { path, extent, name, .. } in files {
+            let label = || name.clone().unwrap_or_else(|| path.display().to_string());
+            let opened = open(&path).map_err(|error| error.to_string())?;
+            let whole = Extent { offset: 0, size: opened.len };
+            let Extent { offset, size } = extent.unwrap_or(whole);
+            let window = Window::new(&opened, offset, size);
+            let header =
+                gguf::Header::read(&window).map_err(|error| format!("{} is no GGUF: {error}", label()))?;
+            if header.metadata.architecture().is_some() {
+                let config = crate::arch::gguf::config(&header.metadata, &header);
+                return config.map(Value::Object).map_err(|error| format!("{}: {error}", label()));
+            }
+        }
+        Err("no GGUF file of it says what its architecture is (`general.architecture`)".to_owned())
+    };
+    tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
+}
+
+fn open(path: &Path) -> io::Result<Opened> {
+    let file = File::open(path)?;
+    let len = file.metadata()?.len();
+    Ok(Opened { file, len })
+}
+
 /// A file of the cache, read where it is asked for.
 struct Opened {
     file: File,
@@ -300,7 +341,5 @@ impl ReadAt for Opened {
 /// Blocks.
 fn members(path: &Path) -> Result<Vec<Member>, String> {
     let failed = |error: io::Error| error.to_string();
-    let file = File::open(path).map_err(failed)?;
-    let len = file.metadata().map_err(failed)?.len();
-    tar::members(&Opened { file, len }).map_err(|error| error.to_string())
+    tar::members(&open(path).map_err(failed)?).map_err(|error| error.to_string())
 }

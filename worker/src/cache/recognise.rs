@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use lode_model::gguf::PartName;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::media_type as mt;
 use lode_model::recognise::tar::Member;
@@ -58,15 +59,15 @@ pub struct Archives {
 /// What a manifest holds that is no model this worker can run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Unrunnable {
-    #[error("it is a GGUF model (layer {0}), which cannot be run yet; safetensors models can")]
-    Gguf(String),
+    #[error("it has several GGUF models ({0}), and nothing says which one to run")]
+    SeveralGguf(String),
     #[error("layer {digest} of type `{media_type}` is packed; only unpacked files can be mapped")]
     Packed { media_type: String, digest: String },
     #[error("it has an adapter (layer {0}), and adapters cannot be run yet")]
     Adapter(String),
     #[error("it has an image projector (layer {0}), and images cannot be run yet")]
     Projector(String),
-    #[error("its ONNX file `{0}` cannot be run yet; safetensors models can")]
+    #[error("its ONNX file `{0}` cannot be run yet; safetensors and GGUF models can")]
     Onnx(String),
     #[error("none of its {0} layers is a tensor")]
     NoTensors(usize),
@@ -83,7 +84,10 @@ impl Recognition {
                 || config.media_type.starts_with(mt::OLLAMA_CONFIG);
             mt::is_docker_model_config(&config.media_type) || (artifact.layout == Layout::Ollama && of_ollama)
         });
-        let is_known = artifact.format().is_some() && artifact.find("config.json").is_some();
+        let is_known = match artifact.format() {
+            Some("gguf") => true,
+            format => format.is_some() && artifact.find("config.json").is_some(),
+        };
         if artifact.archives().next().is_some() && !is_known {
             return Ok(Recognition::Packed(Box::new(Archives { artifact, config })));
         }
@@ -135,8 +139,11 @@ impl Recognised {
         let weights = artifact.weights();
         let label = || weights.first().map(|at| artifact.files[*at].label().to_owned()).unwrap_or_default();
         match artifact.format() {
-            Some("gguf") => return Err(Unrunnable::Gguf(label())),
             Some("onnx") => return Err(Unrunnable::Onnx(label())),
+            Some("gguf") if !is_one_gguf(artifact, &weights) => {
+                let labels: Vec<&str> = weights.iter().map(|at| artifact.files[*at].label()).collect();
+                return Err(Unrunnable::SeveralGguf(labels.join(", ")));
+            }
             _ => {}
         }
         for file in weights.iter().map(|at| &artifact.files[*at]) {
@@ -149,7 +156,8 @@ impl Recognised {
             let adapter = adapter.map(|file| Unrunnable::Adapter(file.label().to_owned()));
             return Err(packed().or(adapter).unwrap_or(Unrunnable::NoTensors(artifact.files.len())));
         }
-        if !model.files.contains_key("config.json") {
+        let is_gguf = model.tensors.iter().any(|layer| layer.format == Format::Gguf);
+        if !is_gguf && !model.files.contains_key("config.json") {
             return Err(packed().unwrap_or(Unrunnable::NoConfig));
         }
         Ok(model)
@@ -166,6 +174,14 @@ impl Recognised {
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, layer| sum.saturating_add(layer.file.size))
     }
+}
+
+/// Whether GGUF files are one file, or parts of one as far as their names tell. The parts themselves are looked at on loading.
+fn is_one_gguf(artifact: &Artifact, weights: &[usize]) -> bool {
+    let mut names = weights.iter().filter_map(|at| artifact.files[*at].path.as_deref());
+    let prefix = |name| PartName::parse(name).map(|part| part.prefix);
+    let first = names.next().map(prefix);
+    weights.len() <= 1 || names.all(|name| prefix(name).is_some() && Some(prefix(name)) == first)
 }
 
 #[cfg(test)]
@@ -278,6 +294,16 @@ mod tests {
     }
 
     #[test]
+    fn gguf_needs_nothing_else() {
+        let title = |path| (mt::OCTET_STREAM, None, Some((mt::TITLE_ANNOTATION, path)));
+        let model = recognise(mt::DOCKER_CONFIG, &[(mt::OLLAMA_MODEL, None, None)]).unwrap();
+        let layer = &model.tensors[0];
+        assert!(layer.whole_file && layer.format == Format::Gguf && model.files.is_empty());
+        let parts = [title("m-00001-of-00002.gguf"), title("m-00002-of-00002.gguf")];
+        assert_eq!(recognise(mt::OCI_EMPTY, &parts).unwrap().tensors.len(), 2);
+    }
+
+    #[test]
     fn what_cannot_be_run_is_named() {
         let check = |layers: &[Layer], expect: &str| {
             let error = recognise(mt::OCI_EMPTY, layers).unwrap_err().to_string();
@@ -285,8 +311,8 @@ mod tests {
         };
         let title = |path| (mt::OCTET_STREAM, None, Some((mt::TITLE_ANNOTATION, path)));
         check(&[], "none of its 0 layers");
-        check(&[(mt::OLLAMA_MODEL, None, None)], "GGUF");
-        check(&[title("x.gguf")], "GGUF model (layer x.gguf)");
+        check(&[title("x.gguf"), title("y.gguf")], "several GGUF models (x.gguf, y.gguf)");
+        check(&[(mt::OLLAMA_MODEL, None, None), (mt::OLLAMA_ADAPTER, None, None)], "adapter");
         check(&[title("x.onnx")], "ONNX file `x.onnx`");
         check(&[title("x.safetensors")], "no config.json");
         check(&[(mt::OCI_LAYER_TAR_GZIP, None, None)], "is packed");

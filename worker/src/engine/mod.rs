@@ -187,7 +187,7 @@ pub enum StepError {
 /// A model on disk: its configuration and the files that hold its tensors.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
-    /// The checkpoint's `config.json`.
+    /// The checkpoint's `config.json`; a GGUF needs none, its metadata says what it is.
     pub config_json: Vec<u8>,
     /// In any order.
     pub tensors: Vec<BlobFile>,
@@ -293,6 +293,9 @@ impl Default for LoadOptions {
 pub enum LoadError {
     #[error("config.json: {0}")]
     Config(#[from] crate::arch::ConfigError),
+    /// Fields of its own, or those that a checkpoint of it would have.
+    #[error("the GGUF's metadata: {0}")]
+    Metadata(crate::arch::ConfigError),
     #[error("architecture `{architecture}` is not supported (supported: {})", .supported.join(", "))]
     UnsupportedArchitecture { architecture: String, supported: &'static [&'static str] },
     #[error("cannot map {}", .path.display())]
@@ -309,7 +312,7 @@ pub enum LoadError {
     TensorDtype { name: String, dtype: String },
     #[error("tensor `{name}`: {reason}")]
     TensorData { name: String, reason: String },
-    #[error("config.json has a vocabulary of {config}, tensor `{name}` has {found} rows")]
+    #[error("the configuration has a vocabulary of {config}, tensor `{name}` has {found} rows")]
     Vocabulary { name: String, config: u64, found: u64 },
     #[error("the device failed: {0}")]
     Device(#[from] crate::kernels::DeviceError),

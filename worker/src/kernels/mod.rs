@@ -27,7 +27,7 @@ mod window;
 
 pub use ops::Ops;
 pub use rows::{Kind, Rows};
-pub use weight::{DTYPES, Dtype, Float, Weight, WeightError};
+pub use weight::{DTYPES, Dtype, Float, Scaled, Weight, WeightError};
 pub use window::Window;
 
 /// The device stopped working. The engine that used it is finished.

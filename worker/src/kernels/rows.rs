@@ -1,7 +1,9 @@
 //! Rows of packed numbers as the operations read them, whether they are a weight's or a page of the cache.
 //! Lengths are checked on construction, which is what the unsafe code of the operations rests on.
 
-use super::weight::{Dtype, Float, Weight};
+use lode_model::quant::ggml;
+
+use super::weight::{Dtype, Float, Scaled, Weight};
 
 /// How a row is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,10 @@ pub enum Kind {
     },
     /// ggml's block_q8_0: `d` as f16, then 32 signed bytes; value = `d * q`.
     Q8_0,
+    /// Codes, and scales of a byte apart.
+    Scaled(Scaled),
+    /// Any other of ggml's blocks.
+    Ggml(ggml::Type),
 }
 
 /// Numbers in a Q8_0 block.
@@ -29,6 +35,8 @@ impl Kind {
             Self::Float(float) => cols * float.size(),
             Self::Affine { bits, .. } => cols / 8 * usize::from(bits),
             Self::Q8_0 => cols / QK8_0 * BLOCK_Q8_0,
+            Self::Scaled(format) => cols / 8 * format.bits(),
+            Self::Ggml(ty) => cols / ty.block_elements() as usize * ty.block_bytes() as usize,
         }
     }
 
@@ -38,14 +46,21 @@ impl Kind {
             Self::Float(_) => 1,
             Self::Affine { group, .. } => group,
             Self::Q8_0 => QK8_0,
+            Self::Scaled(_) => 32,
+            Self::Ggml(ty) => ty.block_elements() as usize,
         }
     }
 
     fn row_scale_bytes(self, cols: usize) -> usize {
         match self {
             Self::Affine { group, scales, .. } => cols / group * scales.size(),
+            Self::Scaled(format) => cols / format.group(),
             _ => 0,
         }
+    }
+
+    fn row_bias_bytes(self, cols: usize) -> usize {
+        if matches!(self, Self::Affine { .. }) { self.row_scale_bytes(cols) } else { 0 }
     }
 }
 
@@ -58,18 +73,19 @@ pub struct Rows<'a> {
     codes: &'a [u8],
     scales: &'a [u8],
     biases: &'a [u8],
+    factor: f32,
 }
 
 impl<'a> Rows<'a> {
-    /// Rows of floats or of Q8_0 blocks that lie one after the other.
+    /// Rows of floats or of blocks that lie one after the other.
     ///
     /// # Panics
     /// When `codes` is no whole number of rows, or the kind has scales of its own.
     pub fn new(kind: Kind, cols: usize, codes: &'a [u8]) -> Self {
         let row = kind.row_bytes(cols);
         assert!(cols > 0 && cols.is_multiple_of(kind.multiple()) && codes.len().is_multiple_of(row));
-        assert!(!matches!(kind, Kind::Affine { .. }));
-        Self { kind, n: codes.len() / row, cols, codes, scales: &[], biases: &[] }
+        assert!(!matches!(kind, Kind::Affine { .. } | Kind::Scaled(_)));
+        Self { kind, n: codes.len() / row, cols, codes, scales: &[], biases: &[], factor: 1.0 }
     }
 
     /// The rows of f32 numbers in native order.
@@ -81,10 +97,13 @@ impl<'a> Rows<'a> {
         let kind = match weight.dtype() {
             Dtype::Float(float) => Kind::Float(float),
             Dtype::Affine { bits, group, scales } => Kind::Affine { bits, group, scales },
+            Dtype::Scaled(format) => Kind::Scaled(format),
+            Dtype::Ggml(ggml::Type::Q8_0) => Kind::Q8_0,
+            Dtype::Ggml(ty) => Kind::Ggml(ty),
         };
         // `Weight::new` checked the lengths.
         let (codes, scales, biases) = (weight.codes(), weight.scales(), weight.biases());
-        Self { kind, n: weight.rows(), cols: weight.cols(), codes, scales, biases }
+        Self { kind, n: weight.rows(), cols: weight.cols(), codes, scales, biases, factor: weight.factor() }
     }
 
     pub fn kind(&self) -> Kind {
@@ -103,26 +122,29 @@ impl<'a> Rows<'a> {
         self.cols
     }
 
+    /// What every number is multiplied with: 1 but for NVFP4.
+    pub fn factor(&self) -> f32 {
+        self.factor
+    }
+
     /// The codes, scales and biases of row `row`.
     pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
         let part = |bytes: &'a [u8], size: usize| &bytes[row * size..(row + 1) * size];
-        let scale_bytes = self.kind.row_scale_bytes(self.cols);
         (
             part(self.codes, self.kind.row_bytes(self.cols)),
-            part(self.scales, scale_bytes),
-            part(self.biases, scale_bytes),
+            part(self.scales, self.kind.row_scale_bytes(self.cols)),
+            part(self.biases, self.kind.row_bias_bytes(self.cols)),
         )
     }
 
     /// A run of the rows.
     pub fn range(&self, first: usize, n: usize) -> Self {
         let part = |bytes: &'a [u8], size: usize| &bytes[first * size..(first + n) * size];
-        let scale_bytes = self.kind.row_scale_bytes(self.cols);
         Self {
             n,
             codes: part(self.codes, self.kind.row_bytes(self.cols)),
-            scales: part(self.scales, scale_bytes),
-            biases: part(self.biases, scale_bytes),
+            scales: part(self.scales, self.kind.row_scale_bytes(self.cols)),
+            biases: part(self.biases, self.kind.row_bias_bytes(self.cols)),
             ..*self
         }
     }

@@ -1,9 +1,12 @@
 //! Random inputs for the tests of the operations.
 //! Numbers are the same on every run.
 
+use bytes::Bytes;
+use lode_model::quant::ggml::{self, Type};
+
 use super::decode;
 use super::rows::{Kind, Rows};
-use super::weight::{Dtype, Float, Weight};
+use super::weight::{Dtype, Float, Scaled, Weight};
 
 const fn affine(bits: u8, group: usize, scales: Float) -> Kind {
     Kind::Affine { bits, group, scales }
@@ -21,6 +24,23 @@ pub(super) const KINDS: &[Kind] = &[
     affine(8, 32, Float::F32),
     affine(8, 64, Float::BF16),
     affine(8, 128, Float::F16),
+    Kind::Scaled(Scaled::Nvfp4),
+    Kind::Scaled(Scaled::Mxfp4),
+    Kind::Scaled(Scaled::Mxfp8),
+    Kind::Ggml(Type::Q4_0),
+    Kind::Ggml(Type::Q4_1),
+    Kind::Ggml(Type::Q5_0),
+    Kind::Ggml(Type::Q5_1),
+    Kind::Ggml(Type::Q2_K),
+    Kind::Ggml(Type::Q3_K),
+    Kind::Ggml(Type::Q4_K),
+    Kind::Ggml(Type::Q5_K),
+    Kind::Ggml(Type::Q6_K),
+    Kind::Ggml(Type::IQ4_NL),
+    Kind::Ggml(Type::IQ4_XS),
+    Kind::Ggml(Type::TQ2_0),
+    Kind::Ggml(Type::MXFP4),
+    Kind::Ggml(Type::NVFP4),
 ];
 
 /// `n` numbers within -2 and 2 (splitmix64).
@@ -35,6 +55,15 @@ pub(super) fn random(n: usize, seed: u64) -> Vec<f32> {
             ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 22) as f32 - 2.0
         })
         .collect()
+}
+
+fn some_bytes(n: usize, seed: u64) -> Vec<u8> {
+    random(n, seed).iter().map(|v| ((v + 2.0) * 64.0) as u8).collect()
+}
+
+/// All but the first byte, so that it lies at an odd address.
+fn tail(bytes: Vec<u8>) -> Bytes {
+    Bytes::from(bytes).slice(1..)
 }
 
 /// Random rows in a packed form, at an odd address.
@@ -63,13 +92,34 @@ impl Packed {
                 Self { weight: None, kind, cols, bytes }
             }
             Kind::Affine { bits, group, scales } => {
-                let codes = random(1 + n * kind.row_bytes(cols), seed);
-                let codes: Vec<u8> = codes.iter().map(|v| ((v + 2.0) * 64.0) as u8).collect();
-                let part = |bytes: Vec<u8>| bytes::Bytes::from(bytes).slice(1..);
-                let some = |seed| part(floats(scales, n * cols / group, seed));
+                let codes = some_bytes(1 + n * kind.row_bytes(cols), seed);
+                let some = |seed| tail(floats(scales, n * cols / group, seed));
                 let dtype = Dtype::Affine { bits, group, scales };
-                let weight = Weight::new(dtype, (n, cols), part(codes), some(seed + 1), some(seed + 2));
+                let weight = Weight::new(dtype, (n, cols), tail(codes), some(seed + 1), some(seed + 2));
                 Self { weight: Some(weight.unwrap()), kind, cols, bytes: Vec::new() }
+            }
+            Kind::Scaled(format) => {
+                let mut codes = some_bytes(1 + n * kind.row_bytes(cols), seed);
+                let mut scales = some_bytes(1 + n * cols / format.group(), seed + 1);
+                if format == Scaled::Nvfp4 {
+                    scales.iter_mut().for_each(|scale| *scale &= 0xdf);
+                } else {
+                    scales.iter_mut().for_each(|scale| *scale = 120 + *scale % 11);
+                    // What is no number stays out of comparisons.
+                    codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0x7e);
+                }
+                let dtype = Dtype::Scaled(format);
+                let weight = Weight::new(dtype, (n, cols), tail(codes), tail(scales), Bytes::new()).unwrap();
+                let factor = if format == Scaled::Nvfp4 { 0.37 } else { 1.0 };
+                Self { weight: Some(weight.with_factor(factor)), kind, cols, bytes: Vec::new() }
+            }
+            Kind::Ggml(ty) => {
+                let mut bytes = vec![0; 1 + n * kind.row_bytes(cols)];
+                ggml::encode(ty, &random(n * cols, seed), &mut bytes[1..]).unwrap();
+                let weight =
+                    Weight::new(Dtype::Ggml(ty), (n, cols), tail(bytes), Bytes::new(), Bytes::new()).unwrap();
+                let factor = if ty == Type::NVFP4 { 0.37 } else { 1.0 };
+                Self { weight: Some(weight.with_factor(factor)), kind, cols, bytes: Vec::new() }
             }
         }
     }

@@ -2,9 +2,12 @@
 //! Loaders build it, `Kernels::matrix` and `Kernels::vector` take it; nobody turns it into floats on the host without need.
 
 use bytes::Bytes;
+use lode_model::quant;
+use lode_model::quant::ggml;
 
 /// The dtypes that can be run, by the name a tensor index shows.
-pub const DTYPES: &[&str] = &["F32", "F16", "BF16", "int4", "int8"];
+pub const DTYPES: &[&str] =
+    &["F32", "F16", "BF16", "int4", "int8", "nvfp4", "mxfp4", "mxfp8", "the block types of GGUF"];
 
 /// A floating-point storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +26,43 @@ impl Float {
     }
 }
 
+/// The small floats of tensor blobs: codes as a byte stream, the even element of two in the low nibble, and a scale of one
+/// byte for each group of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scaled {
+    /// E2M1, an E4M3 scale for each 16.
+    Nvfp4,
+    /// E2M1, an E8M0 scale for each 32.
+    Mxfp4,
+    /// E4M3, an E8M0 scale for each 32.
+    Mxfp8,
+}
+
+impl Scaled {
+    /// As `lode_model` names it.
+    pub const fn kind(self) -> quant::Kind {
+        match self {
+            Self::Nvfp4 => quant::Kind::Nvfp4,
+            Self::Mxfp4 => quant::Kind::Mxfp4,
+            Self::Mxfp8 => quant::Kind::Mxfp8,
+        }
+    }
+
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Nvfp4 | Self::Mxfp4 => 4,
+            Self::Mxfp8 => 8,
+        }
+    }
+
+    pub const fn group(self) -> usize {
+        match self {
+            Self::Nvfp4 => 16,
+            Self::Mxfp4 | Self::Mxfp8 => 32,
+        }
+    }
+}
+
 /// How the numbers of a weight are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
@@ -34,6 +74,9 @@ pub enum Dtype {
         group: usize,
         scales: Float,
     },
+    Scaled(Scaled),
+    /// ggml's blocks of codes and scales, one after the other. Not its plain types, which are floats here.
+    Ggml(ggml::Type),
 }
 
 impl Dtype {
@@ -45,15 +88,24 @@ impl Dtype {
                 cols.is_multiple_of(group).then_some(cols / 8 * usize::from(bits))
             }
             Self::Affine { .. } => None,
+            // The operations read 32 numbers at a time.
+            Self::Scaled(format) => cols.is_multiple_of(32).then_some(cols / 8 * format.bits()),
+            Self::Ggml(ty) => usize::try_from(ty.row_bytes(cols as u64)?).ok(),
         }
     }
 
-    /// Bytes of one row's scales, and again of its biases.
+    /// Bytes of one row's scales.
     pub fn row_scale_bytes(self, cols: usize) -> usize {
         match self {
-            Self::Float(_) => 0,
+            Self::Float(_) | Self::Ggml(_) => 0,
             Self::Affine { group, scales, .. } => cols / group * scales.size(),
+            Self::Scaled(format) => cols / format.group(),
         }
+    }
+
+    /// Bytes of one row's biases.
+    pub fn row_bias_bytes(self, cols: usize) -> usize {
+        if matches!(self, Self::Affine { .. }) { self.row_scale_bytes(cols) } else { 0 }
     }
 }
 
@@ -68,6 +120,7 @@ pub struct Weight {
     codes: Bytes,
     scales: Bytes,
     biases: Bytes,
+    factor: f32,
 }
 
 /// The parts of a weight do not fit each other.
@@ -80,7 +133,7 @@ pub enum WeightError {
 }
 
 impl Weight {
-    /// Checks every length. `scales` and `biases` are empty for floats.
+    /// Checks every length. `scales` and `biases` are empty where the dtype has none.
     pub fn new(
         dtype: Dtype,
         (rows, cols): (usize, usize),
@@ -89,11 +142,10 @@ impl Weight {
         biases: Bytes,
     ) -> Result<Self, WeightError> {
         let row_bytes = dtype.row_bytes(cols).ok_or(WeightError::RowLength { dtype, cols })?;
-        let scale_bytes = dtype.row_scale_bytes(cols);
         let parts = [
             ("codes", &codes, row_bytes),
-            ("scales", &scales, scale_bytes),
-            ("biases", &biases, scale_bytes),
+            ("scales", &scales, dtype.row_scale_bytes(cols)),
+            ("biases", &biases, dtype.row_bias_bytes(cols)),
         ];
         for (part, bytes, row) in parts {
             let expected = rows as u128 * row as u128;
@@ -101,7 +153,13 @@ impl Weight {
                 return Err(WeightError::Size { part, expected, found: bytes.len() });
             }
         }
-        Ok(Self { dtype, rows, cols, codes, scales, biases })
+        Ok(Self { dtype, rows, cols, codes, scales, biases, factor: 1.0 })
+    }
+
+    /// The same with one more scale over all of it, which only NVFP4 has, in either container.
+    #[must_use]
+    pub fn with_factor(self, factor: f32) -> Self {
+        Self { factor, ..self }
     }
 
     /// A weight of floats.
@@ -147,6 +205,11 @@ impl Weight {
         &self.biases
     }
 
+    /// What every number is multiplied with: 1 but for NVFP4.
+    pub fn factor(&self) -> f32 {
+        self.factor
+    }
+
     /// All bytes that a pass over the weight reads.
     pub fn size_bytes(&self) -> u64 {
         (self.codes.len() + self.scales.len() + self.biases.len()) as u64
@@ -172,6 +235,11 @@ mod tests {
         check(int4(64), (3, 128), 192, 10, false);
         check(int4(64), (3, 96), 144, 6, false);
         check(int4(16), (3, 96), 144, 36, false);
+        check(Dtype::Ggml(ggml::Type::Q4_K), (2, 512), 576, 0, true);
+        check(Dtype::Ggml(ggml::Type::Q4_K), (2, 128), 144, 0, false);
+        let nvfp4 = Weight::new(Dtype::Scaled(Scaled::Nvfp4), (2, 64), bytes(64), bytes(8), bytes(0));
+        assert!(nvfp4.is_ok());
+        check(Dtype::Scaled(Scaled::Mxfp8), (2, 48), 96, 2, false);
         check(Dtype::Float(Float::F32), (usize::MAX, usize::MAX), 0, 0, false);
     }
 }

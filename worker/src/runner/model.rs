@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::generate::Job;
 use super::protocol::{
-    Event, Extent, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError, SmallFile,
+    Event, Extent, Format, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError, SmallFile,
 };
 use crate::engine::{BlobFile, Engine, KvType, LoadOptions, ModelFiles, ModelInfo, native};
 use crate::text::template::{Conversation, TemplateSources};
@@ -35,12 +35,18 @@ impl Model {
     /// Reads everything a model consists of and hands its weights to an engine.
     pub(crate) fn load(request: &LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> {
         let spec = &request.model;
-        let config_json = read_file(spec, "config.json")?.ok_or_else(|| {
-            RunnerError::unsupported(format!(
-                "{}: has no config.json, so its architecture is unknown",
-                spec.name
-            ))
-        })?;
+        // A GGUF's metadata is all of that.
+        let is_gguf = spec.tensors.iter().any(|file| file.format == Format::Gguf);
+        let config_json = match read_file(spec, "config.json")? {
+            Some(bytes) => bytes,
+            None if is_gguf => b"{}".to_vec(),
+            None => {
+                return Err(RunnerError::unsupported(format!(
+                    "{}: has no config.json, so its architecture is unknown",
+                    spec.name
+                )));
+            }
+        };
         if spec.tensors.is_empty() {
             return Err(RunnerError::unsupported(format!("{}: has no tensors", spec.name)));
         }

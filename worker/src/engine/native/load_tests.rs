@@ -120,6 +120,9 @@ fn packed_codes_run_as_they_decode() {
         (Kind::Int4, 64, Dtype::F32, 3),
         (Kind::Int8, 64, Dtype::BF16, 0),
         (Kind::Int8, 32, Dtype::F16, 5),
+        (Kind::Nvfp4, 16, Dtype::U8, 1),
+        (Kind::Mxfp4, 32, Dtype::U8, 7),
+        (Kind::Mxfp8, 32, Dtype::U8, 2),
     ] {
         let (mut plain, folder) = (llama(), tempfile::tempdir().unwrap());
         let mut blobs = Vec::new();
@@ -127,7 +130,9 @@ fn packed_codes_run_as_they_decode() {
             let path = folder.path().join(format!("blob-{index}"));
             let bytes = if tensor.shape.len() == 2 {
                 let mut packed = affine::Quantised::default();
-                affine::quantise(kind, group, dtype, &tensor.numbers(), &mut packed).unwrap();
+                // Small floats are rounded from the source's type, and their scales are bytes.
+                let source = if kind.is_affine() { dtype } else { Dtype::F32 };
+                affine::quantise(kind, group, source, &tensor.numbers(), &mut packed).unwrap();
                 let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
                 let words = cols * u64::from(kind.bits()) / 32;
                 let part = |dtype, cols, bytes| Stored { dtype, shape: vec![rows, cols], bytes };
@@ -136,9 +141,10 @@ fn packed_codes_run_as_they_decode() {
                 let biases = part(dtype, cols / group as u64, packed.biases);
                 let (scale, bias) = (format!("{name}.scale"), format!("{name}.bias"));
                 // Companions first, so that the codes lie at an odd place.
-                let entries = [(scale.as_str(), &scales), (bias.as_str(), &biases), (name.as_str(), &codes)];
+                let entries = [(scale.as_str(), &scales), (name.as_str(), &codes), (bias.as_str(), &biases)];
+                let entries = &entries[..if kind.is_affine() { 3 } else { 2 }];
                 let group = group.to_string();
-                let bytes = file(&entries, &[("quant_type", kind.as_str()), ("group_size", &group)], shift);
+                let bytes = file(entries, &[("quant_type", kind.as_str()), ("group_size", &group)], shift);
                 let header = Header::read(&bytes).unwrap();
                 let decoded = read_blob(None, &header).unwrap().remove(0).decode_f32(&bytes).unwrap();
                 *tensor = Stored::f32s(&tensor.shape, &decoded);
@@ -163,11 +169,11 @@ fn packed_codes_run_as_they_decode() {
 
 /// The golden vectors of MLX: decoded bit for bit, products to the last ulp of their terms.
 #[test]
-fn affine_codes_match_the_vectors() {
+fn codes_match_the_vectors() {
     let folder = repository("tests/fixtures/mlx-quant");
-    for bits in [4, 8] {
-        for (group, dtype) in [(32, "bf16"), (32, "f32"), (64, "bf16"), (64, "f32")] {
-            let case = format!("int{bits}-g{group}-{dtype}");
+    for format in ["int4-g32", "int4-g64", "int8-g32", "int8-g64", "nvfp4", "mxfp4", "mxfp8"] {
+        for dtype in ["bf16", "f32"] {
+            let case = format!("{format}-{dtype}");
             let path = folder.join(format!("{case}.blob.safetensors"));
             let mut blob = Mapped::open(&[BlobFile {
                 path,
@@ -317,7 +323,7 @@ fn what_cannot_run_is_refused_by_name() {
         ),
         (
             |c| c.config["vocab_size"] = json!(500),
-            "config.json has a vocabulary of 500, tensor `model.embed_tokens.weight` has 512 rows",
+            "the configuration has a vocabulary of 500, tensor `model.embed_tokens.weight` has 512 rows",
         ),
         (
             |c| c.config["num_hidden_layers"] = json!(3),
@@ -337,14 +343,14 @@ fn what_cannot_run_is_refused_by_name() {
                 let norm = Stored { dtype: Dtype::I32, shape: vec![64], bytes: vec![0; 256] };
                 c.tensors.insert("model.norm.weight".into(), norm);
             },
-            "tensor `model.norm.weight` has dtype I32, which cannot be run (can be: F32, F16, BF16, int4, int8)",
+            "tensor `model.norm.weight` has dtype I32, which cannot be run (can be: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
         ),
         (
             |c| {
                 let q = Stored { dtype: Dtype::F64, shape: vec![64, 64], bytes: vec![0; 64 * 64 * 8] };
                 c.tensors.insert("model.layers.1.self_attn.q_proj.weight".into(), q);
             },
-            "tensor `model.layers.1.self_attn.q_proj.weight` has dtype F64, which cannot be run (can be: F32, F16, BF16, int4, int8)",
+            "tensor `model.layers.1.self_attn.q_proj.weight` has dtype F64, which cannot be run (can be: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
         ),
     ];
     let folder = tempfile::tempdir().unwrap();

@@ -4,9 +4,12 @@
 #[cfg(test)]
 mod family_tests;
 #[cfg(test)]
+mod gguf_tests;
+#[cfg(test)]
 mod load_tests;
 mod map;
 mod pages;
+mod parts;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -14,8 +17,9 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use self::pages::{Pages, pages_for};
+use self::tensors::Mapped;
 use super::{
-    Engine, Full, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, SequenceId, Slice,
+    Engine, Format, Full, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, SequenceId, Slice,
     StepError, Want,
 };
 use crate::arch::{Config, Forward, Output, Plan};
@@ -31,6 +35,24 @@ const PASS_LOGITS: usize = 128;
 pub fn load(files: &ModelFiles, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
     let kernels = Cpu::new(options.threads, options.scalar)?;
     Ok(Box::new(Native::load(files, &options, kernels)?))
+}
+
+/// Recognises a model and maps its files. A checkpoint says what it is before they are touched.
+fn open(files: &ModelFiles) -> Result<(Plan, Mapped), LoadError> {
+    if files.tensors.iter().all(|file| file.format == Format::Safetensors) {
+        let plan = Plan::new(&Config::parse(&files.config_json)?)?;
+        return Ok((plan, Mapped::open(&files.tensors)?));
+    }
+    let mapped = Mapped::open(&files.tensors)?;
+    let config = match mapped.config()? {
+        Some(config) => config,
+        None => Config::parse(&files.config_json)?,
+    };
+    let plan = Plan::new(&config).map_err(|error| match error {
+        LoadError::Config(error) => LoadError::Metadata(error),
+        other => other,
+    })?;
+    Ok((plan, mapped))
 }
 
 /// A model on the device of `K`.
@@ -60,14 +82,13 @@ struct Piece {
 
 impl<K: Kernels + 'static> Native<K> {
     fn load(files: &ModelFiles, options: &LoadOptions, mut kernels: K) -> Result<Self, LoadError> {
-        let plan = Plan::new(&Config::parse(&files.config_json)?)?;
+        let (plan, mut tensors) = open(files)?;
         let shape = plan.shape();
         let kind = match options.kv_type {
             KvType::F32 => Kind::Float(Float::F32),
             KvType::F16 => Kind::Float(Float::F16),
             KvType::Q8_0 => Kind::Q8_0,
         };
-        let mut tensors = tensors::Mapped::open(&files.tensors)?;
         let context_length = options.context_length.unwrap_or(usize::MAX).clamp(1, shape.context_length);
         let model = plan.build(&mut tensors, &mut kernels, context_length)?;
 

@@ -1,24 +1,29 @@
-//! The tensors of a model's mapped files, by name: every header is checked before a byte of data is used.
-//! The arch modules take them from here; what does not fit is refused with the tensor named.
+//! The tensors of a model's mapped files, by the names of its checkpoint: every header is checked before a byte of data is
+//! used. The arch modules take them from here; what does not fit is refused with the tensor named as its file names it.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use lode_model::quant;
+use lode_model::gguf::{self, Metadata};
+use lode_model::quant::{self, Quantisation, ggml};
 use lode_model::safetensors::{Dtype as StoredDtype, Header};
 use lode_model::tensor::{Part, Tensor, read_blob};
 
 use super::map::map;
-use crate::arch::Tensors;
-use crate::engine::{BlobFile, Extent, LoadError};
-use crate::kernels::{Dtype, Float, Weight};
+use super::parts;
+use crate::arch::gguf::{Contents, Place, place};
+use crate::arch::{Config, Tensors};
+use crate::engine::{BlobFile, Extent, Format, LoadError};
+use crate::kernels::{Dtype, Float, Scaled, Weight};
 
 /// Mapped files and where each tensor lies in them.
 pub(super) struct Mapped {
     tensors: BTreeMap<String, Entry>,
     files: Vec<(PathBuf, Bytes)>,
+    /// Of a GGUF, whose tensors have names of their own.
+    metadata: Option<Metadata>,
     taken_bytes: u64,
 }
 
@@ -29,7 +34,8 @@ struct Entry {
 
 impl Mapped {
     pub(super) fn open(files: &[BlobFile]) -> Result<Self, LoadError> {
-        let mut mapped = Self { tensors: BTreeMap::new(), files: Vec::new(), taken_bytes: 0 };
+        let mut mapped = Self { tensors: BTreeMap::new(), files: Vec::new(), metadata: None, taken_bytes: 0 };
+        let mut headers = Vec::new();
         for file in files {
             let path = file.path.clone();
             let cut = |bytes: Bytes| match file.extent {
@@ -42,14 +48,31 @@ impl Mapped {
                 map(&path).and_then(cut).map_err(|source| LoadError::File { path: path.clone(), source })?;
             // A file of its own names its tensors itself, also one named `data`.
             let layer_name = if file.whole_file { None } else { file.name.as_deref() };
-            let tensors = read(layer_name, &bytes)
-                .map_err(|reason| LoadError::Header { path: path.clone(), reason })?;
+            let tensors = match file.format {
+                Format::Safetensors => read(layer_name, &bytes),
+                Format::Gguf => gguf::Header::parse(&bytes, bytes.len() as u64)
+                    .map(|header| {
+                        let tensors = header.to_tensors();
+                        headers.push((path.clone(), header));
+                        tensors
+                    })
+                    .map_err(|error| error.to_string()),
+            };
+            let tensors = tensors.map_err(|reason| LoadError::Header { path: path.clone(), reason })?;
             mapped.files.push((path, bytes));
             for tensor in tensors {
                 mapped.add(tensor)?;
             }
         }
+        mapped.metadata = parts::join(headers)?;
         Ok(mapped)
+    }
+
+    /// The configuration that a GGUF's metadata is; `None` for a checkpoint.
+    pub(super) fn config(&self) -> Result<Option<Config>, LoadError> {
+        let Some(metadata) = &self.metadata else { return Ok(None) };
+        let config = crate::arch::gguf::config(metadata, self).map_err(LoadError::Metadata)?;
+        Ok(Some(Config::of_gguf(config)))
     }
 
     /// Adds a tensor of the file mapped last.
@@ -72,23 +95,84 @@ impl Mapped {
         self.taken_bytes
     }
 
-    fn take(&mut self, name: &str, expected: &[u64]) -> Result<Weight, LoadError> {
-        let entry =
-            self.tensors.get(name).ok_or_else(|| LoadError::MissingTensor { name: name.to_owned() })?;
-        let Entry { file, tensor } = entry;
-        if tensor.shape != expected {
-            let (expected, found) = (expected.to_vec(), tensor.shape.clone());
-            return Err(LoadError::TensorShape { name: name.to_owned(), expected, found });
+    /// The tensor that a checkpoint's name means, and which of a stack of experts.
+    fn find(&self, name: &str) -> (Place, Option<&Entry>) {
+        if let Some(metadata) = &self.metadata {
+            let place = place(metadata.architecture().unwrap_or_default(), name);
+            let entry = self.tensors.get(&place.name);
+            return (place, entry);
         }
-        let weight = weight(tensor, &self.files[*file].1)?;
+        let own = Place { name: name.to_owned(), expert: None };
+        match (self.tensors.get(name), stacked(name)) {
+            (None, Some(place)) if self.tensors.contains_key(&place.name) => {
+                let entry = self.tensors.get(&place.name);
+                (place, entry)
+            }
+            (entry, _) => (own, entry),
+        }
+    }
+
+    fn take(&mut self, name: &str, expected: &[u64]) -> Result<Weight, LoadError> {
+        let (Place { name, expert }, entry) = self.find(name);
+        let Entry { file, tensor } = entry.ok_or_else(|| LoadError::MissingTensor { name: name.clone() })?;
+        let bytes = &self.files[*file].1;
+        let mut cut = None;
+        if let Some(expert) = expert {
+            let rows = expected.first().copied().unwrap_or(1);
+            let is_stack =
+                tensor.shape.split_first().is_some_and(|(n, each)| *n > expert && each == expected);
+            cut = is_stack.then(|| tensor.rows(expert.checked_mul(rows)?, rows)).flatten();
+            if cut.is_none() {
+                let expected = [&[expert + 1], expected].concat();
+                return Err(LoadError::TensorShape { name, expected, found: tensor.shape.clone() });
+            }
+        } else if tensor.shape != expected {
+            let (expected, found) = (expected.to_vec(), tensor.shape.clone());
+            return Err(LoadError::TensorShape { name, expected, found });
+        }
+        let mut weight = weight(cut.as_ref().unwrap_or(tensor), bytes)?;
+        if weight.dtype() == Dtype::Ggml(ggml::Type::NVFP4) {
+            weight = weight.with_factor(self.factor(&name, expert.unwrap_or(0))?);
+        }
         self.taken_bytes += weight.size_bytes();
         Ok(weight)
+    }
+
+    /// What a GGUF keeps beside an NVFP4 tensor: one more scale, of all of it or of each expert.
+    fn factor(&self, name: &str, expert: u64) -> Result<f32, LoadError> {
+        let short = name.strip_suffix(".weight").unwrap_or(name);
+        let names = [format!("{short}.scale"), format!("{name}.scale")];
+        let Some(name) = names.iter().find(|name| self.tensors.contains_key(*name)) else { return Ok(1.0) };
+        let factors = self.table(name).unwrap_or_default();
+        let at = if factors.len() == 1 { 0 } else { usize::try_from(expert).unwrap_or(usize::MAX) };
+        factors.get(at).copied().filter(|factor| factor.is_finite()).ok_or_else(|| {
+            let reason = "it is no scale of a tensor".to_owned();
+            LoadError::TensorData { name: name.clone(), reason }
+        })
+    }
+}
+
+/// The stack that a checkpoint may keep an expert in: the same name without its number.
+fn stacked(name: &str) -> Option<Place> {
+    let (before, after) = name.split_once(".experts.")?;
+    let (expert, rest) = after.split_once('.')?;
+    Some(Place { name: format!("{before}.experts.{rest}"), expert: Some(expert.parse().ok()?) })
+}
+
+impl Contents for Mapped {
+    fn shape(&self, name: &str) -> Option<Vec<u64>> {
+        self.tensors.get(name).map(|entry| entry.tensor.shape.clone())
+    }
+
+    fn table(&self, name: &str) -> Option<Vec<f32>> {
+        let Entry { file, tensor } = self.tensors.get(name)?;
+        tensor.decode_f32(&self.files[*file].1).ok()
     }
 }
 
 impl Tensors for Mapped {
     fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.find(name).1.is_some()
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, LoadError> {
@@ -139,18 +223,50 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
         let float = float(tensor.parts.weight.dtype).ok_or_else(refused)?;
         return Weight::floats(float, shape, codes).map_err(|e| data(e.to_string()));
     };
-    let bits = match quantisation.kind {
+    let Quantisation { kind, group_size } = quantisation;
+    let bits = match kind {
         quant::Kind::Int4 => 4,
         quant::Kind::Int8 => 8,
-        _ => return Err(refused()),
+        quant::Kind::Nvfp4 => return scaled(Scaled::Nvfp4, tensor, shape, file, codes),
+        quant::Kind::Mxfp4 => return scaled(Scaled::Mxfp4, tensor, shape, file, codes),
+        quant::Kind::Mxfp8 => return scaled(Scaled::Mxfp8, tensor, shape, file, codes),
+        // These two are of activations; a file that has them is no model's.
+        quant::Kind::Ggml(ggml::Type::Q8_1 | ggml::Type::Q8_K) => return Err(refused()),
+        quant::Kind::Ggml(ty) => {
+            let weight = Weight::new(Dtype::Ggml(*ty), shape, codes, Bytes::new(), Bytes::new());
+            return weight.map_err(|e| data(e.to_string()));
+        }
     };
     let (Some(scale), Some(bias)) = (&tensor.parts.scale, &tensor.parts.bias) else {
         return Err(data("its scales or biases are missing".into()));
     };
     let scales =
         float(scale.dtype).filter(|float| Some(*float) == self::float(bias.dtype)).ok_or_else(refused)?;
-    let dtype = Dtype::Affine { bits, group: quantisation.group_size as usize, scales };
+    let dtype = Dtype::Affine { bits, group: *group_size as usize, scales };
     Weight::new(dtype, shape, codes, slice(scale)?, slice(bias)?).map_err(|e| data(e.to_string()))
+}
+
+/// A weight of small floats.
+fn scaled(
+    format: Scaled,
+    tensor: &Tensor,
+    shape: (usize, usize),
+    file: &Bytes,
+    codes: Bytes,
+) -> Result<Weight, LoadError> {
+    let data = |reason: String| LoadError::TensorData { name: tensor.name.clone(), reason };
+    let slice = |piece: &Part| {
+        let bytes = part(file, piece.offset, piece.size_bytes);
+        bytes.ok_or_else(|| data("it ends after its file".into()))
+    };
+    let scale = tensor.parts.scale.as_ref().ok_or_else(|| data("its scales are missing".into()))?;
+    let weight = Weight::new(Dtype::Scaled(format), shape, codes, slice(scale)?, Bytes::new());
+    let weight = weight.map_err(|e| data(e.to_string()))?;
+    let Some(global) = &tensor.parts.global_scale else { return Ok(weight) };
+    let global = slice(global)?;
+    let factor = <[u8; 4]>::try_from(global.as_ref()).map(f32::from_le_bytes).ok();
+    let factor = factor.filter(|factor| factor.is_finite());
+    Ok(weight.with_factor(factor.ok_or_else(|| data("its global scale is no number".into()))?))
 }
 
 fn float(dtype: StoredDtype) -> Option<Float> {

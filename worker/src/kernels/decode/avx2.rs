@@ -10,15 +10,17 @@ use super::super::weight::Float;
 #[derive(Clone, Copy)]
 pub(in super::super) struct RowAt {
     pub(super) codes: *const u8,
-    scales: *const u8,
+    pub(super) scales: *const u8,
     biases: *const u8,
+    pub(super) factor: f32,
 }
 
 impl RowAt {
     #[inline]
     pub(in super::super) fn new(rows: &Rows<'_>, row: usize) -> Self {
         let (codes, scales, biases) = rows.row(row);
-        Self { codes: codes.as_ptr(), scales: scales.as_ptr(), biases: biases.as_ptr() }
+        let (scales, biases) = (scales.as_ptr(), biases.as_ptr());
+        Self { codes: codes.as_ptr(), scales, biases, factor: rows.factor() }
     }
 
     /// The next row of a kind without scales of its own; to be used only if it is there.
@@ -70,41 +72,68 @@ pub(in super::super) struct Affine<const BITS: u8> {
     pub(in super::super) scales: Float,
 }
 
-/// Runs an expression with the loader of a kind.
+/// Runs an expression with the loader of a kind, if it is one that the operations read as it lies.
 macro_rules! with_loader {
-    ($kind:expr, $loader:ident => $run:expr) => {{
-        use $crate::kernels::decode::avx2 as loaders;
+    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+        use lode_model::quant::ggml::Type;
+        use $crate::kernels::decode::{avx2 as loaders, blocks, k_blocks};
         use $crate::kernels::rows::Kind;
-        use $crate::kernels::weight::Float;
-        match $kind {
-            Kind::Float(Float::F32) => {
-                let $loader = loaders::F32;
-                $run
-            }
-            Kind::Float(Float::F16) => {
-                let $loader = loaders::F16;
-                $run
-            }
-            Kind::Float(Float::BF16) => {
-                let $loader = loaders::BF16;
-                $run
-            }
-            Kind::Q8_0 => {
-                let $loader = loaders::Q8_0;
-                $run
-            }
-            Kind::Affine { bits: 4, group, scales } => {
-                let $loader = loaders::Affine::<4> { shift: group.trailing_zeros(), scales };
-                $run
-            }
-            Kind::Affine { group, scales, .. } => {
-                let $loader = loaders::Affine::<8> { shift: group.trailing_zeros(), scales };
-                $run
-            }
+        use $crate::kernels::weight::{Float, Scaled};
+        $crate::kernels::decode::avx2::with_loader_of! {
+            $kind, $loader => $run, else $other,
+            Kind::Float(Float::F32) = loaders::F32,
+            Kind::Float(Float::F16) = loaders::F16,
+            Kind::Float(Float::BF16) = loaders::BF16,
+            Kind::Q8_0 = loaders::Q8_0,
+            Kind::Affine { bits: 4, group, scales } =
+                loaders::Affine::<4> { shift: group.trailing_zeros(), scales },
+            Kind::Affine { group, scales, .. } = loaders::Affine::<8> { shift: group.trailing_zeros(), scales },
+            Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
+            Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
+            Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
+            Kind::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
+            Kind::Ggml(Type::Q4_K) = k_blocks::Q4K,
+            Kind::Ggml(Type::Q5_K) = k_blocks::Q5K,
+            Kind::Ggml(Type::Q6_K) = k_blocks::Q6K,
         }
     }};
 }
 pub(in super::super) use with_loader;
+
+/// The same for the kinds whose rows are decoded first whatever is done with them.
+macro_rules! with_decoder {
+    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+        use lode_model::quant::ggml::Type;
+        use $crate::kernels::decode::{blocks, k_blocks};
+        use $crate::kernels::rows::Kind;
+        use $crate::kernels::weight::Scaled;
+        $crate::kernels::decode::avx2::with_loader_of! {
+            $kind, $loader => $run, else $other,
+            Kind::Scaled(Scaled::Mxfp8) = blocks::Mxfp8,
+            Kind::Ggml(Type::Q4_1) = blocks::Q4_1,
+            Kind::Ggml(Type::Q5_0) = blocks::Q5_0,
+            Kind::Ggml(Type::Q5_1) = blocks::Q5_1,
+            Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
+            Kind::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
+            Kind::Ggml(Type::Q2_K) = k_blocks::Q2K,
+            Kind::Ggml(Type::Q3_K) = k_blocks::Q3K,
+            Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
+        }
+    }};
+}
+
+macro_rules! with_loader_of {
+    ($kind:expr, $loader:ident => $run:expr, else $other:expr, $($pattern:pat_param = $value:expr,)+) => {
+        match $kind {
+            $($pattern => {
+                let $loader = $value;
+                $run
+            })+
+            _ => $other,
+        }
+    };
+}
+pub(in super::super) use with_loader_of;
 
 /// What rows of floats of so many bytes share: no groups, and tails by way of a padded copy.
 macro_rules! float_rows {
@@ -264,7 +293,12 @@ pub(in super::super) unsafe fn broadcast(float: Float, at: *const u8, index: usi
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     assert!(to.len() >= rows.cols());
-    with_loader!(rows.kind(), loader => decode(loader, RowAt::new(rows, row), &mut to[..rows.cols()]));
+    let at = RowAt::new(rows, row);
+    with_loader!(rows.kind(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
+        with_decoder!(rows.kind(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
+            super::scalar(rows, row, to)
+        })
+    });
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use super::super::rows::{BLOCK_Q8_0, QK8_0};
 use super::super::weight::Float;
 use super::avx2::{Affine, BF16, F16, F32, Q8_0, RowAt, broadcast};
+use super::blocks::{Codes, Terms};
 
 /// As `avx2::Load`, in vectors of sixteen.
 pub(in super::super) trait Load: super::avx2::Load {
@@ -143,6 +144,38 @@ impl Load for Affine<8> {
             let codes = unsafe { _mm_loadu_si128(row.codes.add(k + 16 * v).cast()) };
             let q = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
             _mm512_add_ps(_mm512_mul_ps(scale, q), bias)
+        })
+    }
+}
+
+impl<C: Codes> Load for C {
+    type Group = C::Group;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+    unsafe fn group(self, row: RowAt, k: usize) -> C::Group {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Codes::group(self, row, k) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+    unsafe fn block(self, row: RowAt, group: C::Group, k: usize) -> [__m512; 2] {
+        // SAFETY: the caller's promise is the same.
+        let (codes, terms) = unsafe { (self.codes(row, k), self.terms(group, k)) };
+        let sixteens = [_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes)];
+        let spread = |v: __m256| _mm512_broadcastss_ps(_mm256_castps256_ps128(v));
+        std::array::from_fn(|v| {
+            let Terms { scale, offset } = terms[v];
+            let numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteens[v]));
+            let mut numbers = _mm512_mul_ps(spread(scale), numbers);
+            if C::HAS_OFFSET {
+                numbers = _mm512_sub_ps(numbers, spread(offset));
+            }
+            if C::HAS_FACTOR {
+                numbers = _mm512_mul_ps(numbers, _mm512_set1_ps(row.factor));
+            }
+            numbers
         })
     }
 }

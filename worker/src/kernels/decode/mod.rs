@@ -2,6 +2,8 @@
 //! Called through `Ops`; every format's value is exactly what its definition says, one rounding an operation.
 
 use half::f16;
+use lode_model::quant::{self, Quantisation, Stored, ggml};
+use lode_model::safetensors::Dtype as StoredDtype;
 
 use super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows, float_at};
 use super::weight::Float;
@@ -10,24 +12,48 @@ use super::weight::Float;
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod blocks;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod k_blocks;
 
 /// `to[0..cols]` = the numbers of row `row`.
 pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     let (codes, scales, biases) = rows.row(row);
-    let to = to[..rows.cols()].iter_mut().enumerate();
+    let to = &mut to[..rows.cols()];
     match rows.kind() {
-        Kind::Float(float) => to.for_each(|(k, to)| *to = float_at(float, codes, k)),
-        Kind::Affine { bits, group, scales: float } => to.for_each(|(k, to)| {
+        Kind::Float(float) => {
+            to.iter_mut().enumerate().for_each(|(k, to)| *to = float_at(float, codes, k));
+        }
+        Kind::Affine { bits, group, scales: float } => to.iter_mut().enumerate().for_each(|(k, to)| {
             let code = match bits {
                 4 => (codes[k / 2] >> (4 * (k % 2))) & 15,
                 _ => codes[k],
             };
             *to = float_at(float, scales, k / group) * f32::from(code) + float_at(float, biases, k / group);
         }),
-        Kind::Q8_0 => to.for_each(|(k, to)| {
+        Kind::Q8_0 => to.iter_mut().enumerate().for_each(|(k, to)| {
             let block = &codes[k / QK8_0 * BLOCK_Q8_0..];
             *to = float_at(Float::F16, block, 0) * f32::from(block[2 + k % QK8_0].cast_signed());
         }),
+        Kind::Scaled(format) => {
+            let stored = Stored {
+                dtype: StoredDtype::U32,
+                quantisation: Some(Quantisation::of(format.kind())),
+                weight: codes,
+                scale: scales,
+                scale_dtype: StoredDtype::U8,
+                bias: &[],
+                global_scale: (rows.factor() != 1.0).then_some(rows.factor()),
+            };
+            quant::decode_f32_into(&stored, to).expect("a row is whole groups");
+        }
+        Kind::Ggml(ty) => {
+            ggml::decode_f32_into(ty, codes, to).expect("a row is whole blocks");
+            if rows.factor() != 1.0 {
+                to.iter_mut().for_each(|to| *to *= rows.factor());
+            }
+        }
     }
 }
 
@@ -60,7 +86,9 @@ pub(super) fn encode_scalar(kind: Kind, from: &[f32], to: &mut [u8]) {
                 }
             }
         }
-        Kind::Float(Float::BF16) | Kind::Affine { .. } => unreachable!("no cache of {kind:?}"),
+        Kind::Float(Float::BF16) | Kind::Affine { .. } | Kind::Scaled(_) | Kind::Ggml(_) => {
+            unreachable!("no cache of {kind:?}")
+        }
     }
 }
 
@@ -85,6 +113,44 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The golden vectors of ggml: every type that files have, at odd addresses.
+    #[test]
+    fn blocks_decode_as_ggml_does() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/ggml-quant");
+        let mut sets = 0;
+        for &ty in ggml::Type::ALL {
+            let Ok(file) = std::fs::read(folder.join(format!("{}.safetensors", ty.as_str().to_lowercase())))
+            else {
+                continue;
+            };
+            if !ty.is_quantised() {
+                continue;
+            }
+            let header = lode_model::safetensors::Header::read(&file).unwrap();
+            let part = |name: &str| {
+                let entry = header.get(name)?;
+                let begin = (header.data_start() + entry.begin) as usize;
+                Some(&file[begin..begin + entry.size_bytes() as usize])
+            };
+            for (blocks, expect) in [("blocks", "dequant"), ("rand_blocks", "rand_dequant")] {
+                let Some((blocks, expect)) = part(blocks).zip(part(expect)) else { continue };
+                let expect: Vec<f32> =
+                    expect.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                let bytes = bytes::Bytes::from([&[0], blocks].concat()).slice(1..);
+                let dtype = crate::kernels::Dtype::Ggml(ty);
+                let (none, shape) = (bytes::Bytes::new(), (1, expect.len()));
+                let weight = crate::kernels::Weight::new(dtype, shape, bytes, none.clone(), none).unwrap();
+                for ops in Ops::all() {
+                    let mut found = vec![f32::NAN; expect.len()];
+                    ops.decode_row(&Rows::of(&weight), 0, &mut found);
+                    assert_eq!(found, expect, "{} {ty}", ops.name);
+                }
+                sets += 1;
+            }
+        }
+        assert!(sets > 40, "{sets}");
     }
 
     #[test]

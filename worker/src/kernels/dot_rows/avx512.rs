@@ -25,12 +25,18 @@ pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_
     let (n, cols) = (rows.len(), rows.cols());
     let m = x.len() / cols;
     assert!(x.len() == m * cols && out.rows() >= m && out.cols() >= n);
-    let decode_first = if matches!(rows.kind(), Kind::Float(_)) { DECODE_FLOATS } else { DECODE_CODES };
+    let decode_first = match rows.kind() {
+        Kind::Float(_) => DECODE_FLOATS,
+        kind if super::is_read_in_place(kind) => DECODE_CODES,
+        _ => 0,
+    };
     if m < decode_first {
         let panel = super::panel_rows(rows.kind().row_bytes(cols), R);
         for first in (0..n).step_by(panel) {
             let some = rows.range(first, panel.min(n - first));
-            with_loader!(rows.kind(), loader => block(loader, &some, x, out, first));
+            with_loader!(rows.kind(), loader => block(loader, &some, x, out, first), else {
+                unreachable!("{:?} is decoded first", rows.kind())
+            });
         }
     } else {
         let tile = |w: &[f32], x: &[f32], j: usize, i: usize| decoded(w, x, (j, i), cols, out);

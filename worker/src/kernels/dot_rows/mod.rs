@@ -1,6 +1,10 @@
 //! Packed rows times columns of f32: every matrix product, and the scores of attention.
 //! Called through `Ops`; the order in which a product's terms are added depends on the row length alone.
 
+#[cfg(target_arch = "x86_64")]
+use super::decode::avx2::with_loader;
+#[cfg(target_arch = "x86_64")]
+use super::rows::Kind;
 use super::rows::Rows;
 use super::window::Window;
 
@@ -27,6 +31,13 @@ pub(super) fn scalar(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: 
 /// Bytes of rows that stay in the second-level cache while all columns pass by.
 const PANEL_BYTES: usize = 1 << 19;
 
+/// Whether rows of this kind are read as they lie where there are few columns. The others are decoded first however many
+/// there are: reading them takes longer than putting them down.
+#[cfg(target_arch = "x86_64")]
+fn is_read_in_place(kind: Kind) -> bool {
+    with_loader!(kind, _loader => true, else false)
+}
+
 /// Rows of a panel, a multiple of `multiple`.
 fn panel_rows(row_bytes: usize, multiple: usize) -> usize {
     (PANEL_BYTES / row_bytes / multiple).max(1) * multiple
@@ -46,7 +57,9 @@ fn by_panels(
     mut tile: impl FnMut(&[f32], &[f32], usize, usize),
 ) {
     let (n, cols) = (rows.len(), rows.cols());
-    let panel = panel_rows(4 * cols, tile_rows);
+    // For few columns nothing is gained by decoding more than a tile.
+    let is_one = x.len() <= tile_cols * cols;
+    let panel = if is_one { tile_rows } else { panel_rows(4 * cols, tile_rows) };
     for first in (0..n).step_by(panel) {
         let some = rows.range(first, panel.min(n - first));
         scratch.resize(some.len() * cols, 0.0);

@@ -3,8 +3,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::decode::avx2::{Load, RowAt, with_loader};
+use super::super::decode::avx2::{BF16, F16, F32, Load, Q8_0, RowAt, with_loader_of};
 use super::super::rows::{Kind, Rows};
+use super::super::weight::Float;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
@@ -12,8 +13,13 @@ pub(in super::super) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f3
     if weights.is_empty() {
         return;
     }
-    assert!(!matches!(rows.kind(), Kind::Affine { .. }), "no cache of {:?}", rows.kind());
-    with_loader!(rows.kind(), loader => mix(loader, rows, weights, out));
+    with_loader_of! {
+        rows.kind(), loader => mix(loader, rows, weights, out), else unreachable!("no cache of {:?}", rows.kind()),
+        Kind::Float(Float::F32) = F32,
+        Kind::Float(Float::F16) = F16,
+        Kind::Float(Float::BF16) = BF16,
+        Kind::Q8_0 = Q8_0,
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -1,0 +1,214 @@
+//! GGUF files: the answers of the reference for whole models, split files, and what is refused.
+
+use std::path::{Path, PathBuf};
+
+use lode_model::gguf::{Header, Metadata, NewTensor, Value};
+use lode_model::quant::ggml::Type;
+use serde_json::Value as Json;
+
+use super::tests::{f32_cache, repository};
+use super::*;
+use crate::engine::{BlobFile, ModelFiles};
+
+fn gguf(paths: &[PathBuf]) -> ModelFiles {
+    let file = |path: &PathBuf| BlobFile {
+        path: path.clone(),
+        name: None,
+        whole_file: true,
+        format: Format::Gguf,
+        extent: None,
+    };
+    ModelFiles { config_json: Vec::new(), tensors: paths.iter().map(file).collect() }
+}
+
+fn fixture(name: &str) -> PathBuf {
+    repository("tests/fixtures/gguf").join(format!("{name}.gguf"))
+}
+
+fn ids(value: &Json) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+fn floats(value: &Json) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+fn log_probabilities(logits: &[f64]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f64::MIN, f64::max);
+    let sum: f64 = logits.iter().map(|v| (v - max).exp()).sum();
+    logits.iter().map(|v| v - max - sum.ln()).collect()
+}
+
+/// Of log-probabilities, against the reference.
+fn nmse(found: &[f32], expect: &[f64]) -> f64 {
+    let found: Vec<f64> = found.iter().map(|v| f64::from(*v)).collect();
+    let (found, expect) = (log_probabilities(&found), log_probabilities(expect));
+    let size: f64 = expect.iter().map(|v| v * v).sum();
+    found.iter().zip(&expect).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / size
+}
+
+fn last(engine: &mut dyn Engine, sequence: SequenceId, tokens: &[u32]) -> Vec<f32> {
+    let logits = engine.step(&[Slice { sequence, tokens, want: Want::Last }]).unwrap();
+    logits.last(0).unwrap().unwrap().to_vec()
+}
+
+/// The next token is the reference's own at every step, so that one that differs does not hide those after it.
+fn check(name: &str, files: &ModelFiles, options: LoadOptions, bound: f64) {
+    let answers = std::fs::read(fixture(name).with_extension("expected.json")).unwrap();
+    let answers: Json = serde_json::from_slice(&answers).unwrap();
+    let mut engine = load(files, options).unwrap();
+    for case in answers["cases"].as_array().unwrap() {
+        let (prompt, greedy) = (ids(&case["token_ids"]), ids(&case["greedy"]));
+        let margins = floats(&case["greedy_margin"]);
+        let sequence = engine.open(prompt.len() + greedy.len()).unwrap();
+        let mut row = last(engine.as_mut(), sequence, &prompt);
+        let error = nmse(&row, &floats(&case["last_logits"]));
+        assert!(error <= bound, "{name} {prompt:?}: {error:e}");
+        for (next, margin) in greedy.into_iter().zip(margins) {
+            let found = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+            assert!(margin <= 1e-3 || found as u32 == next, "{name} {prompt:?}: {found}, {next} expected");
+            row = last(engine.as_mut(), sequence, &[next]);
+        }
+        engine.close(sequence);
+    }
+}
+
+#[test]
+fn logits_and_greedy_ids_of_the_reference() {
+    for name in [
+        "llama-q8_0",
+        "llama3-rope-q8_0",
+        "wide-k",
+        "mixtral-q8_0",
+        "qwen2-q8_0",
+        "qwen2-yarn-q8_0",
+        "qwen3-q8_0",
+        "qwen3-moe-q8_0",
+        "gemma2-q8_0",
+        "gemma3-q8_0",
+        "phi3-q8_0",
+    ] {
+        for scalar in [false, true] {
+            check(name, &gguf(&[fixture(name)]), LoadOptions { scalar, ..f32_cache() }, 1e-6);
+        }
+    }
+}
+
+/// A file taken apart, so that a test can change it.
+struct Parts {
+    metadata: Metadata,
+    tensors: Vec<(NewTensor, Vec<u8>)>,
+}
+
+fn parts(name: &str) -> Parts {
+    let file = std::fs::read(fixture(name)).unwrap();
+    let header = Header::read(&file).unwrap();
+    let tensors = header.tensors.iter().map(|entry| {
+        let begin = (header.data_start + entry.offset) as usize;
+        let bytes = file[begin..begin + entry.size_bytes().unwrap() as usize].to_vec();
+        (NewTensor { name: entry.name.clone(), dims: entry.dims.clone(), ty: entry.ty }, bytes)
+    });
+    Parts { tensors: tensors.collect(), metadata: header.metadata }
+}
+
+fn write(path: &Path, metadata: Metadata, tensors: &[(NewTensor, Vec<u8>)]) {
+    let header = Header::new(metadata, tensors.iter().map(|(tensor, _)| tensor.clone())).unwrap();
+    let mut bytes = header.to_bytes();
+    for (_, tensor) in tensors {
+        bytes.extend_from_slice(tensor);
+        bytes.resize(bytes.len().next_multiple_of(header.alignment as usize), 0);
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn refusal(files: &ModelFiles, folder: &Path) -> String {
+    let error = load(files, f32_cache()).err().expect("it loads").to_string();
+    error.replace(&folder.display().to_string(), "DIR")
+}
+
+#[test]
+fn split_files_are_one_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let Parts { metadata, tensors } = parts("llama-q8_0");
+    let (first, rest) = tensors.split_at(7);
+    let split = |mut metadata: Metadata, number: u32, total: u32| {
+        metadata.set("split.no", Value::U16(number as u16));
+        metadata.set("split.count", Value::U16(2));
+        metadata.set("split.tensors.count", Value::I32(total as i32));
+        metadata
+    };
+    let total = tensors.len() as u32;
+    write(&path("a"), split(metadata.clone(), 0, total), first);
+    write(&path("b"), split(Metadata::new(), 1, total), rest);
+    check("llama-q8_0", &gguf(&[path("b"), path("a")]), f32_cache(), 1e-6);
+
+    let refused = |paths: &[&str]| {
+        let paths: Vec<PathBuf> = paths.iter().map(|name| path(name)).collect();
+        refusal(&gguf(&paths), folder.path())
+    };
+    assert_eq!(refused(&["a"]), "DIR/a: it is one of 2 files, and there are 1");
+    write(&path("c"), split(metadata.clone(), 0, total + 1), first);
+    assert_eq!(
+        refused(&["c", "b"]),
+        format!("DIR/c: its files have {total} tensors together, {} expected", total + 1)
+    );
+    write(&path("d"), split(Metadata::new(), 0, total), rest);
+    assert_eq!(refused(&["a", "d"]), "DIR/d: there are two files of number 0");
+    write(&path("e"), metadata, first);
+    assert_eq!(refused(&["e", "b"]), "DIR/e: there are 2 GGUF files, and this is no part of a split one");
+}
+
+#[test]
+fn what_cannot_run_is_refused_by_name() {
+    type Change = fn(&mut Parts);
+    let cases: &[(Change, &str)] = &[
+        (
+            |p| p.metadata.set("general.architecture", "mamba"),
+            "architecture `mamba` is not supported (supported: ",
+        ),
+        (
+            |p| drop(p.metadata.remove("llama.embedding_length")),
+            "the GGUF's metadata: `llama.embedding_length` is absent, a number expected",
+        ),
+        (
+            |p| p.metadata.set("llama.block_count", 100_000),
+            "the GGUF's metadata: `num_hidden_layers` is 100000, which is outside 1 to 4096",
+        ),
+        (
+            |p| p.tensors.retain(|(t, _)| t.name != "blk.1.ffn_up.weight"),
+            "tensor `blk.1.ffn_up.weight` is missing",
+        ),
+        (
+            |p| p.metadata.set("llama.vocab_size", 500),
+            "the configuration has a vocabulary of 500, tensor `token_embd.weight` has 512 rows",
+        ),
+        (
+            |p| p.metadata.set("llama.feed_forward_length", 96),
+            "tensor `blk.0.ffn_gate.weight` has shape [128, 64], [96, 64] expected",
+        ),
+        (
+            |p| {
+                for (tensor, bytes) in &mut p.tensors {
+                    if tensor.name == "blk.0.attn_v.weight" {
+                        (tensor.ty, *bytes) = (Type::I32, vec![0; 4 * bytes.len() / 34 * 32]);
+                    }
+                }
+            },
+            "tensor `blk.0.attn_v.weight` has dtype I32, which cannot be run (can be: F32, F16, BF16, int4, int8, nvfp4, \
+             mxfp4, mxfp8, the block types of GGUF)",
+        ),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m");
+    for (change, expect) in cases {
+        let mut parts = parts("llama-q8_0");
+        change(&mut parts);
+        write(&path, parts.metadata, &parts.tensors);
+        let found = refusal(&gguf(std::slice::from_ref(&path)), folder.path());
+        assert!(found.starts_with(expect), "{found}");
+    }
+    std::fs::write(&path, b"GGUF").unwrap();
+    let found = refusal(&gguf(&[path]), folder.path());
+    assert!(found.starts_with("DIR/m: "), "{found}");
+}

@@ -1,0 +1,51 @@
+//! The GGUF files of one model: a single one, or all parts of a split one in any order.
+//! Blobs have no file names, so only the parts themselves say which they are.
+
+use std::path::PathBuf;
+
+use lode_model::gguf::{Header, Metadata};
+
+use crate::engine::LoadError;
+
+/// The metadata of the model, which the first part has; `None` where there is no GGUF.
+pub(super) fn join(files: Vec<(PathBuf, Header)>) -> Result<Option<Metadata>, LoadError> {
+    let refused = |path: &PathBuf, reason: String| Err(LoadError::Header { path: path.clone(), reason });
+    let n = files.len() as u64;
+    let tensors: u64 = files.iter().map(|(_, header)| header.tensors.len() as u64).sum();
+    let mut seen = vec![false; files.len()];
+    let mut first = None;
+    for (path, header) in files {
+        let count = header.metadata.u64("split.count").filter(|count| *count > 0);
+        match count {
+            None if n == 1 => return Ok(Some(header.metadata)),
+            None => {
+                return refused(
+                    &path,
+                    format!("there are {n} GGUF files, and this is no part of a split one"),
+                );
+            }
+            Some(count) if count != n => {
+                return refused(&path, format!("it is one of {count} files, and there are {n}"));
+            }
+            Some(_) => {}
+        }
+        let number = header.metadata.u64("split.no").unwrap_or(u64::MAX);
+        match usize::try_from(number).ok().and_then(|number| seen.get_mut(number)) {
+            Some(seen) if !*seen => *seen = true,
+            Some(_) => return refused(&path, format!("there are two files of number {number}")),
+            None => return refused(&path, "it does not say which of the files it is (`split.no`)".into()),
+        }
+        if number == 0 {
+            let expected = header.metadata.u64("split.tensors.count").unwrap_or(tensors);
+            if expected != tensors {
+                return refused(
+                    &path,
+                    format!("its files have {tensors} tensors together, {expected} expected"),
+                );
+            }
+            first = Some(header.metadata);
+        }
+    }
+    // All numbers below their count are there, so one of them was 0.
+    Ok(first)
+}

@@ -1,0 +1,432 @@
+//! The blocks of ggml and the small floats of tensor blobs, with AVX2: 32 codes as signed bytes in order, and what they are
+//! multiplied with. One small implementation a format; both vector widths turn these into numbers in the same way.
+#![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
+
+use std::arch::x86_64::*;
+
+use lode_model::quant::float::{e4m3_to_f32, e8m0_to_f32};
+
+use super::super::weight::Float;
+use super::avx2::{Load, RowAt, broadcast};
+
+/// What sixteen codes have in common, in every lane: value = `scale * code - offset`.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Terms {
+    pub(super) scale: __m256,
+    pub(super) offset: __m256,
+}
+
+/// A format whose numbers are integers of a byte times a scale.
+pub(in super::super) trait Codes: Copy {
+    /// What the numbers of a group share, ready for use.
+    type Group: Copy;
+    /// Numbers of a group: a multiple of 32.
+    const GROUP: usize;
+    /// Whether something is taken off.
+    const HAS_OFFSET: bool = false;
+    /// Whether all of it is multiplied with the factor of its rows.
+    const HAS_FACTOR: bool = false;
+
+    /// # Safety
+    /// As for `Load::group`.
+    unsafe fn group(self, row: RowAt, k: usize) -> Self::Group;
+
+    /// Codes k..k + 32.
+    ///
+    /// # Safety
+    /// As for `Load::block`.
+    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i;
+
+    /// Of codes k..k + 16, and of k + 16..k + 32.
+    ///
+    /// # Safety
+    /// AVX2 is there.
+    unsafe fn terms(self, group: Self::Group, k: usize) -> [Terms; 2];
+}
+
+impl<C: Codes> Load for C {
+    type Group = C::Group;
+
+    #[inline(always)]
+    fn group_len(self) -> usize {
+        C::GROUP
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> C::Group {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Codes::group(self, row, k) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, group: C::Group, k: usize) -> [__m256; 4] {
+        // SAFETY: the caller's promise is the same.
+        let (codes, terms) = unsafe { (self.codes(row, k), self.terms(group, k)) };
+        let (low, high) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
+        let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
+        std::array::from_fn(|v| {
+            let Terms { scale, offset } = terms[v / 2];
+            let mut numbers = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eights[v])));
+            if C::HAS_OFFSET {
+                numbers = _mm256_sub_ps(numbers, offset);
+            }
+            if C::HAS_FACTOR {
+                numbers = _mm256_mul_ps(numbers, _mm256_set1_ps(row.factor));
+            }
+            numbers
+        })
+    }
+
+    unsafe fn tail(self, _: RowAt, _: usize, _: usize) -> [__m256; 4] {
+        unreachable!("rows of blocks are whole blocks")
+    }
+}
+
+/// Codes that share one scale.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn same(scale: __m256) -> [Terms; 2] {
+    [Terms { scale, offset: _mm256_setzero_ps() }; 2]
+}
+
+/// Lane `j` of a vector everywhere.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn lane(of: __m256, j: usize) -> __m256 {
+    _mm256_permutevar8x32_ps(of, _mm256_set1_epi32(j as i32))
+}
+
+/// The low nibbles of sixteen bytes, then their high ones.
+///
+/// # Safety
+/// The bytes are there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn halves(at: *const u8) -> __m256i {
+    // SAFETY: by the caller's promise.
+    let bytes = unsafe { _mm_loadu_si128(at.cast()) };
+    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes), _mm256_set1_epi8(15))
+}
+
+/// The nibbles of sixteen bytes, low and high in turns.
+///
+/// # Safety
+/// The bytes are there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn neighbours(at: *const u8) -> __m256i {
+    // SAFETY: by the caller's promise.
+    let bytes = unsafe { _mm_loadu_si128(at.cast()) };
+    let mask = _mm_set1_epi8(15);
+    let (low, high) = (_mm_and_si128(bytes, mask), _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask));
+    _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high))
+}
+
+/// Each code's entry of a table of sixteen.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn look_up(table: [i8; 16], codes: __m256i) -> __m256i {
+    // SAFETY: sixteen bytes.
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes)
+}
+
+/// Twice the values of E2M1.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// The values of IQ4_NL and IQ4_XS.
+pub(super) const NON_LINEAR: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Bit n of 32 as byte n, all ones or zero.
+///
+/// # Safety
+/// Four bytes are there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn bits(at: *const u8) -> __m256i {
+    // SAFETY: by the caller's promise.
+    let word = _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() });
+    let eighth = |n: i64| n * 0x0101_0101_0101_0101;
+    let bytes = _mm256_shuffle_epi8(word, _mm256_setr_epi64x(eighth(0), eighth(1), eighth(2), eighth(3)));
+    let masks = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, masks), masks)
+}
+
+/// Formats of 32 codes under one half, whose codes begin at byte `$codes` of a block.
+macro_rules! thirty_two {
+    ($($(#[$doc:meta])* $name:ident: $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(in super::super) struct $name;
+
+        impl Codes for $name {
+            type Group = __m256;
+            const GROUP: usize = 32;
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
+                // SAFETY: block k / 32 belongs to the row; its first two bytes are d.
+                unsafe { broadcast(Float::F16, row.codes.add(k / 32 * $bytes), 0) }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+                // SAFETY: block k / 32 belongs to the row, and what is read lies in it.
+                unsafe {
+                    let $at = row.codes.add(k / 32 * $bytes);
+                    $codes
+                }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn terms(self, d: __m256, _: usize) -> [Terms; 2] {
+                same(d)
+            }
+        }
+    )+};
+}
+
+thirty_two! {
+    Q4_0: 18, |at| _mm256_sub_epi8(halves(at.add(2)), _mm256_set1_epi8(8));
+    /// The fifth bit is stored where it means "nothing is taken off".
+    Q5_0: 22, |at| _mm256_or_si256(
+        halves(at.add(6)),
+        _mm256_andnot_si256(bits(at.add(2)), _mm256_set1_epi8(-16)),
+    );
+    Iq4Nl: 18, |at| look_up(NON_LINEAR, halves(at.add(2)));
+}
+
+/// The same with a minimum, which is added.
+macro_rules! thirty_two_and_minimum {
+    ($($name:ident: $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
+        #[derive(Clone, Copy)]
+        pub(in super::super) struct $name;
+
+        impl Codes for $name {
+            type Group = (__m256, __m256);
+            const GROUP: usize = 32;
+            const HAS_OFFSET: bool = true;
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn group(self, row: RowAt, k: usize) -> (__m256, __m256) {
+                let at = row.codes.wrapping_add(k / 32 * $bytes);
+                // SAFETY: block k / 32 belongs to the row; it begins with d and m.
+                let (d, m) = unsafe { (broadcast(Float::F16, at, 0), broadcast(Float::F16, at, 1)) };
+                (d, _mm256_sub_ps(_mm256_set1_ps(-0.0), m))
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+                // SAFETY: block k / 32 belongs to the row, and what is read lies in it.
+                unsafe {
+                    let $at = row.codes.add(k / 32 * $bytes);
+                    $codes
+                }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn terms(self, (scale, offset): (__m256, __m256), _: usize) -> [Terms; 2] {
+                [Terms { scale, offset }; 2]
+            }
+        }
+    )+};
+}
+
+thirty_two_and_minimum! {
+    Q4_1: 20, |at| halves(at.add(4));
+    Q5_1: 24, |at| _mm256_or_si256(
+        halves(at.add(8)),
+        _mm256_and_si256(bits(at.add(4)), _mm256_set1_epi8(16)),
+    );
+}
+
+/// E8M0 for 32 numbers whose codes are twice their values.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn half_of_e8m0(code: u8) -> __m256 {
+    _mm256_set1_ps(e8m0_to_f32(code) * 0.5)
+}
+
+/// ggml's MXFP4.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Mxfp4Block;
+
+impl Codes for Mxfp4Block {
+    type Group = __m256;
+    const GROUP: usize = 32;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
+        // SAFETY: block k / 32 belongs to the row.
+        half_of_e8m0(unsafe { *row.codes.add(k / 32 * 17) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+        // SAFETY: sixteen of the bytes of block k / 32.
+        look_up(E2M1, unsafe { halves(row.codes.add(k / 32 * 17 + 1)) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn terms(self, scale: __m256, _: usize) -> [Terms; 2] {
+        same(scale)
+    }
+}
+
+/// MXFP4 of tensor blobs.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Mxfp4;
+
+impl Codes for Mxfp4 {
+    type Group = __m256;
+    const GROUP: usize = 32;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
+        // SAFETY: a row has a scale for each 32 of its numbers.
+        half_of_e8m0(unsafe { *row.scales.add(k / 32) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+        // SAFETY: sixteen bytes from k / 2 belong to the row.
+        look_up(E2M1, unsafe { neighbours(row.codes.add(k / 2)) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn terms(self, scale: __m256, _: usize) -> [Terms; 2] {
+        same(scale)
+    }
+}
+
+/// NVFP4 of tensor blobs.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Nvfp4;
+
+impl Codes for Nvfp4 {
+    type Group = [__m256; 2];
+    const GROUP: usize = 32;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> [__m256; 2] {
+        // SAFETY: a row has a scale for each sixteen of its numbers.
+        let scale = |n: usize| e4m3_to_f32(unsafe { *row.scales.add(k / 16 + n) }) * row.factor * 0.5;
+        [_mm256_set1_ps(scale(0)), _mm256_set1_ps(scale(1))]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+        // SAFETY: sixteen bytes from k / 2 belong to the row.
+        look_up(E2M1, unsafe { neighbours(row.codes.add(k / 2)) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn terms(self, scales: [__m256; 2], _: usize) -> [Terms; 2] {
+        scales.map(|scale| Terms { scale, offset: _mm256_setzero_ps() })
+    }
+}
+
+/// MXFP8 of tensor blobs: its codes are floats, not integers.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Mxfp8;
+
+impl Load for Mxfp8 {
+    type Group = __m256;
+
+    #[inline(always)]
+    fn group_len(self) -> usize {
+        32
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
+        // SAFETY: a row has a scale for each 32 of its numbers.
+        _mm256_set1_ps(e8m0_to_f32(unsafe { *row.scales.add(k / 32) }))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, scale: __m256, k: usize) -> [__m256; 4] {
+        std::array::from_fn(|v| {
+            // SAFETY: eight bytes from k + 8 v belong to the row.
+            let codes = _mm_cvtepu8_epi16(unsafe { _mm_loadl_epi64(row.codes.add(k + 8 * v).cast()) });
+            _mm256_mul_ps(scale, e4m3(codes))
+        })
+    }
+
+    unsafe fn tail(self, _: RowAt, _: usize, _: usize) -> [__m256; 4] {
+        unreachable!("rows of groups are whole groups")
+    }
+}
+
+/// The values of eight codes, one in sixteen bits each: exponent and fraction stand where a half has them, with a bias that
+/// is eight less, which a factor of 2^8 makes good. What would be more than 448 is no number.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn e4m3(codes: __m128i) -> __m256 {
+    let magnitude = _mm_slli_epi16::<7>(_mm_and_si128(codes, _mm_set1_epi16(0x7f)));
+    let magnitude = _mm256_mul_ps(_mm256_cvtph_ps(magnitude), _mm256_set1_ps(256.0));
+    let none = _mm256_cmp_ps::<_CMP_GT_OQ>(magnitude, _mm256_set1_ps(448.0));
+    let sign = _mm256_slli_epi32::<24>(_mm256_cvtepu16_epi32(_mm_and_si128(codes, _mm_set1_epi16(0x80))));
+    // All ones are no number either.
+    _mm256_or_ps(_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign)), none)
+}
+
+/// ggml's NVFP4: four times sixteen codes, the halves of each sixteen in low and high nibbles.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Nvfp4Block;
+
+impl Codes for Nvfp4Block {
+    type Group = __m256;
+    const GROUP: usize = 64;
+    const HAS_FACTOR: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
+        let scale = |n: usize| {
+            // SAFETY: block k / 64 begins with four scales.
+            match unsafe { *row.codes.add(k / 64 * 36 + n) } {
+                0x7f => 0.0,
+                0xff => 240.0,
+                code => e4m3_to_f32(code & 0x7f) * 0.5,
+            }
+        };
+        _mm256_setr_ps(scale(0), scale(1), scale(2), scale(3), 0.0, 0.0, 0.0, 0.0)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+        // SAFETY: sixteen of the bytes of block k / 64.
+        let codes = unsafe { halves(row.codes.add(k / 64 * 36 + 4 + k % 64 / 2)) };
+        // low 0, low 1, high 0, high 1 -> low 0, high 0, low 1, high 1
+        look_up(E2M1, _mm256_permute4x64_epi64::<0b11_01_10_00>(codes))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn terms(self, scales: __m256, k: usize) -> [Terms; 2] {
+        let first = k % 64 / 16;
+        let terms = |j| Terms { scale: lane(scales, j), offset: _mm256_setzero_ps() };
+        [terms(first), terms(first + 1)]
+    }
+}
