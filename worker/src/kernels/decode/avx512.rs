@@ -166,16 +166,23 @@ impl<C: Codes> Load for C {
         let sixteens = [_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes)];
         let spread = |v: __m256| _mm512_broadcastss_ps(_mm256_castps256_ps128(v));
         std::array::from_fn(|v| {
-            let Terms { scale, offset } = terms[v];
-            let numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteens[v]));
-            let mut numbers = _mm512_mul_ps(spread(scale), numbers);
-            if C::HAS_OFFSET {
-                numbers = _mm512_sub_ps(numbers, spread(offset));
-            }
-            if C::HAS_FACTOR {
-                numbers = _mm512_mul_ps(numbers, _mm512_set1_ps(row.factor));
-            }
-            numbers
+            let numbers = |codes: __m512i| {
+                let Terms { scale, offset } = terms[v];
+                let mut numbers = _mm512_mul_ps(spread(scale), _mm512_cvtepi32_ps(codes));
+                if C::HAS_OFFSET {
+                    numbers = _mm512_sub_ps(numbers, spread(offset));
+                }
+                if C::HAS_FACTOR {
+                    numbers = _mm512_mul_ps(numbers, _mm512_set1_ps(row.factor));
+                }
+                numbers
+            };
+            let Some(table) = C::TABLE else { return numbers(_mm512_cvtepi8_epi32(sixteens[v])) };
+            // The numbers of all sixteen codes, and then a look-up, which uses the lowest four bits of a lane.
+            // SAFETY: sixteen bytes.
+            let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+            let values = numbers(_mm512_cvtepi8_epi32(table));
+            _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(sixteens[v]), values)
         })
     }
 }

@@ -26,12 +26,14 @@ pub(in super::super) trait Codes: Copy {
     const HAS_OFFSET: bool = false;
     /// Whether all of it is multiplied with the factor of its rows.
     const HAS_FACTOR: bool = false;
+    /// Of codes of four bits, what each stands for.
+    const TABLE: Option<[i8; 16]> = None;
 
     /// # Safety
     /// As for `Load::group`.
     unsafe fn group(self, row: RowAt, k: usize) -> Self::Group;
 
-    /// Codes k..k + 32.
+    /// Codes k..k + 32. Where there is a table, only the lowest four bits of each count.
     ///
     /// # Safety
     /// As for `Load::block`.
@@ -63,7 +65,10 @@ impl<C: Codes> Load for C {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn block(self, row: RowAt, group: C::Group, k: usize) -> [__m256; 4] {
         // SAFETY: the caller's promise is the same.
-        let (codes, terms) = unsafe { (self.codes(row, k), self.terms(group, k)) };
+        let (mut codes, terms) = unsafe { (self.codes(row, k), self.terms(group, k)) };
+        if let Some(table) = C::TABLE {
+            codes = look_up(table, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+        }
         let (low, high) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
         let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
         std::array::from_fn(|v| {
@@ -98,7 +103,7 @@ pub(super) fn lane(of: __m256, j: usize) -> __m256 {
     _mm256_permutevar8x32_ps(of, _mm256_set1_epi32(j as i32))
 }
 
-/// The low nibbles of sixteen bytes, then their high ones.
+/// The low nibbles of sixteen bytes, then their high ones, and anything above each.
 ///
 /// # Safety
 /// The bytes are there.
@@ -107,10 +112,21 @@ pub(super) fn lane(of: __m256, j: usize) -> __m256 {
 pub(super) unsafe fn halves(at: *const u8) -> __m256i {
     // SAFETY: by the caller's promise.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
-    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes), _mm256_set1_epi8(15))
+    _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes)
 }
 
-/// The nibbles of sixteen bytes, low and high in turns.
+/// As `halves`, and nothing above.
+///
+/// # Safety
+/// The bytes are there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn clean_halves(at: *const u8) -> __m256i {
+    // SAFETY: by the caller's promise.
+    _mm256_and_si256(unsafe { halves(at) }, _mm256_set1_epi8(15))
+}
+
+/// The nibbles of sixteen bytes, low and high in turns, and anything above each.
 ///
 /// # Safety
 /// The bytes are there.
@@ -119,20 +135,23 @@ pub(super) unsafe fn halves(at: *const u8) -> __m256i {
 unsafe fn neighbours(at: *const u8) -> __m256i {
     // SAFETY: by the caller's promise.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
-    let mask = _mm_set1_epi8(15);
-    let (low, high) = (_mm_and_si128(bytes, mask), _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask));
-    _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high))
+    let high = _mm_srli_epi16::<4>(bytes);
+    _mm256_set_m128i(_mm_unpackhi_epi8(bytes, high), _mm_unpacklo_epi8(bytes, high))
 }
 
 /// Each code's entry of a table of sixteen.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn look_up(table: [i8; 16], codes: __m256i) -> __m256i {
+fn look_up(table: [i8; 16], codes: __m256i) -> __m256i {
     // SAFETY: sixteen bytes.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes)
 }
 
+/// The values of codes that are numbers themselves.
+pub(super) const COUNT: [i8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+/// Those of Q4_0.
+const AROUND_8: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
 /// Twice the values of E2M1.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 /// The values of IQ4_NL and IQ4_XS.
@@ -156,7 +175,7 @@ unsafe fn bits(at: *const u8) -> __m256i {
 
 /// Formats of 32 codes under one half, whose codes begin at byte `$codes` of a block.
 macro_rules! thirty_two {
-    ($($(#[$doc:meta])* $name:ident: $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident: $bytes:literal, $table:expr, |$at:ident| $codes:expr;)+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(in super::super) struct $name;
@@ -164,6 +183,7 @@ macro_rules! thirty_two {
         impl Codes for $name {
             type Group = __m256;
             const GROUP: usize = 32;
+            const TABLE: Option<[i8; 16]> = $table;
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -192,13 +212,13 @@ macro_rules! thirty_two {
 }
 
 thirty_two! {
-    Q4_0: 18, |at| _mm256_sub_epi8(halves(at.add(2)), _mm256_set1_epi8(8));
+    Q4_0: 18, Some(AROUND_8), |at| halves(at.add(2));
     /// The fifth bit is stored where it means "nothing is taken off".
-    Q5_0: 22, |at| _mm256_or_si256(
-        halves(at.add(6)),
+    Q5_0: 22, None, |at| _mm256_or_si256(
+        clean_halves(at.add(6)),
         _mm256_andnot_si256(bits(at.add(2)), _mm256_set1_epi8(-16)),
     );
-    Iq4Nl: 18, |at| look_up(NON_LINEAR, halves(at.add(2)));
+    Iq4Nl: 18, Some(NON_LINEAR), |at| halves(at.add(2));
 }
 
 /// The same with a minimum, which is added.
@@ -241,9 +261,9 @@ macro_rules! thirty_two_and_minimum {
 }
 
 thirty_two_and_minimum! {
-    Q4_1: 20, |at| halves(at.add(4));
+    Q4_1: 20, |at| clean_halves(at.add(4));
     Q5_1: 24, |at| _mm256_or_si256(
-        halves(at.add(8)),
+        clean_halves(at.add(8)),
         _mm256_and_si256(bits(at.add(4)), _mm256_set1_epi8(16)),
     );
 }
@@ -262,6 +282,7 @@ pub(in super::super) struct Mxfp4Block;
 impl Codes for Mxfp4Block {
     type Group = __m256;
     const GROUP: usize = 32;
+    const TABLE: Option<[i8; 16]> = Some(E2M1);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -274,7 +295,7 @@ impl Codes for Mxfp4Block {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         // SAFETY: sixteen of the bytes of block k / 32.
-        look_up(E2M1, unsafe { halves(row.codes.add(k / 32 * 17 + 1)) })
+        unsafe { halves(row.codes.add(k / 32 * 17 + 1)) }
     }
 
     #[inline]
@@ -291,6 +312,7 @@ pub(in super::super) struct Mxfp4;
 impl Codes for Mxfp4 {
     type Group = __m256;
     const GROUP: usize = 32;
+    const TABLE: Option<[i8; 16]> = Some(E2M1);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -303,7 +325,7 @@ impl Codes for Mxfp4 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         // SAFETY: sixteen bytes from k / 2 belong to the row.
-        look_up(E2M1, unsafe { neighbours(row.codes.add(k / 2)) })
+        unsafe { neighbours(row.codes.add(k / 2)) }
     }
 
     #[inline]
@@ -320,6 +342,7 @@ pub(in super::super) struct Nvfp4;
 impl Codes for Nvfp4 {
     type Group = [__m256; 2];
     const GROUP: usize = 32;
+    const TABLE: Option<[i8; 16]> = Some(E2M1);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -333,7 +356,7 @@ impl Codes for Nvfp4 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         // SAFETY: sixteen bytes from k / 2 belong to the row.
-        look_up(E2M1, unsafe { neighbours(row.codes.add(k / 2)) })
+        unsafe { neighbours(row.codes.add(k / 2)) }
     }
 
     #[inline]
@@ -397,6 +420,7 @@ pub(in super::super) struct Nvfp4Block;
 impl Codes for Nvfp4Block {
     type Group = __m256;
     const GROUP: usize = 64;
+    const TABLE: Option<[i8; 16]> = Some(E2M1);
     const HAS_FACTOR: bool = true;
 
     #[inline]
@@ -419,7 +443,7 @@ impl Codes for Nvfp4Block {
         // SAFETY: sixteen of the bytes of block k / 64.
         let codes = unsafe { halves(row.codes.add(k / 64 * 36 + 4 + k % 64 / 2)) };
         // low 0, low 1, high 0, high 1 -> low 0, high 0, low 1, high 1
-        look_up(E2M1, _mm256_permute4x64_epi64::<0b11_01_10_00>(codes))
+        _mm256_permute4x64_epi64::<0b11_01_10_00>(codes)
     }
 
     #[inline]

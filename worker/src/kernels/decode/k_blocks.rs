@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::super::weight::Float;
 use super::avx2::{RowAt, broadcast};
-use super::blocks::{Codes, NON_LINEAR, Terms, halves, lane, look_up, same};
+use super::blocks::{COUNT, Codes, NON_LINEAR, Terms, halves, lane, same};
 
 /// Numbers in a block.
 const QK: usize = 256;
@@ -64,6 +64,7 @@ pub(in super::super) struct Q4K;
 impl Codes for Q4K {
     type Group = (__m256, __m256);
     const GROUP: usize = QK;
+    const TABLE: Option<[i8; 16]> = Some(COUNT);
     const HAS_OFFSET: bool = true;
 
     #[inline]
@@ -78,8 +79,7 @@ impl Codes for Q4K {
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         let j = group_of(k);
         // SAFETY: 32 of the bytes of block k / 256.
-        let codes = unsafe { shifted(row.codes.add(k / QK * 144 + 16 + 32 * (j / 2)), 4 * (j % 2)) };
-        _mm256_and_si256(codes, _mm256_set1_epi8(15))
+        unsafe { shifted(row.codes.add(k / QK * 144 + 16 + 32 * (j / 2)), 4 * (j % 2)) }
     }
 
     #[inline]
@@ -274,6 +274,7 @@ pub(in super::super) struct Iq4Xs;
 impl Codes for Iq4Xs {
     type Group = __m256;
     const GROUP: usize = QK;
+    const TABLE: Option<[i8; 16]> = Some(NON_LINEAR);
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -302,7 +303,7 @@ impl Codes for Iq4Xs {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
         // SAFETY: sixteen of the bytes of block k / 256.
-        look_up(NON_LINEAR, unsafe { halves(row.codes.add(k / QK * 136 + 8 + 16 * group_of(k))) })
+        unsafe { halves(row.codes.add(k / QK * 136 + 8 + 16 * group_of(k))) }
     }
 
     #[inline]
