@@ -5,7 +5,7 @@
 pub(super) mod avx2;
 
 /// The square root of 2 / pi, doubled.
-const TWO_ROOT: f32 = 1.595_769_1;
+const TWO_ROOT: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
 
 /// `gate = 0.5 * gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up`, where `0.5 * (1 + tanh(u))` is

@@ -37,13 +37,13 @@ fn tanh(x: __m256) -> __m256 {
     const ABOVE: [f32; 7] = [
         -2.760_768_5e-16,
         2.000_188e-13,
-        -8.604_671_5e-11,
+        -8.604_672e-11,
         5.122_297e-8,
         1.485_722_4e-5,
         6.372_619e-4,
         4.893_524_6e-3,
     ];
-    const BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525_2e-3];
+    const BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3];
     // Of two of which one is no number, min and max give the second, so NaN passes.
     let x = _mm256_min_ps(_mm256_set1_ps(BOUND), _mm256_max_ps(_mm256_set1_ps(-BOUND), x));
     let square = _mm256_mul_ps(x, x);
