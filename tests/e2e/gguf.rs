@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use lode_tests::checkpoint::read_folder;
 use lode_tests::server::Server;
 
-fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gguf").join(name)
 }
 
@@ -19,6 +19,15 @@ async fn a_gguf_is_described_and_comes_back() {
 
     let shown = lode.run(&["show", "team/wide", "--json"]).await.ok().json();
     assert_eq!((&shown["format"], &shown["architecture"]), (&"gguf".into(), &"llama".into()), "{shown}");
+    let expected: serde_json::Value =
+        serde_json::from_slice(&fs::read(source.with_extension("expected.json")).unwrap()).unwrap();
+    let listed = lode.run(&["tensor", "ls", "team/wide", "--json"]).await.ok().json();
+    let listed = listed["tensors"].as_array().unwrap();
+    assert_eq!(listed.len(), expected["tensor_types"].as_object().unwrap().len());
+    for tensor in listed {
+        assert_eq!(tensor["dtype"], expected["tensor_types"][tensor["name"].as_str().unwrap()], "{tensor}");
+    }
+
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/wide", "--to", back.to_str().unwrap()]).await.ok();
     assert!(fs::read(back.join("wide-k.gguf")).unwrap() == fs::read(&source).unwrap());

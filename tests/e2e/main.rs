@@ -27,6 +27,7 @@ mod ollama;
 mod oras;
 mod postgres;
 mod push_pull;
+mod python;
 mod quantised;
 mod redirect;
 mod referrers;

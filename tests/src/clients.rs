@@ -39,6 +39,12 @@ pub fn cosign(test: &str) -> Option<PathBuf> {
     program(test, "LODE_COSIGN", &["/usr/local/bin/cosign", "/usr/bin/cosign"])
 }
 
+/// A python with the packages of `tests/clients/python`, which `tests/run` makes.
+#[must_use]
+pub fn python(test: &str) -> Option<PathBuf> {
+    program(test, "LODE_PYTHON", &["/usr/local/lib/lode-tests/bin/python"])
+}
+
 /// An ollama server of its own, which is the client that speaks to registries, and the program that asks it to.
 pub struct Ollama {
     server: Child,
