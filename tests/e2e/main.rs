@@ -6,6 +6,7 @@
 mod attached_worker;
 mod bad_input;
 mod bad_models;
+mod converted;
 mod cosign;
 mod demo;
 mod docker;
