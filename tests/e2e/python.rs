@@ -1,12 +1,30 @@
-//! Python's packages as judges: what the gguf package reads from a file is what comes out of here.
+//! Python's packages as judges: what the gguf package reads from a file is what comes out of here, and llama.cpp, which
+//! xllamacpp carries, answers from files that were made here as it should.
 
-use std::path::Path;
-use std::process::Command;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
+use lode_tests::checkpoint::demo;
 use lode_tests::clients;
 use lode_tests::server::Server;
+use serde_json::{Value, json};
 
 use crate::gguf::fixture;
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python").join(name)
+}
+
+/// Makes a model a GGUF of a type, and gives the file that it comes back as.
+async fn made(server: &Server, source: &Path, ty: &str) -> PathBuf {
+    let lode = server.lode();
+    let model = format!("team/{}-{}", source.file_name().unwrap().to_string_lossy(), ty.to_lowercase());
+    lode.create(&model, source, &["--quantize", ty]).await.ok();
+    let folder = server.folder().path().join(model.replace('/', "-"));
+    lode.run(&["pull", &model, "--to", folder.to_str().unwrap()]).await.ok();
+    folder.join(format!("model-{ty}.gguf"))
+}
 
 #[tokio::test]
 async fn exported_values_are_those_of_the_gguf_package() {
@@ -14,13 +32,102 @@ async fn exported_values_are_those_of_the_gguf_package() {
     let Some(python) = clients::python(test) else { return };
     let server = Server::fresh().await;
     let lode = server.lode();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python/same_tensors.py");
-    for name in ["wide-k.gguf", "mixtral-q8_0.gguf"] {
-        lode.create("team/model", &fixture(name), &[]).await.ok();
+    let mut files = vec![fixture("wide-k.gguf"), fixture("mixtral-q8_0.gguf")];
+    for ty in ["Q4_K_M", "Q3_K_S"] {
+        files.push(made(&server, &demo(), ty).await);
+    }
+    for file in files {
+        lode.create("team/model", &file, &[]).await.ok();
         let out = server.folder().path().join("out.safetensors");
         let export = ["tensor", "export", "team/model", "--to", out.to_str().unwrap(), "--dtype", "f32"];
         lode.run(&export).await.ok();
-        let output = Command::new(&python).arg(&script).args([&fixture(name), &out]).output().unwrap();
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let output =
+            Command::new(&python).arg(script("same_tensors.py")).args([&file, &out]).output().unwrap();
+        assert!(output.status.success(), "{file:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// What llama.cpp says to each question.
+fn answers(python: &Path, questions: &[Value]) -> Vec<String> {
+    let mut child = Command::new(python)
+        .arg(script("generate.py"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines: String = questions.iter().map(|question| format!("{question}\n")).collect();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let end = said.char_indices().rev().nth(2000).map_or(0, |(at, _)| at);
+    assert!(output.status.success(), "{}", &said[end..]);
+    let answers = String::from_utf8(output.stdout).unwrap();
+    let answers: Vec<String> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), questions.len(), "{}", &said[end..]);
+    answers
+}
+
+/// The prompt whose greedy answer begins with most letters that a text can hold, and that beginning.
+fn expected(model: &Path) -> (String, String) {
+    let read = |path: &Path| -> Value { serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() };
+    let (expected, tokenizer) = (read(&model.join("expected.json")), read(&model.join("tokenizer.json")));
+    let vocab = tokenizer["model"]["vocab"].as_object().unwrap();
+    let plain = |id: &Value| -> Option<String> {
+        let token = vocab.iter().find(|(_, of)| *of == id)?.0.replace('\u{120}', " ");
+        token.is_ascii().then_some(token)
+    };
+    let cases = expected["cases"].as_array().unwrap().iter().map(|case| {
+        let greedy = case["greedy"].as_array().unwrap().iter();
+        let text: Vec<String> = greedy.take(6).map_while(plain).collect();
+        (case["prompt"].as_str().unwrap().to_owned(), text.concat())
+    });
+    cases.max_by_key(|(_, text)| text.len()).unwrap()
+}
+
+#[tokio::test]
+async fn llama_cpp_answers_from_what_is_made() {
+    let Some(python) = clients::python("llama_cpp_answers_from_what_is_made") else { return };
+    let server = Server::fresh().await;
+    let (mut questions, mut expect) = (Vec::new(), Vec::new());
+    for (ty, answer) in [
+        ("F32", "81."),
+        ("F16", "81."),
+        ("BF16", "81."),
+        ("Q8_0", "81."),
+        ("Q6_K", "81."),
+        ("Q5_K_M", "81."),
+        ("Q5_1", "81."),
+        ("Q4_K_M", "81."),
+        // What is left in so few bits of so small a model may be wrong, but it is an answer.
+        ("Q4_0", ""),
+        ("Q3_K_M", ""),
+        ("Q2_K", ""),
+    ] {
+        let path = made(&server, &demo(), ty).await;
+        questions.push(json!({"path": path, "chat": "What is 40 plus 41?"}));
+        expect.push(answer.to_owned());
+    }
+    // Each family as floats says what transformers says.
+    for family in [
+        "llama",
+        "llama3-rope",
+        "qwen2",
+        "qwen2-yarn",
+        "qwen3",
+        "qwen3-moe",
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "mixtral",
+    ] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/arch").join(family);
+        let (prompt, answer) = expected(&source);
+        assert!(answer.len() > 2, "{family}: {answer:?}");
+        questions.push(json!({"path": made(&server, &source, "F32").await, "prompt": prompt}));
+        expect.push(answer);
+    }
+    for ((question, answer), expect) in questions.iter().zip(answers(&python, &questions)).zip(expect) {
+        assert!(!answer.is_empty() && answer.starts_with(&expect), "{question}: {answer:?}, not {expect:?}");
     }
 }

@@ -1,0 +1,35 @@
+"""Opens GGUF files in llama.cpp, as the xllamacpp package carries it, and says what each of them answers.
+
+Standard input: lines `{"path", "chat"}` or `{"path", "prompt"}`. Standard output: the greedy answer to each as a JSON text.
+"""
+
+import json
+import os
+import sys
+
+import xllamacpp
+
+COUNT = 12
+# llama.cpp talks on standard output, too; the answers are to stand there alone.
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    asked = json.loads(line)
+    params = xllamacpp.CommonParams()
+    params.model.path = asked["path"]
+    params.n_ctx = 256
+    params.n_parallel = 1
+    params.warmup = False
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    server = xllamacpp.Server(params)
+    how = {"max_tokens": COUNT, "temperature": 0}
+    if "chat" in asked:
+        messages = [{"role": "user", "content": asked["chat"]}]
+        answer = server.handle_chat_completions(how | {"messages": messages})
+        text = answer["choices"][0]["message"]["content"]
+    else:
+        text = server.handle_completions(how | {"prompt": asked["prompt"]})["choices"][0]["text"]
+    print(json.dumps(text), file=out, flush=True)
+    del server
+# Its threads are not waited for.
+os._exit(0)
