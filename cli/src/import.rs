@@ -159,7 +159,7 @@ pub(crate) async fn model(
     let layers: Vec<PlannedLayer> = rest.into_iter().map(|(_, layer)| layer.clone()).collect();
     let hashed = files::on_all_cores(layers, move |layer| {
         let name = layer.name.as_deref().unwrap_or("a layer");
-        let hashed = hash_reader(&mut layer.reader(&reading), Algorithm::Sha256, &*progress);
+        let hashed = hash_reader(&mut layer.checked_reader(&reading), Algorithm::Sha256, &*progress);
         let (digest, size) =
             hashed.map_err(|error| Failure::because(format!("cannot read {name}"), &error))?;
         if size != layer.size {

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use super::finish::FileRecipe;
 use super::made::{self, Made};
-use super::{ImportError, Options, Plan, PlannedLayer, Quantize, Source, SourceFile, other_type, push_whole};
+use super::{
+    ImportError, Options, Plan, PlannedLayer, Quantize, Source, SourceFile, check, other_type, push_whole,
+};
 use crate::config::{ModelConfig, parameter_size};
 use crate::gguf::{self, Header, PartName, ReadError};
 use crate::media_type;
@@ -73,6 +75,7 @@ pub(super) fn plan(
     match made {
         None => model.iter().for_each(|part| {
             push_whole(&mut layers, &mut recipes, media_type::OLLAMA_MODEL, &part.file);
+            look_at_blocks(&mut layers, &part.header);
         }),
         Some((content, said)) => {
             notices.extend(said);
@@ -82,7 +85,10 @@ pub(super) fn plan(
     for (kind, parts) in
         [(media_type::OLLAMA_PROJECTOR, &projectors), (media_type::OLLAMA_ADAPTER, &adapters)]
     {
-        parts.iter().for_each(|part| push_whole(&mut layers, &mut recipes, kind, &part.file));
+        parts.iter().for_each(|part| {
+            push_whole(&mut layers, &mut recipes, kind, &part.file);
+            look_at_blocks(&mut layers, &part.header);
+        });
     }
     for other in models.flatten() {
         let (path, first) = (&other.file.path, model.first().map_or("", |part| &part.file.path));
@@ -98,6 +104,13 @@ pub(super) fn plan(
     let config = config(&model, &projectors, &adapters, parameters);
     let annotations = model.first().map(|part| annotations(&part.header)).unwrap_or_default();
     Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
+}
+
+/// Has the blocks of the last layer looked at as it is read.
+fn look_at_blocks(layers: &mut [PlannedLayer], header: &Header) {
+    if let Some(layer) = layers.last_mut() {
+        layer.content = layer.content.clone().with_blocks(check::blocks(header));
+    }
 }
 
 /// Adds what stands beside a model: its licence as such, everything else as the files they are.

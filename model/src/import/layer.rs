@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::Source;
+use super::check::{Blocks, CheckedReader};
 use crate::convert::{Rows, RowsReader, Segment};
 use crate::quant::affine::{Quantised, quantise};
 use crate::quant::{Quantisation, float};
@@ -16,7 +17,11 @@ const CHUNK_ELEMENTS: u64 = 1 << 17;
 
 /// The recipe of a layer.
 #[derive(Clone, Debug)]
-pub struct Content(Arc<[Piece]>);
+pub struct Content {
+    pieces: Arc<[Piece]>,
+    /// Those of a stranger's GGUF, which should be looked at on the way in.
+    blocks: Arc<[Blocks]>,
+}
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Piece {
@@ -72,7 +77,11 @@ impl Piece {
 
 impl Content {
     pub(super) fn new(pieces: Vec<Piece>) -> Content {
-        Content(pieces.into())
+        Content { pieces: pieces.into(), blocks: Arc::default() }
+    }
+
+    pub(super) fn with_blocks(self, blocks: Arc<[Blocks]>) -> Content {
+        Content { blocks, ..self }
     }
 
     pub(super) fn file(path: &str, length: u64) -> Content {
@@ -81,25 +90,38 @@ impl Content {
 
     /// The file that this may be as it is: it begins where the file does and takes nothing from elsewhere.
     pub fn whole_file(&self) -> Option<&str> {
-        match &*self.0 {
+        match &*self.pieces {
             [Piece::Range { path, offset: 0, .. }] => Some(path),
             _ => None,
         }
     }
 
     pub(super) fn size(&self) -> u64 {
-        self.0.iter().map(Piece::len).sum()
+        self.pieces.iter().map(Piece::len).sum()
     }
 
     /// Whether bytes are computed here that cost more than reading them, and that can be begun anywhere.
     pub(super) fn is_encoded(&self) -> bool {
-        self.0.iter().any(|piece| matches!(piece, Piece::Rows(_)))
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Rows(_)))
+    }
+
+    /// Whether making its bytes costs more than reading them.
+    pub(super) fn is_made(&self) -> bool {
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Rows(_) | Piece::Quantised(_)))
+    }
+
+    pub(super) fn has_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
+    pub(super) fn checked(&self, inner: LayerReader) -> CheckedReader {
+        CheckedReader::new(inner, Arc::clone(&self.blocks))
     }
 
     /// The bytes from `from` up to `to`.
     pub(super) fn reader(&self, source: &Arc<dyn Source>, from: u64, to: u64) -> LayerReader {
         LayerReader {
-            pieces: Arc::clone(&self.0),
+            pieces: Arc::clone(&self.pieces),
             next: 0,
             current: Current::None,
             skip: from,

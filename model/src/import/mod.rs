@@ -6,6 +6,7 @@
 //! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::finish(digests) -> config, file view, manifest
 //! ```
 
+mod check;
 mod checkpoint;
 mod facts;
 mod finish;
@@ -21,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
+pub use check::CheckedReader;
 pub use finish::{FinishError, Finished, SmallBlob};
 pub use layer::{Content, LayerReader};
 pub use quantize::{Quantize, UnknownQuantize};
@@ -125,6 +127,16 @@ impl PlannedLayer {
         self.content.reader(source, 0, self.size)
     }
 
+    /// As [`PlannedLayer::reader`], and fails where a GGUF that goes in as it is has a block whose scale is not finite.
+    pub fn checked_reader(&self, source: &Arc<dyn Source>) -> CheckedReader {
+        self.content.checked(self.reader(source))
+    }
+
+    /// Whether [`PlannedLayer::checked_reader`] looks at anything.
+    pub fn has_blocks(&self) -> bool {
+        self.content.has_blocks()
+    }
+
     /// Reads the layer from `offset` on, to go on with an upload that was cut off.
     pub fn reader_from(&self, source: &Arc<dyn Source>, offset: u64) -> LayerReader {
         self.content.reader(source, offset, self.size)
@@ -139,6 +151,11 @@ impl PlannedLayer {
     /// [`PlannedLayer::reader_of`] is as quick in the middle as at the start.
     pub fn is_encoded(&self) -> bool {
         self.content.is_encoded()
+    }
+
+    /// Whether making its bytes costs more than reading them, however they are made.
+    pub fn is_made(&self) -> bool {
+        self.content.is_made()
     }
 }
 

@@ -29,6 +29,8 @@ use crate::auth::{Action, Caller, Target, allow};
 /// How many layers are made at a time.
 const LAYERS_AT_ONCE: usize = 4;
 const READ_BYTES: usize = 1 << 20;
+/// How much of a layer one core makes at a time.
+const PIECE_BYTES: u64 = 1 << 20;
 /// How many pieces wait between the thread that makes a layer and the storage.
 const PIECES: usize = 4;
 
@@ -278,7 +280,12 @@ impl Registry {
         source: &Arc<dyn Source>,
         files: &BTreeMap<String, Digest>,
     ) -> Result<(Digest, bool), CreateError> {
-        // 1. A file that is a layer as it is has been sent already.
+        // 1. A file that is a layer as it is has been sent already. A GGUF's blocks are a stranger's until they are looked at.
+        if layer.has_blocks() {
+            let (looking, reading) = (layer.clone(), source.clone());
+            let looked = blocking(move || read_through(&mut looking.checked_reader(&reading))).await?;
+            looked.map_err(|error| unreadable(&layer, error))?;
+        }
         let whole = layer.content.whole_file().and_then(|path| files.get(path));
         if let Some(digest) = whole
             && let Some(info) = self.blob_mount(caller, repository, digest, Some(&staging())).await?
@@ -286,14 +293,26 @@ impl Registry {
         {
             return Ok((digest.clone(), false));
         }
-        // 2. Another one may be here, from a relative of the model.
+        // 2. What costs more to make than to store is made once, and its digest shows by then.
+        if layer.is_made() {
+            let (size, body) = (layer.size, body_of(layer.clone(), source.clone()));
+            return match self.blob_make(caller, repository, size, body).await {
+                Ok(info) => Ok((info.digest, true)),
+                Err(Error::BodyCut(reason)) => Err(match reason.downcast::<io::Error>() {
+                    Ok(error) => unreadable(&layer, *error),
+                    Err(reason) => Error::BodyCut(reason).into(),
+                }),
+                Err(error) => Err(error.into()),
+            };
+        }
+        // 3. Another one may be here, from a relative of the model.
         let (hashing, reading) = (layer.clone(), source.clone());
         let digest = blocking(move || hash(&mut hashing.reader(&reading))).await?;
         let digest = digest.map_err(|error| unreadable(&layer, error))?;
         if self.blob_mount(caller, repository, &digest, None).await?.is_some() {
             return Ok((digest, false));
         }
-        // 3. It has to be made.
+        // 4. It has to be stored.
         let chunk = ChunkRange { range: None, length: Some(layer.size) };
         let body = body_of(layer, source.clone());
         self.blob_put(caller, repository, &digest, chunk, body).await?;
@@ -414,8 +433,23 @@ fn hash(reader: &mut dyn Read) -> io::Result<Digest> {
     }
 }
 
-/// The bytes of a layer, made on a thread of their own as they are wanted.
+/// Reads to the end for the sake of what the reader finds; object storage is asked for long parts.
+fn read_through(reader: &mut dyn Read) -> io::Result<()> {
+    let mut piece = vec![0; 8 * READ_BYTES];
+    while reader.read(&mut piece)? > 0 {}
+    Ok(())
+}
+
+/// The bytes of a layer, made on a thread of their own as they are wanted, or on all cores where they can be begun anywhere.
 fn body_of(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
+    if layer.is_encoded() {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let offsets = (0..layer.size.div_ceil(PIECE_BYTES)).map(|piece| piece * PIECE_BYTES);
+        return stream::iter(offsets)
+            .map(move |offset| piece_of(layer.clone(), source.clone(), offset))
+            .buffered(cores)
+            .boxed();
+    }
     let (sender, receiver) = mpsc::channel::<Result<Bytes, BodyError>>(PIECES);
     tokio::task::spawn_blocking(move || {
         let mut reader = layer.reader(&source);
@@ -435,6 +469,15 @@ fn body_of(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
         }
     });
     stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) }).boxed()
+}
+
+async fn piece_of(layer: PlannedLayer, source: Arc<dyn Source>, offset: u64) -> Result<Bytes, BodyError> {
+    let made = blocking(move || {
+        let length = PIECE_BYTES.min(layer.size - offset);
+        let mut piece = vec![0; length as usize];
+        layer.reader_of(&source, offset, length).read_exact(&mut piece).map(|()| piece)
+    });
+    Ok(made.await??.into())
 }
 
 fn unreadable(layer: &PlannedLayer, source: io::Error) -> CreateError {

@@ -117,7 +117,7 @@ impl Registry {
         let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
         detached(async move {
             let mut writing = this.upload_open(&repository, id, chunk, true).await?;
-            let outcome = this.upload_close(&repository, &mut writing, chunk, body, digest).await;
+            let outcome = this.upload_close(&repository, &mut writing, chunk, body, Some(digest)).await;
             this.upload_outcome(&repository, outcome).await
         })
         .await
@@ -129,19 +129,20 @@ impl Registry {
         writing: &mut Writing,
         chunk: ChunkRange,
         body: Body,
-        digest: Digest,
+        expected: Option<Digest>,
     ) -> Result<BlobInfo, Error> {
         // 1. The rest of the bytes.
         self.upload_receive(writing, chunk, body).await?;
         // 2. Are they what the client says? If not, no later chunk can make them so.
-        if !writing.can_tell(digest.algorithm()) {
+        let algorithm = expected.as_ref().map_or(Algorithm::Sha256, Digest::algorithm);
+        if !writing.can_tell(algorithm) {
             // Parts cannot be read until they are one object.
             self.upload_store(writing).await?;
         }
-        let got = writing.digest(digest.algorithm()).await?;
-        if got != digest {
+        let digest = writing.digest(algorithm).await?;
+        if let Some(expected) = expected.filter(|expected| *expected != digest) {
             self.upload_forget(writing).await?;
-            return Err(Error::DigestMismatch { expected: digest, got });
+            return Err(Error::DigestMismatch { expected, got: digest });
         }
         // 3. Durable, unless the registry has it already, then visible.
         if self.store.blob_live(&digest).await?.is_none() {
@@ -161,9 +162,33 @@ impl Registry {
         chunk: ChunkRange,
         body: Body,
     ) -> Result<BlobInfo, Error> {
+        self.blob_take(caller, repository, Some(digest.clone()), chunk, body).await
+    }
+
+    /// As [`Registry::blob_put`], for bytes of our own whose digest shows only when they are made.
+    pub(super) async fn blob_make(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        size: u64,
+        body: Body,
+    ) -> Result<BlobInfo, Error> {
+        let chunk = ChunkRange { range: None, length: Some(size) };
+        self.blob_take(caller, repository, None, chunk, body).await
+    }
+
+    async fn blob_take(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        digest: Option<Digest>,
+        chunk: ChunkRange,
+        body: Body,
+    ) -> Result<BlobInfo, Error> {
         self.may_push(caller, repository)?;
-        let row = self.upload_insert(repository, Some(digest.algorithm()), true).await?;
-        let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
+        let algorithm = digest.as_ref().map(Digest::algorithm);
+        let row = self.upload_insert(repository, algorithm, true).await?;
+        let (this, repository) = (self.clone(), repository.clone());
         detached(async move {
             let id = row.id;
             let stored = async {

@@ -2,7 +2,9 @@
 
 use http::Request;
 use lode_model::digest::Digest;
+use lode_model::gguf::{Header, Metadata, NewTensor};
 use lode_model::media_type;
+use lode_model::quant::ggml::Type;
 use serde_json::{Value, json};
 
 use super::App;
@@ -142,6 +144,51 @@ async fn a_model_is_made_from_files() {
     // Repeated, it makes the very same model.
     assert_eq!(app.post_json("/api/create", body).await.status, 200);
     assert_eq!(app.get("/v2/made/manifests/latest").await.body, made.body);
+}
+
+/// A GGUF of one matrix, whose bytes all are this one.
+fn gguf(ty: Type, byte: u8) -> Vec<u8> {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "llama");
+    let tensor = NewTensor { name: "blk.0.ffn_up.weight".to_owned(), dims: vec![64, 4], ty };
+    let header = Header::new(metadata, [tensor]).unwrap();
+    let mut bytes = header.to_bytes();
+    bytes.resize(header.file_len() as usize, byte);
+    bytes
+}
+
+#[tokio::test]
+async fn a_model_is_quantised_here() {
+    let app = App::new().await;
+    let floats = stage(&app, &gguf(Type::F32, 0x3d)).await;
+    let body = |quantize: &str| json!({"model": "made", "stream": false, "files": {"m.gguf": floats}, "quantize": quantize});
+    for quantize in ["q8_0", "Q4_0"] {
+        let answer = app.post_json("/api/create", body(quantize)).await;
+        assert_eq!((answer.status.as_u16(), answer.json()), (200, json!({"status": "success"})));
+        let shown = app.post_json("/api/show", json!({"model": "made", "verbose": true})).await.json();
+        assert_eq!(shown["tensors"][0]["type"], quantize.to_uppercase(), "{shown}");
+    }
+    let made = app.get("/v2/made/manifests/latest").await.json();
+    let model = &layer(&made, media_type::OLLAMA_MODEL)[0];
+    let blob = app.get(&format!("/v2/made/blobs/{}", model["digest"].as_str().unwrap())).await;
+    assert_eq!(blob.body.len(), model["size"].as_u64().unwrap() as usize);
+    assert_eq!(Digest::sha256(&blob.body).to_string(), model["digest"].as_str().unwrap());
+    // Again, and it is the same.
+    assert_eq!(app.post_json("/api/create", body("Q4_0")).await.status, 200);
+    assert_eq!(app.get("/v2/made/manifests/latest").await.json(), made);
+    // Values that no type holds, and scales that nobody can use.
+    for (file, quantize, part) in [
+        (gguf(Type::F32, 0xff), json!("q8_0"), "blk.0.ffn_up.weight"),
+        (gguf(Type::Q8_0, 0xff), Value::Null, "`blk.0.ffn_up.weight`: block 0 of Q8_0 has a scale of NaN"),
+    ] {
+        let file = stage(&app, &file).await;
+        let answer = app
+            .post_json("/api/create", json!({"model": "m", "files": {"m.gguf": file}, "quantize": quantize}))
+            .await;
+        let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
+        assert!(last["error"].as_str().unwrap().contains(part), "{last}");
+        assert_eq!(app.get("/v2/m/manifests/latest").await.status, 404);
+    }
 }
 
 #[tokio::test]
