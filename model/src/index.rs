@@ -55,8 +55,6 @@ pub struct FileFacts {
     pub quantization: Option<String>,
     /// What the model is called.
     pub name: Option<String>,
-    /// The models it was made from.
-    pub base: Vec<String>,
 }
 
 /// The tensors of one file.
@@ -87,17 +85,11 @@ pub fn list(file: &ModelFile, bytes: &dyn ReadAt) -> Result<Listed, IndexError> 
 fn gguf_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
     let header = gguf::Header::read_up_to(bytes, MAX_GGUF_HEADER_BYTES)?;
     let metadata = &header.metadata;
-    let count = metadata.u64("general.base_model.count").unwrap_or(0).min(16);
-    let base = (0..count).filter_map(|nth| {
-        let said = |key: &str| metadata.str(&format!("general.base_model.{nth}.{key}"));
-        said("repo_url").or_else(|| said("name")).map(str::to_owned)
-    });
     let facts = FileFacts {
         architecture: metadata.architecture().map(str::to_owned),
         parameters: None,
         quantization: header.quantisation().map(str::to_owned),
         name: metadata.str("general.name").map(str::to_owned),
-        base: base.collect(),
     };
     Ok(Listed { tensors: header.to_tensors(), facts, ..Listed::default() })
 }
@@ -424,8 +416,6 @@ mod tests {
         metadata.set("general.architecture", "qwen3");
         metadata.set("general.file_type", 15u32);
         metadata.set("general.name", "Tiny");
-        metadata.set("general.base_model.count", 1u32);
-        metadata.set("general.base_model.0.repo_url", "https://example.org/base");
         let tensor = |name: &str, ty| gguf::NewTensor { name: name.to_owned(), dims: vec![256, 2], ty };
         let types = [("a", crate::quant::ggml::Type::Q4_K), ("b", crate::quant::ggml::Type::F32)];
         let header = gguf::Header::new(metadata, types.map(|(name, ty)| tensor(name, ty))).unwrap();
@@ -439,7 +429,6 @@ mod tests {
             files[0].tensors.iter().map(|tensor| (tensor.dtype.as_str(), tensor.offset)).collect();
         assert_eq!(listed, [("Q4_K", header.data_start), ("F32", header.data_start + 288)]);
         assert_eq!(files[0].tensors[0].parts.weight.shape, [2, 144]);
-        assert_eq!(files[0].facts.base, ["https://example.org/base"]);
         // What the file says counts, whatever the config does.
         let config = br#"{"model_format":"gguf","model_family":"llama","file_type":"Q8_0"}"#;
         let summary = summary(&manifest, &artifact, Some(config), None, &files).unwrap();

@@ -4,9 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::gguf::Metadata;
 use crate::manifest::Manifest;
 use crate::media_type as mt;
-use crate::recognise::{Artifact, Layout, Role, kit_parent};
+use crate::recognise::{Artifact, Layout, ModelFile, Role, kit_parent};
 
 /// The longest name that is told on.
 const MAX_NAME_LEN: usize = 512;
@@ -52,8 +53,12 @@ impl Origin {
 /// What the manifest and its config say.
 pub fn of_manifest(manifest: &Manifest, artifact: &Artifact, config: Option<&[u8]>) -> Vec<Origin> {
     let mut origins = Vec::new();
+    // A whole model with an adapter beside it holds its base; an adapter alone changes it.
     let is_adapter = artifact.files.iter().any(|file| file.role == Role::Adapter);
-    let relation = if is_adapter { Relation::Adapter } else { Relation::Base };
+    let holds =
+        |file: &ModelFile| matches!(file.role, Role::Tensor | Role::Safetensors | Role::Gguf | Role::Onnx);
+    let is_whole = artifact.files.iter().any(holds);
+    let relation = if is_adapter && !is_whole { Relation::Adapter } else { Relation::Base };
 
     // 1. The image specification's annotations.
     let base_digest = manifest.annotations.get(mt::BASE_DIGEST_ANNOTATION).and_then(|text| text.parse().ok());
@@ -110,6 +115,25 @@ struct ModelPack {
 struct ModelPackDescriptor {
     #[serde(rename = "sourceURL")]
     source_url: String,
+}
+
+/// How many bases of a GGUF are told on.
+const MAX_BASES: u64 = 16;
+
+/// What the keys of a GGUF file say (ggml `docs/gguf.md`, "Source metadata").
+pub fn of_gguf(metadata: &Metadata) -> Vec<Origin> {
+    let relation = if metadata.is_adapter() { Relation::Adapter } else { Relation::Base };
+    let count = metadata.u64("general.base_model.count").unwrap_or(0).min(MAX_BASES);
+    let bases = (0..count).filter_map(|nth| {
+        let said = |key: &str| metadata.str(&format!("general.base_model.{nth}.{key}"));
+        let name =
+            ["repo_url", "url", "name"].into_iter().find_map(|key| said(key).filter(|it| !it.is_empty()));
+        Origin::new(relation, name?, "GGUF")
+    });
+    let source =
+        ["general.source.repo_url", "general.source.url"].into_iter().find_map(|key| metadata.str(key));
+    let source = source.and_then(|url| Origin::new(Relation::Source, url, "GGUF"));
+    bases.chain(source).collect()
 }
 
 /// Whether a file of this name says anything that [`of_file`] reads.
@@ -214,7 +238,13 @@ mod tests {
             [(Relation::Base, "hub.local/team/base:1".to_owned(), mt::BASE_NAME_ANNOTATION)]
         );
         let layers = json!({"layers": [layer(mt::OLLAMA_MODEL, "llama3.2"), layer(mt::OLLAMA_ADAPTER, "/tmp/lora.gguf")]});
-        assert_eq!(told(layers, json!({})), [(Relation::Adapter, "llama3.2".to_owned(), "layer")]);
+        assert_eq!(told(layers, json!({})), [(Relation::Base, "llama3.2".to_owned(), "layer")]);
+        let alone = json!({"annotations": {mt::BASE_NAME_ANNOTATION: "team/base:1"},
+            "layers": [layer(mt::OLLAMA_ADAPTER, "")]});
+        assert_eq!(
+            told(alone, json!({})),
+            [(Relation::Adapter, "team/base:1".to_owned(), mt::BASE_NAME_ANNOTATION)]
+        );
         let pack = json!({"artifactType": mt::MODELPACK_MANIFEST});
         let config = json!({"descriptor": {"sourceURL": "https://example.com/m"}});
         assert_eq!(told(pack, config), [(Relation::Source, "https://example.com/m".to_owned(), "config")]);
@@ -254,6 +284,31 @@ mod tests {
         assert!(told("README.md", "# base_model: x").is_empty());
         assert!(told("adapter_config.json", r#"{"base_model_name_or_path":"/data/base"}"#).is_empty());
         assert!(told("config.json", "{}").is_empty());
+    }
+
+    #[test]
+    fn gguf_keys_tell() {
+        let told = |keys: &[(&str, &str)], count: u32| -> Vec<(Relation, String)> {
+            let mut metadata = Metadata::new();
+            metadata.set("general.base_model.count", count);
+            keys.iter().for_each(|(key, value)| metadata.set(*key, *value));
+            of_gguf(&metadata).into_iter().map(|origin| (origin.relation, origin.name)).collect()
+        };
+        let keys = [
+            ("general.base_model.0.name", "Base 1B"),
+            ("general.base_model.0.repo_url", "https://huggingface.co/org/base"),
+            ("general.base_model.1.name", "Other"),
+            ("general.source.url", "https://example.com/m"),
+        ];
+        let url = "https://huggingface.co/org/base".to_owned();
+        let source = (Relation::Source, "https://example.com/m".to_owned());
+        assert_eq!(
+            told(&keys, 2),
+            [(Relation::Base, url.clone()), (Relation::Base, "Other".to_owned()), source]
+        );
+        let adapter = [keys[1], ("general.type", "adapter")];
+        assert_eq!(told(&adapter, u32::MAX), [(Relation::Adapter, url)]);
+        assert!(told(&[], 0).is_empty());
     }
 
     #[test]

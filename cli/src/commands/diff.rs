@@ -39,6 +39,9 @@ struct Side {
 #[derive(Deserialize)]
 struct Total {
     same: u64,
+    /// An older server counts these as changed.
+    #[serde(default)]
+    same_values: u64,
     changed: u64,
     only_here: u64,
     only_there: u64,
@@ -120,9 +123,10 @@ fn show(tensor: &TensorDiff) -> Outcome {
 }
 
 fn show_total(args: &Diff, total: &Total) -> Outcome {
-    let Total { same, changed, only_here, only_there, bytes_here, bytes_there, bytes_shared } = total;
+    let Total { same, same_values, changed, only_here, only_there, bytes_here, bytes_there, bytes_shared } =
+        total;
     ui::line(format!(
-        "{same} same, {changed} changed, {only_here} only in {}, {only_there} only in {}",
+        "{same} same, {same_values} of the same values, {changed} changed, {only_here} only in {}, {only_there} only in {}",
         args.here, args.there
     ))?;
     let share = (*bytes_shared as f64) / (*bytes_there).max(1) as f64 * 100.0;

@@ -42,7 +42,8 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
         return Err(failure);
     }
     let entries = entries(&target, &manifest).await?;
-    let assembled = entries.iter().any(|entry| entry.assembled);
+    let assembled: Vec<String> =
+        entries.iter().filter(|entry| entry.assembled).map(|entry| entry.path.clone()).collect();
     let folder = args.to.unwrap_or_else(|| PathBuf::from(last_part(&target)));
     let sizes: HashMap<Digest, u64> =
         manifest.layers.iter().map(|layer| (layer.digest.clone(), layer.size)).collect();
@@ -51,7 +52,7 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
     if args.json {
         return ui::json(&json!({
             "name": target.model(), "digest": raw.digest, "folder": folder, "files": names,
-            "bytes": written.bytes, "kept": written.kept, "assembled": assembled,
+            "bytes": written.bytes, "kept": written.kept, "assembled": !assembled.is_empty(),
         }));
     }
     let kept =
@@ -62,10 +63,14 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
         written.files,
         ui::size(written.bytes)
     ));
-    if assembled {
-        ui::say(
+    match assembled.as_slice() {
+        [] => {}
+        [path] if path.ends_with(".gguf") => {
+            ui::say(format!("{path} was made on import, and takes the place of the original weights"));
+        }
+        _ => ui::say(
             "its weights were quantised on import: the safetensors files are assembled, not the original ones",
-        );
+        ),
     }
     Ok(())
 }

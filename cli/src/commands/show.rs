@@ -95,7 +95,8 @@ fn show_lineage(lineage: &Value) -> Outcome {
         let here = text(&ancestor, "here");
         let here = if here.is_empty() { here } else { format!(" (here: {here})") };
         let (relation, source) = (text(&ancestor, "relation"), text(&ancestor, "source"));
-        ui::line(format!("  {relation:<14}{}{here}, says {source}", name.unwrap_or_default()))?;
+        let label = relation_label(&relation);
+        ui::line(format!("  {label:<14}{}{here}, says {source}", name.unwrap_or_default()))?;
     }
     for relative in list("relatives").iter().take(SHOWN_RELATIVES) {
         let name = format!("{}:{}", text(relative, "repository"), text(relative, "tag"));
@@ -103,6 +104,19 @@ fn show_lineage(lineage: &Value) -> Outcome {
         ui::line(format!("  {:<14}{} with {name}", "shares", ui::size(shared)))?;
     }
     Ok(())
+}
+
+/// How this model has to do with that one, so that nobody takes a base for an adapter.
+fn relation_label(relation: &str) -> &str {
+    match relation {
+        "finetune" => "tuned from",
+        "adapter" => "adapter of",
+        "quantized" => "quantises",
+        "merge" => "merged from",
+        "subject" => "about",
+        "source" => "published at",
+        relation => relation,
+    }
 }
 
 /// The one part that was asked for.

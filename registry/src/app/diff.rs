@@ -25,6 +25,8 @@ const PAIRS_AT_ONCE: usize = 2;
 pub enum DiffStatus {
     /// Stored as the same bytes.
     Same,
+    /// Stored otherwise, and every value is the same.
+    SameValues,
     Changed,
     OnlyHere,
     OnlyThere,
@@ -68,6 +70,7 @@ fn is_zero(number: &u64) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DiffTotal {
     pub same: u64,
+    pub same_values: u64,
     pub changed: u64,
     pub only_here: u64,
     pub only_there: u64,
@@ -218,8 +221,13 @@ impl Registry {
             }
         });
         match work.await.map_err(|_| Error::Interrupted)?? {
-            Ok(Difference { same_bytes, relative_error, largest, not_finite }) => {
-                record.status = if same_bytes { DiffStatus::Same } else { DiffStatus::Changed };
+            Ok(difference) => {
+                record.status = match difference {
+                    Difference { same_bytes: true, .. } => DiffStatus::Same,
+                    Difference { largest: 0.0, not_finite: 0, .. } => DiffStatus::SameValues,
+                    _ => DiffStatus::Changed,
+                };
+                let Difference { same_bytes, relative_error, largest, not_finite } = difference;
                 record.relative_error = relative_error;
                 record.largest_difference = Some(largest).filter(|_| !same_bytes);
                 record.not_finite = not_finite;
@@ -242,6 +250,7 @@ fn with_total(compared: BoxStream<'static, Result<TensorDiff, Error>>, weighed: 
             Some(Ok(tensor)) => {
                 let count = match tensor.status {
                     DiffStatus::Same => &mut total.same,
+                    DiffStatus::SameValues => &mut total.same_values,
                     DiffStatus::Changed => &mut total.changed,
                     DiffStatus::OnlyHere => &mut total.only_here,
                     DiffStatus::OnlyThere => &mut total.only_there,

@@ -106,6 +106,8 @@ impl Registry {
                 origins.extend(lineage::of_file(name, &bytes));
             }
         }
+        let keys = self.gguf_look(repository, model, lineage::of_gguf).await?;
+        origins.extend(keys.unwrap_or_default());
         // Several parts may say the same; the first says it.
         let mut seen = BTreeSet::new();
         origins.retain(|origin| seen.insert((origin.name.clone(), origin.digest.clone())));

@@ -132,25 +132,25 @@ impl Registry {
         Ok(Some(Model { digest: stored.digest, modified_at, manifest, summary, config }))
     }
 
-    /// The keys of a model's GGUF file as JSON, read from its header; none where it has no such file. A vocabulary is long, so
-    /// arrays are null unless asked for.
-    pub(crate) async fn gguf_keys(
+    /// What a look at the keys of a model's GGUF file says; none where it has no such file. Why one cannot be read, the
+    /// model's summary says.
+    pub(crate) async fn gguf_look<T: Send + 'static>(
         &self,
         repository: &Repository,
         model: &Model,
-        arrays: bool,
-    ) -> Result<serde_json::Map<String, serde_json::Value>, Error> {
+        look: impl FnOnce(&gguf::Metadata) -> T + Send + 'static,
+    ) -> Result<Option<T>, Error> {
         let artifact = Artifact::read(&model.manifest, None);
-        let mut weights = artifact.weights().into_iter().filter_map(|at| artifact.files.get(at));
-        let Some(file) = weights.find(|file| file.kind() == Some(FileKind::Gguf)) else {
-            return Ok(serde_json::Map::new());
-        };
-        let keys = self.file_read(repository, file, move |bytes| {
+        let weights = artifact.weights();
+        // An adapter that was pushed alone has keys, too.
+        let alone = artifact.files.iter().filter(|_| weights.is_empty());
+        let mut files = weights.iter().filter_map(|at| artifact.files.get(*at)).chain(alone);
+        let Some(file) = files.find(|file| file.kind() == Some(FileKind::Gguf)) else { return Ok(None) };
+        let looked = self.file_read(repository, file, move |bytes| {
             let header = gguf::Header::read_up_to(bytes, index::MAX_GGUF_HEADER_BYTES);
-            header.map(|header| header.metadata.to_json(arrays)).map_err(|error| chain(&error))
+            header.map(|header| look(&header.metadata)).map_err(|error| chain(&error))
         });
-        // Why it cannot be read, the model's summary says.
-        Ok(keys.await?.unwrap_or_default())
+        Ok(looked.await?.ok())
     }
 
     /// The tensors of a model; None if there is no such manifest.

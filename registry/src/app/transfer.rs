@@ -1,7 +1,7 @@
 //! This server as the client of another registry: `/api/pull` and `/api/push`. Blobs that are here, or there, do not travel;
 //! what arrives is verified and stored like any push, and a name changes only once everything behind it is in place.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -106,31 +106,19 @@ impl Registry {
             reference: remote.reference.clone(),
         };
         let mut all = Vec::new();
-        let mut wanted = vec![remote.reference.clone()];
-        let mut seen = BTreeSet::new();
-        for _ in 0..MAX_DEPTH {
-            let mut next = Vec::new();
-            for reference in wanted {
-                let raw = match remote.registry.manifest_get(&remote.repository, &reference).await {
-                    Ok(raw) => raw,
-                    Err(error) if error.is_not_found() => return Err(unknown()),
-                    Err(error) => return Err(TransferError::Remote(error)),
-                };
-                let kind = Some(raw.media_type.as_str()).filter(|kind| !kind.is_empty());
-                let manifest = Manifest::parse(kind, &raw.bytes).map_err(TransferError::Manifest)?;
-                for child in manifest.children() {
-                    if seen.insert(child.digest.clone()) {
-                        next.push(Reference::Digest(child.digest.clone()));
-                    }
-                }
-                all.push((raw, manifest));
-            }
-            if next.is_empty() {
-                return Ok(all);
-            }
-            wanted = next;
+        let mut walk = Walk::from(remote.reference.clone());
+        while let Some(reference) = walk.next() {
+            let raw = match remote.registry.manifest_get(&remote.repository, &reference).await {
+                Ok(raw) => raw,
+                Err(error) if error.is_not_found() => return Err(unknown()),
+                Err(error) => return Err(TransferError::Remote(error)),
+            };
+            let kind = Some(raw.media_type.as_str()).filter(|kind| !kind.is_empty());
+            let manifest = Manifest::parse(kind, &raw.bytes).map_err(TransferError::Manifest)?;
+            walk.go_on(&manifest)?;
+            all.push((raw, manifest));
         }
-        Err(TransferError::TooDeep)
+        Ok(all)
     }
 
     async fn blob_fetch(
@@ -222,33 +210,21 @@ impl Registry {
     ) -> Result<Vec<(StoredManifest, Manifest)>, TransferError> {
         allow(caller, Action::Pull, Target::Repository(repository))?;
         let mut all = Vec::new();
-        let mut wanted = vec![reference.clone()];
-        let mut seen = BTreeSet::new();
-        for _ in 0..MAX_DEPTH {
-            let mut next = Vec::new();
-            for reference in wanted {
-                let stored = match self.manifest_get(caller, repository, &reference).await {
-                    // A sparse index lists what is not here, and is sent as sparse.
-                    Err(Error::ManifestUnknown { .. }) if !all.is_empty() => continue,
-                    Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
-                        return Err(TransferError::Unknown { name: format!("{repository}:{reference}") });
-                    }
-                    stored => stored?,
-                };
-                let manifest = models::parse(&stored)?;
-                for child in manifest.children() {
-                    if seen.insert(child.digest.clone()) {
-                        next.push(Reference::Digest(child.digest.clone()));
-                    }
+        let mut walk = Walk::from(reference.clone());
+        while let Some(reference) = walk.next() {
+            let stored = match self.manifest_get(caller, repository, &reference).await {
+                // A sparse index lists what is not here, and is sent as sparse.
+                Err(Error::ManifestUnknown { .. }) if !all.is_empty() => continue,
+                Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
+                    return Err(TransferError::Unknown { name: format!("{repository}:{reference}") });
                 }
-                all.push((stored, manifest));
-            }
-            if next.is_empty() {
-                return Ok(all);
-            }
-            wanted = next;
+                stored => stored?,
+            };
+            let manifest = models::parse(&stored)?;
+            walk.go_on(&manifest)?;
+            all.push((stored, manifest));
         }
-        Err(TransferError::TooDeep)
+        Ok(all)
     }
 
     async fn blob_send(
@@ -282,6 +258,39 @@ impl Registry {
                     .upload_send(upload, content, progress)
                     .await
                     .map_err(TransferError::Remote)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The way from a manifest through all that it lists, level by level and each once.
+struct Walk {
+    /// What is to be looked at, and how deep it lies.
+    wanted: VecDeque<(Reference, usize)>,
+    depth: usize,
+    seen: BTreeSet<Digest>,
+}
+
+impl Walk {
+    fn from(start: Reference) -> Walk {
+        Walk { wanted: VecDeque::from([(start, 1)]), depth: 0, seen: BTreeSet::new() }
+    }
+
+    fn next(&mut self) -> Option<Reference> {
+        let (reference, depth) = self.wanted.pop_front()?;
+        self.depth = depth;
+        Some(reference)
+    }
+
+    /// Takes in what the manifest lists that was asked for last.
+    fn go_on(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
+        for child in manifest.children() {
+            if self.depth == MAX_DEPTH {
+                return Err(TransferError::TooDeep);
+            }
+            if self.seen.insert(child.digest.clone()) {
+                self.wanted.push_back((Reference::Digest(child.digest.clone()), self.depth + 1));
             }
         }
         Ok(())

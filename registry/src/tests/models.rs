@@ -1,6 +1,7 @@
 //! Models in the index: listed, shown, copied and deleted, each right as soon as the push is answered.
 
 use http::Request;
+use lode_model::gguf::{Header, Metadata};
 use lode_model::media_type;
 use serde_json::{Value, json};
 
@@ -109,6 +110,33 @@ async fn as_ollama_shows_it() {
 
     assert_eq!(app.get("/v1/models").await.json()["data"][1]["owned_by"], "team/sub");
     assert_eq!(app.get("/v1/models/team/sub/mini:latest").await.json()["id"], "team/sub/mini:latest");
+}
+
+#[tokio::test]
+async fn a_gguf_says_what_it_can_do_and_where_it_comes_from() {
+    let app = App::new().await;
+    push_model(&app, "org/base", "latest").await;
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "bert");
+    metadata.set("bert.pooling_type", 1u32);
+    metadata.set("general.base_model.count", 1u32);
+    metadata.set("general.base_model.0.repo_url", "https://huggingface.co/Org/Base");
+    let file = Header::new(metadata, []).unwrap().to_bytes();
+    let (size, digest) = (file.len(), app.push_blob("embedder", file).await);
+    let config = app.push_blob("embedder", &b"{}"[..]).await;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::DOCKER_MANIFEST,
+        "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": config, "size": 2},
+        "layers": [{"mediaType": media_type::OLLAMA_MODEL, "digest": digest, "size": size}],
+    });
+    assert_eq!(app.push_manifest("embedder", "latest", &manifest).await.status, 201);
+    let shown = app.post_json("/api/show", json!({"model": "embedder"})).await.json();
+    assert_eq!(shown["capabilities"], json!(["embedding"]), "{shown}");
+    let lineage = app.get("/lode/v1/lineage/embedder/latest").await.json();
+    let expect = json!({"relation": "base", "name": "https://huggingface.co/Org/Base", "source": "GGUF",
+        "here": "org/base:latest"});
+    assert_eq!(lineage["from"], json!([expect]));
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::routing::{MethodRouter, post};
+use lode_model::gguf::Metadata;
 use lode_model::manifest::Descriptor;
 use lode_model::media_type;
 use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, UnsayableText};
@@ -100,7 +101,9 @@ async fn shown(
         None => None,
     };
     let config: Value = config.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-    let keys = registry.gguf_keys(&repository, &model, show.verbose).await?;
+    let arrays = show.verbose;
+    let look = move |keys: &Metadata| (keys.to_json(arrays), keys.capabilities());
+    let (keys, able) = registry.gguf_look(&repository, &model, look).await?.unwrap_or_default();
     let tensors = match show.verbose {
         true => registry.tensor_list(caller, &repository, &reference).await?.unwrap_or_default(),
         false => Vec::new(),
@@ -129,7 +132,7 @@ async fn shown(
             .into_iter()
             .map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape })
             .collect(),
-        capabilities: capabilities(&model, &config, &template),
+        capabilities: capabilities(&model, &config, &able, &template),
         modified_at: rfc3339(model.modified_at),
         renderer: said.renderer,
         parser: said.parser,
@@ -244,8 +247,8 @@ fn model_info(model: &Model, config: &Value, keys: Map<String, Value>) -> Map<St
     info
 }
 
-/// What the config blob lists; where it lists nothing, what the checkpoint's class name tells.
-fn capabilities(model: &Model, config: &Value, template: &str) -> Vec<String> {
+/// What the config blob lists; where it lists nothing, what a GGUF's keys or the checkpoint's class name tell.
+fn capabilities(model: &Model, config: &Value, keys: &[&'static str], template: &str) -> Vec<String> {
     if let Some(listed) =
         model.config.as_ref().map(|config| &config.capabilities).filter(|listed| !listed.is_empty())
     {
@@ -256,7 +259,10 @@ fn capabilities(model: &Model, config: &Value, template: &str) -> Vec<String> {
         class.is_empty() || class.ends_with("CausalLM") || class.ends_with("ConditionalGeneration");
     let has_projector =
         model.manifest.layers.iter().any(|layer| layer.media_type == media_type::OLLAMA_PROJECTOR);
-    let mut all = vec![if is_generator { "completion" } else { "embedding" }];
+    let mut all = match keys {
+        [] => vec![if is_generator { "completion" } else { "embedding" }],
+        keys => keys.to_vec(),
+    };
     // What a template mentions is what it can say.
     for (capability, has) in [
         ("vision", has_projector),
@@ -264,7 +270,9 @@ fn capabilities(model: &Model, config: &Value, template: &str) -> Vec<String> {
         ("insert", template.contains(".Suffix")),
         ("thinking", template.contains(".Thinking") || template.contains(".Think ")),
     ] {
-        all.extend(has.then_some(capability));
+        if has && !all.contains(&capability) {
+            all.push(capability);
+        }
     }
     all.into_iter().map(str::to_owned).collect()
 }
