@@ -10,6 +10,7 @@ mod file_type;
 mod hyper;
 mod lay_out;
 pub mod mix;
+mod pieces;
 mod rows;
 mod vocabulary;
 mod weights;

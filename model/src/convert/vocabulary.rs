@@ -1,21 +1,24 @@
 //! From a checkpoint's tokenizer.json to the tokenizer keys of a GGUF: byte-level BPE whose pre-tokeniser is one that
-//! llama.cpp has by name. What is anything else is refused, because a wrong split gives wrong ids without a word.
+//! llama.cpp has by name, and pieces as SentencePiece has them. What is anything else is refused, because a wrong split gives
+//! wrong ids without a word.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::ConvertError;
+use super::{ConvertError, pieces};
 use crate::gguf::{Array, Metadata, Strings};
 
 const TOKENIZER: &str = "tokenizer.json";
 
 /// The values of `tokenizer.ggml.token_type`.
 const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
 
 /// The JSON files that say something about the tokenizer; absent ones are null.
 pub(super) struct Files {
@@ -33,6 +36,8 @@ struct Tokenizer {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     #[serde(default)]
+    normalizer: Json,
+    #[serde(default)]
     pre_tokenizer: Json,
     #[serde(default)]
     post_processor: Json,
@@ -44,6 +49,8 @@ struct Model {
     kind: Option<String>,
     #[serde(default)]
     byte_fallback: bool,
+    #[serde(default)]
+    unk_token: Option<String>,
     #[serde(default)]
     ignore_merges: bool,
     #[serde(default)]
@@ -73,35 +80,31 @@ pub(super) fn write(metadata: &mut Metadata, files: &Files, rows: u64) -> Result
     let parsed: Tokenizer = serde_json::from_slice(&files.tokenizer)
         .map_err(|source| ConvertError::Json { path: TOKENIZER.to_owned(), source })?;
     let refused = |reason: String| ConvertError::Tokenizer { reason };
-    match parsed.model.kind.as_deref() {
-        Some("BPE") | None if !parsed.model.byte_fallback => {}
-        Some("BPE") | None => {
-            return Err(refused(
-                "it falls back to bytes as SentencePiece does, expected byte-level BPE".to_owned(),
-            ));
-        }
-        Some(kind) => return Err(refused(format!("its model is `{kind}`, expected BPE"))),
+    if let Some(kind) = parsed.model.kind.as_deref().filter(|kind| *kind != "BPE") {
+        return Err(refused(format!("its model is `{kind}`, expected BPE")));
     }
-    let pre = pre_tokeniser(&parsed.pre_tokenizer, parsed.model.ignore_merges)
-        .ok_or_else(|| refused("its pre-tokeniser is none that llama.cpp knows by name".to_owned()))?;
     let (tokens, types) = tokens(&parsed, rows)?;
     let ids: HashMap<&str, u64> =
         parsed.added_tokens.iter().map(|token| (token.content.as_str(), token.id)).collect();
 
-    metadata.set("tokenizer.ggml.model", "gpt2");
-    metadata.set("tokenizer.ggml.pre", pre);
-    metadata.set("tokenizer.ggml.tokens", Array::String(tokens));
-    metadata.set("tokenizer.ggml.token_type", Array::I32(types));
-    let merges: Strings = parsed
-        .model
-        .merges
-        .iter()
-        .map(|merge| match merge {
-            Merge::Text(text) => text.clone(),
-            Merge::Pair(left, right) => format!("{left} {right}"),
-        })
-        .collect();
-    metadata.set("tokenizer.ggml.merges", Array::String(merges));
+    if parsed.model.byte_fallback {
+        write_pieces(metadata, &parsed, tokens, types).map_err(refused)?;
+    } else {
+        let pre = pre_tokeniser(&parsed.pre_tokenizer, parsed.model.ignore_merges)
+            .ok_or_else(|| refused("its pre-tokeniser is none that llama.cpp knows by name".to_owned()))?;
+        metadata.set("tokenizer.ggml.model", "gpt2");
+        metadata.set("tokenizer.ggml.pre", pre);
+        metadata.set("tokenizer.ggml.tokens", Array::String(tokens));
+        metadata.set("tokenizer.ggml.token_type", Array::I32(types));
+        let merges = parsed.model.merges.iter();
+        let merges: Strings = merges
+            .map(|merge| match merge {
+                Merge::Text(text) => text.clone(),
+                Merge::Pair(left, right) => format!("{left} {right}"),
+            })
+            .collect();
+        metadata.set("tokenizer.ggml.merges", Array::String(merges));
+    }
     for (role, key) in [
         ("bos", "bos_token_id"),
         ("eos", "eos_token_id"),
@@ -130,6 +133,57 @@ pub(super) fn write(metadata: &mut Metadata, files: &Files, rows: u64) -> Result
         };
         metadata.set(key, template);
     }
+    Ok(())
+}
+
+/// Sets the keys of a vocabulary of pieces with scores.
+fn write_pieces(
+    metadata: &mut Metadata,
+    parsed: &Tokenizer,
+    tokens: Strings,
+    mut types: Vec<i32>,
+) -> Result<(), String> {
+    let adds_blank = pieces::adds_blank(&parsed.normalizer, &parsed.pre_tokenizer)?;
+    if parsed.model.ignore_merges {
+        return Err("it takes whole pieces before it merges, which llama.cpp does not".to_owned());
+    }
+    let texts: Vec<&str> = tokens.iter().map(|text| std::str::from_utf8(text).unwrap_or_default()).collect();
+    // 1. What kind each is.
+    let mut bytes = HashSet::new();
+    for (text, kind) in texts.iter().zip(&mut types) {
+        if Some(*text) == parsed.model.unk_token.as_deref() {
+            *kind = UNKNOWN;
+        } else if let Some(byte) = pieces::byte(text).filter(|_| *kind == NORMAL) {
+            *kind = BYTE;
+            bytes.insert(byte);
+        }
+    }
+    if let Some(byte) = (0..=u8::MAX).find(|byte| !bytes.contains(byte)) {
+        return Err(format!("it falls back to bytes, but has no token `<0x{byte:02X}>`"));
+    }
+    // 2. What the merges make of the normal ones.
+    let normal = texts.iter().zip(&types).filter(|(_, kind)| **kind == NORMAL);
+    let normal: HashSet<&str> = normal.map(|(text, _)| *text).collect();
+    let pair = |merge: &'_ Merge| match merge {
+        Merge::Text(text) => text.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned())),
+        Merge::Pair(left, right) => Some((left.clone(), right.clone())),
+    };
+    let merges: Vec<(String, String)> = parsed.model.merges.iter().filter_map(pair).collect();
+    let merges: Vec<(&str, &str)> =
+        merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
+    let scores = pieces::scores(&merges, &normal)?;
+    // 3. What no merge gives comes after all that one gives; what is no piece has no score.
+    let last = -(scores.len() as f32);
+    let scores = texts.iter().zip(&types).map(|(text, kind)| match kind {
+        &NORMAL => scores.get(*text).copied().unwrap_or(last),
+        _ => 0.0,
+    });
+    metadata.set("tokenizer.ggml.model", "llama");
+    metadata.set("tokenizer.ggml.pre", "default");
+    metadata.set("tokenizer.ggml.scores", Array::F32(scores.collect()));
+    metadata.set("tokenizer.ggml.tokens", Array::String(tokens));
+    metadata.set("tokenizer.ggml.token_type", Array::I32(types));
+    metadata.set("tokenizer.ggml.add_space_prefix", adds_blank);
     Ok(())
 }
 
@@ -358,12 +412,52 @@ mod tests {
     }
 
     #[test]
+    fn pieces_have_scores() {
+        let mut vocab = serde_json::Map::new();
+        for token in
+            ["<unk>", "<s>"].map(str::to_owned).into_iter().chain((0..=255u8).map(|b| format!("<0x{b:02X}>")))
+        {
+            let id = vocab.len();
+            vocab.insert(token, json!(id));
+        }
+        for token in ["\u{2581}", "a", "b", "\u{2581}a", "ab", "\u{2581}ab"] {
+            let id = vocab.len();
+            vocab.insert(token.to_owned(), json!(id));
+        }
+        let tokenizer = json!({
+            "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>", "vocab": vocab,
+                "merges": ["\u{2581} a", ["a", "b"], "\u{2581}a b", "\u{2581} ab"]},
+            "added_tokens": [{"id": 0, "content": "<unk>", "special": true}, {"id": 1, "content": "<s>", "special": true}],
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}]},
+        });
+        let metadata = written(tokenizer, json!({"add_bos_token": true}), 265).unwrap();
+        assert_eq!(metadata.str("tokenizer.ggml.model"), Some("llama"));
+        assert_eq!(metadata.bool("tokenizer.ggml.add_space_prefix"), Some(true));
+        let Some(Array::F32(scores)) = metadata.get("tokenizer.ggml.scores").unwrap().as_array() else {
+            panic!("scores are numbers")
+        };
+        assert_eq!(scores[256..], [0.0, 0.0, -3.0, -3.0, -3.0, -0.0, -1.0, -2.0, 0.0]);
+        let Some(Array::I32(types)) = metadata.get("tokenizer.ggml.token_type").unwrap().as_array() else {
+            panic!("types are numbers")
+        };
+        assert_eq!(
+            (types[0], types[1], types[2], types[257], types[258]),
+            (UNKNOWN, CONTROL, BYTE, BYTE, NORMAL)
+        );
+        assert_eq!(types[264], UNUSED);
+    }
+
+    #[test]
     fn what_cannot_be_carried_over_is_refused() {
         let with = |model: Json, pre_tokenizer: Json| {
             written(json!({"model": model, "pre_tokenizer": pre_tokenizer}), Json::Null, 2).unwrap_err()
         };
         let pieces = json!({"type": "BPE", "byte_fallback": true, "vocab": {}, "merges": []});
         assert!(with(pieces, Json::Null).contains("SentencePiece"));
+        let bare = json!({"type": "BPE", "byte_fallback": true, "vocab": {}, "merges": []});
+        let space = json!({"type": "Metaspace", "replacement": "\u{2581}", "split": false});
+        assert!(with(bare, space).contains("`<0x00>`"));
         assert!(with(json!({"type": "WordPiece", "vocab": {}}), Json::Null).contains("WordPiece"));
         let sound = |vocab: Json| json!({"type": "BPE", "vocab": vocab, "merges": []});
         assert!(with(sound(json!({})), split("x")).contains("pre-tokeniser"));

@@ -1,0 +1,139 @@
+//! Vocabularies of SentencePiece's kind, which a tokenizer.json holds as BPE over characters that falls back to bytes. llama.cpp
+//! merges by the score of what comes out, so the order of the merges becomes scores, and where it cannot it is refused.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::Value as Json;
+
+/// What stands for a blank.
+const BLANK: &str = "\u{2581}";
+
+/// Whether a blank is put before the text, by what is done to it before it is split; why not, where that is something that
+/// llama.cpp does not do.
+pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool, &'static str> {
+    let mut steps = Vec::new();
+    flatten(normalizer, &mut steps);
+    let replaces =
+        |step: &Json| is(step, "Replace") && step["pattern"]["String"] == " " && step["content"] == BLANK;
+    let prepends = |step: &Json| is(step, "Prepend") && step["prepend"] == BLANK;
+    let begins = match steps.as_slice() {
+        [] => None,
+        [one] if replaces(one) => Some(false),
+        [first, second] if prepends(first) && replaces(second) => Some(true),
+        _ => return Err("its normaliser does more than turn blanks into `\u{2581}`"),
+    };
+    match (begins, pre_tokenizer) {
+        (Some(begins), Json::Null) => Ok(begins),
+        // With every blank replaced, there is none left to split at.
+        (Some(begins), step) if is(step, "Split") && step["pattern"]["String"] == " " => Ok(begins),
+        (None, step) if is(step, "Metaspace") && step["replacement"] == BLANK && step["split"] == false => {
+            match step["prepend_scheme"].as_str() {
+                Some("never") => Ok(false),
+                Some(_) => Ok(true),
+                None => Ok(step["add_prefix_space"] != false),
+            }
+        }
+        _ => Err("its pre-tokeniser splits texts, which those of SentencePiece do not"),
+    }
+}
+
+fn is(step: &Json, kind: &str) -> bool {
+    step["type"] == kind
+}
+
+fn flatten<'a>(step: &'a Json, steps: &mut Vec<&'a Json>) {
+    match step["normalizers"].as_array() {
+        Some(all) if is(step, "Sequence") => all.iter().for_each(|one| flatten(one, steps)),
+        _ if step.is_null() => {}
+        _ => steps.push(step),
+    }
+}
+
+/// The byte that a token stands for: `<0x0A>`.
+pub(super) fn byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_one = digits.len() == 2 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'A'..=b'F'));
+    u8::from_str_radix(digits, 16).ok().filter(|_| is_one)
+}
+
+/// The score of every piece that merging gives: the earlier, the higher. `pieces` are all tokens that merging may meet.
+pub(super) fn scores<'a>(
+    merges: &[(&'a str, &'a str)],
+    pieces: &HashSet<&'a str>,
+) -> Result<HashMap<String, f32>, String> {
+    let mut scores: HashMap<String, f32> = HashMap::new();
+    let mut last = String::new();
+    for (left, right) in merges {
+        let piece = format!("{left}{right}");
+        if piece == last {
+            continue;
+        }
+        // 1. All ways to a piece stand together, so that it has one score.
+        let score = -(scores.len() as f32);
+        if pieces.contains(piece.as_str()) && scores.insert(piece.clone(), score).is_some() {
+            return Err(format!("the merges that give `{piece}` do not stand together"));
+        }
+        last = piece;
+    }
+    // 2. llama.cpp joins any two pieces whose sum is one, so every way has to be among the merges.
+    let known: HashSet<(&str, &str)> = merges.iter().copied().collect();
+    for piece in pieces {
+        for (at, _) in piece.char_indices().skip(1) {
+            let (left, right) = piece.split_at(at);
+            if pieces.contains(left) && pieces.contains(right) && !known.contains(&(left, right)) {
+                return Err(format!("`{left}` and `{right}` are not merged, although `{piece}` is a token"));
+            }
+        }
+    }
+    Ok(scores)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_put_before_a_text() {
+        let prepend = json!({"type": "Prepend", "prepend": "\u{2581}"});
+        let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+        let both = json!({"type": "Sequence", "normalizers": [prepend, replace]});
+        let split = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"});
+        let space = |scheme: &str, split: bool| json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": split});
+        for (normalizer, pre_tokenizer, expect) in [
+            (both.clone(), Json::Null, Some(true)),
+            (replace.clone(), split.clone(), Some(false)),
+            (Json::Null, space("first", false), Some(true)),
+            (Json::Null, space("never", false), Some(false)),
+            (Json::Null, space("first", true), None),
+            (json!({"type": "NFKC"}), Json::Null, None),
+            (Json::Null, Json::Null, None),
+            (both, json!({"type": "Digits"}), None),
+        ] {
+            let found = adds_blank(&normalizer, &pre_tokenizer);
+            assert_eq!(found.ok(), expect, "{normalizer} {pre_tokenizer}");
+        }
+    }
+
+    #[test]
+    fn the_order_of_merges_becomes_scores() {
+        let pieces: HashSet<&str> = ["a", "b", "c", "ab", "bc", "abc"].into();
+        let merges = [("b", "c"), ("a", "b"), ("ab", "c"), ("a", "bc")];
+        let found = scores(&merges, &pieces).unwrap();
+        assert_eq!((found["bc"], found["ab"], found["abc"], found.len()), (0.0, -1.0, -2.0, 3));
+        let apart = [("b", "c"), ("ab", "c"), ("a", "b"), ("a", "bc")];
+        assert!(scores(&apart, &pieces).unwrap_err().contains("`abc`"));
+        assert!(scores(&merges[..3], &pieces).unwrap_err().contains("`a` and `bc`"));
+        // What is cut out of texts before is no piece.
+        assert!(scores(&merges[..2], &["a", "b", "c", "ab", "bc"].into()).is_ok());
+    }
+
+    #[test]
+    fn byte_tokens() {
+        for (token, expect) in
+            [("<0x0A>", Some(10)), ("<0xFF>", Some(255)), ("<0xff>", None), ("<0x+1>", None), ("a", None)]
+        {
+            assert_eq!(byte(token), expect, "{token}");
+        }
+    }
+}
