@@ -1,0 +1,49 @@
+"""A server of Lode for measurements, in a folder that goes away with it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+
+class Server:
+    def __init__(self, lode, below=None):
+        self.lode = lode
+        self.scratch = tempfile.mkdtemp(prefix="lode-bench-", dir=below)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = "127.0.0.1:%d" % free.getsockname()[1]
+        self.environment = {**os.environ, "LODE_HOST": f"http://{address}", "HOME": self.scratch, "NO_PROXY": "*",
+                            "TMPDIR": self.scratch}
+        serve = [lode, "serve", "--no-worker", "--listen", address, "--data", self.scratch + "/data"]
+        self.log = open(self.scratch + "/log", "w")
+        self.process = subprocess.Popen(serve, stdout=self.log, stderr=self.log, env=self.environment)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        for _ in range(200):
+            try:
+                opener.open(f"http://{address}/readyz")
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise SystemExit(open(self.scratch + "/log").read())
+
+    def run(self, *arguments):
+        """Runs a command of lode, and says how long it took."""
+        start = time.perf_counter()
+        done = subprocess.run([self.lode, *map(str, arguments)], env=self.environment, capture_output=True, text=True)
+        took = time.perf_counter() - start
+        if done.returncode != 0:
+            raise SystemExit(f"lode {arguments}: {done.stderr}")
+        return took
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
+        shutil.rmtree(self.scratch)
