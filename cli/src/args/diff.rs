@@ -4,9 +4,10 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Tensors are matched by name, those of a GGUF also by the names of the checkpoint that it was made from, and compared by
-value whatever they are stored as: `same values` are stored as another type or
-in another order, and nothing is lost. The error is the size of the difference against that of A's values: 0.01 is 1 %.
+Tensors are matched by name, those of a GGUF also by the names of the checkpoint that it was made
+from, and compared by value whatever they are stored as: `same values` are stored as another type
+or in another order, and nothing is lost. The error is the size of the difference against that of
+A's values: 0.01 is 1 %.
 Exit code 0: the comparison is done, whatever it found.
 
 Examples:
