@@ -58,6 +58,12 @@ impl Config {
         self.container
     }
 
+    /// The configuration that is one of this one's fields.
+    pub fn within(&self, field: &'static str) -> Result<Self, ConfigError> {
+        let fields = object(field, self.get(field))?.ok_or(ConfigError::Missing { field })?;
+        Ok(Self { fields: fields.clone(), container: self.container })
+    }
+
     /// The first of `architectures`, else `model_type`: what a refusal names.
     pub fn architecture(&self) -> String {
         let first = self.fields.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);

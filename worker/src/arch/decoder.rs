@@ -67,10 +67,22 @@ pub(super) struct Silent {
     /// `None`: the width over the heads.
     pub(super) head_dim: Option<usize>,
     pub(super) tied: bool,
+    /// Of the heads, and of those of keys; `None`: the configuration has to say, and as many as heads.
+    pub(super) heads: Option<[usize; 2]>,
+    pub(super) vocab_size: Option<usize>,
+    pub(super) context_length: usize,
 }
 
 /// What it assumes for llama and most others.
-pub(super) const SILENT: Silent = Silent { theta: 10_000.0, norm_eps: 1e-6, head_dim: None, tied: false };
+pub(super) const SILENT: Silent = Silent {
+    theta: 10_000.0,
+    norm_eps: 1e-6,
+    head_dim: None,
+    tied: false,
+    heads: None,
+    vocab_size: None,
+    context_length: 2048,
+};
 
 impl Plan {
     /// A plain decoder: pre-norms, SwiGLU, no windows, no biases but those that are there.
@@ -80,8 +92,13 @@ impl Plan {
         silent: &Silent,
     ) -> Result<Self, ConfigError> {
         let embedding_length = config.need("hidden_size", 1, 1 << 20)?;
-        let n_heads = config.need("num_attention_heads", 1, 1 << 14)?;
-        let n_kv_heads = config.integer("num_key_value_heads", 1, 1 << 14)?.unwrap_or(n_heads);
+        let field = |name, silent: Option<usize>, max| match config.integer(name, 1, max)?.or(silent) {
+            Some(found) => Ok(found),
+            None => Err(ConfigError::Missing { field: name }),
+        };
+        let n_heads = field("num_attention_heads", silent.heads.map(|heads| heads[0]), 1 << 14)?;
+        let n_kv_heads =
+            field("num_key_value_heads", silent.heads.map(|heads| heads[1]).or(Some(n_heads)), 1 << 14)?;
         let relation = |field, rule: String| Err(ConfigError::Relation { field, rule });
         if !n_heads.is_multiple_of(n_kv_heads) {
             return relation(
@@ -104,8 +121,8 @@ impl Plan {
         let layers = config.need("num_hidden_layers", 1, 1 << 12)?;
         let shape = Shape {
             architecture,
-            vocab_size: config.need("vocab_size", 1, 1 << 24)?,
-            context_length: config.integer("max_position_embeddings", 1, 1 << 26)?.unwrap_or(2048),
+            vocab_size: field("vocab_size", silent.vocab_size, 1 << 24)?,
+            context_length: field("max_position_embeddings", Some(silent.context_length), 1 << 26)?,
             embedding_length,
             hidden_dim: config.need("intermediate_size", 1, 1 << 22)?,
             layers,
@@ -326,11 +343,12 @@ impl<K: Kernels> Loader<'_, K> {
             _ => self.gated(name)?,
         };
         Ok(Block {
-            qkv: Qkv { norm, q, k, v, head_norms, rope: layer.rope },
+            qkv: Qkv { norm: Some(norm), q, k, v, head_norms, rope: Some(layer.rope) },
             attention: Attention {
                 scale: plan.attention_scale,
                 cap: plan.attention_cap,
                 window: layer.window,
+                causal: true,
             },
             out,
             out_norm,
@@ -426,7 +444,7 @@ impl<K: Kernels> Decoder<K> {
 }
 
 /// A table with another number of rows is a vocabulary that does not match.
-fn vocabulary(error: LoadError) -> LoadError {
+pub(super) fn vocabulary(error: LoadError) -> LoadError {
     match error {
         LoadError::TensorShape { name, expected, found }
             if expected.len() == 2 && found.len() == 2 && expected[1] == found[1] =>
@@ -465,7 +483,7 @@ impl<K: Kernels> Forward<K> for Decoder<K> {
             kernels.read(&self.out, &mut output.logits)?;
         }
         if !batch.hidden.is_empty() {
-            kernels.hidden(&step, &self.x, &self.norm, &mut self.out);
+            kernels.hidden(&step, &self.x, Some(&self.norm), &mut self.out);
             kernels.read(&self.out, &mut output.hidden)?;
         }
         Ok(())

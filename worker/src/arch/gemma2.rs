@@ -6,16 +6,16 @@ use super::{Config, ConfigError, Container, llama};
 use crate::kernels::Activation;
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    let mut plan = of(config, "gemma2", 10_000.0)?;
+    let mut plan = of(config, "gemma2", &Silent { context_length: 8192, ..SILENT })?;
     // The first layer slides.
     plan.slide(config, decoder::window(config, Some(4096))?, |layer| layer.is_multiple_of(2))?;
     Ok(plan)
 }
 
 /// What Gemma 3 has too.
-pub(super) fn of(config: &Config, architecture: &'static str, theta: f64) -> Result<Plan, ConfigError> {
+pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -> Result<Plan, ConfigError> {
     llama::whole_heads(config)?;
-    let silent = Silent { theta, head_dim: Some(256), tied: true, ..SILENT };
+    let silent = Silent { head_dim: Some(256), tied: true, ..*silent };
     let mut plan = Plan::of(config, architecture, &silent)?;
     // A checkpoint stores the weights of its norms less one.
     plan.norm_plus = match config.container() {

@@ -1,11 +1,23 @@
 //! Gemma 3: Gemma 2 with norms of the heads of q and k, and one layer in six that sees everything and rotates more
 //! slowly (transformers `modeling_gemma3.py`).
 
-use super::decoder::{self, Plan};
+use super::decoder::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError, RopeConfig, RopeKind, gemma2};
 
+/// The text side of a model that sees images too. Its configuration says only what is not usual.
+pub(super) fn beside_vision(config: &Config) -> Result<Plan, ConfigError> {
+    plan(&config.within("text_config")?)
+}
+
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
-    let mut plan = gemma2::of(config, "gemma3", 1e6)?;
+    let silent = Silent {
+        theta: 1e6,
+        heads: Some([8, 4]),
+        vocab_size: Some(262_208),
+        context_length: 131_072,
+        ..SILENT
+    };
+    let mut plan = gemma2::of(config, "gemma3", &silent)?;
     plan.head_norms = true;
     let every = match config.integer("sliding_window_pattern", 1, 1 << 12)? {
         Some(every) => every,

@@ -1,6 +1,7 @@
 //! One file a model architecture: what its configuration must say, which tensors it needs, and its forward pass.
 //! Written over the kernels, so that it runs on any device; the native engine builds a model here and calls it a step at a time.
 
+mod bert;
 mod config;
 mod decoder;
 mod gemma2;
@@ -31,7 +32,11 @@ pub const SUPPORTED: &[&str] = &[
     "Qwen3MoeForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
     "Phi3ForCausalLM",
+    "BertModel",
+    "RobertaModel",
+    "XLMRobertaModel",
 ];
 
 /// A model's tensors by name, checked as they are taken.
@@ -84,7 +89,12 @@ pub trait Forward<K: Kernels>: Send {
 }
 
 /// A configuration that was recognised and checked, before any tensor is touched.
-pub struct Plan(decoder::Plan);
+pub struct Plan(Kind);
+
+enum Kind {
+    Decoder(decoder::Plan),
+    Encoder(bert::Plan),
+}
 
 impl Plan {
     /// Recognises the architecture, by its class or where there is none by `model_type`, and range-checks its numbers.
@@ -99,14 +109,27 @@ impl Plan {
             "Qwen3MoeForCausalLM" | "qwen3_moe" => qwen3_moe::plan,
             "Gemma2ForCausalLM" | "gemma2" => gemma2::plan,
             "Gemma3ForCausalLM" | "gemma3_text" => gemma3::plan,
+            "Gemma3ForConditionalGeneration" | "gemma3" => gemma3::beside_vision,
             "Phi3ForCausalLM" | "phi3" => phi3::plan,
+            "BertModel" | "bert" => return Ok(Self(Kind::Encoder(bert::bert(config)?))),
+            "RobertaModel" | "roberta" | "XLMRobertaModel" | "xlm-roberta" => {
+                return Ok(Self(Kind::Encoder(bert::roberta(config)?)));
+            }
             _ => return Err(LoadError::UnsupportedArchitecture { architecture, supported: SUPPORTED }),
         };
-        Ok(Self(plan(config)?.check()?))
+        Ok(Self(Kind::Decoder(plan(config)?.check()?)))
     }
 
     pub fn shape(&self) -> Shape {
-        self.0.shape
+        match &self.0 {
+            Kind::Decoder(plan) => plan.shape,
+            Kind::Encoder(plan) => plan.shape,
+        }
+    }
+
+    /// Whether every token sees all of its sequence: such a model gives hidden states only, of a whole sequence at once.
+    pub fn is_encoder(&self) -> bool {
+        matches!(self.0, Kind::Encoder(_))
     }
 
     /// Takes the tensors and hands them to the device, for sequences of up to `context_length` tokens.
@@ -116,6 +139,11 @@ impl Plan {
         kernels: &mut K,
         context_length: usize,
     ) -> Result<Box<dyn Forward<K>>, LoadError> {
-        Ok(Box::new(decoder::Decoder::build(&self.0, tensors, kernels, context_length)?))
+        match &self.0 {
+            Kind::Decoder(plan) => {
+                Ok(Box::new(decoder::Decoder::build(plan, tensors, kernels, context_length)?))
+            }
+            Kind::Encoder(plan) => Ok(Box::new(bert::Encoder::build(plan, tensors, kernels)?)),
+        }
     }
 }

@@ -62,6 +62,9 @@ pub struct ModelInfo {
     pub embedding_length: usize,
     /// Number of blocks.
     pub layers: usize,
+    /// Every token sees all of its sequence: the model gives hidden states ([`Want::Hidden`]) and no logits, and takes a
+    /// sequence in one slice.
+    pub encoder: bool,
     /// Bytes that one token takes in the cache, all layers together.
     pub kv_bytes_per_token: usize,
     /// Bytes of weights that are mapped and read.
@@ -179,6 +182,10 @@ pub enum StepError {
     TokenOutOfRange { sequence: SequenceId, token: u32, vocab_size: usize },
     #[error("sequence {} was opened for {max_len} tokens and would have {len}", .sequence.0)]
     TooLong { sequence: SequenceId, len: usize, max_len: usize },
+    #[error("an encoder has no logits to give for sequence {}", .0.0)]
+    NoLogits(SequenceId),
+    #[error("an encoder takes sequence {} in one slice", .0.0)]
+    NotWhole(SequenceId),
     /// The device failed; the engine is not usable any more.
     #[error("the device failed: {0}")]
     Device(#[from] crate::kernels::DeviceError),

@@ -9,6 +9,8 @@ mod decode;
 mod dot_rows;
 mod exp;
 mod geglu;
+mod gelu;
+mod layer_norm;
 mod mix_rows;
 mod ops;
 mod pool;
@@ -80,6 +82,15 @@ pub trait Kernels: Send {
     /// `x[R, cols] = scale * table[id]` for each row's id.
     fn embed(&mut self, step: &Self::Step, table: &Self::Matrix, scale: f32, x: &mut Self::Buffer);
 
+    /// `x[R, cols] += table[position] + plus`, for models that learn their positions.
+    fn positions(
+        &mut self,
+        step: &Self::Step,
+        table: &Self::Matrix,
+        plus: &Self::Vector,
+        x: &mut Self::Buffer,
+    );
+
     /// Norm, projections, biases, norms of the heads, rotation; keys and values go to layer `layer` of the cache, at each row's position in
     /// its sequence's pages, and `q[R, n_heads * head_dim]` stays.
     fn qkv(
@@ -92,8 +103,7 @@ pub trait Kernels: Send {
         q: &mut Self::Buffer,
     );
 
-    /// `out[R, n_heads * head_dim]`: each row's query heads over the keys up to its position in its sequence that `how`
-    /// lets it see: softmax of the scores, then the mean of v by it. Query head h reads key head
+    /// `out[R, n_heads * head_dim]`: each row's query heads over the keys of its sequence that `how` lets it see: softmax of the scores, then the mean of v by it. Query head h reads key head
     /// `h / (n_heads / n_kv_heads)`.
     fn attention(
         &mut self,
@@ -124,6 +134,12 @@ pub trait Kernels: Send {
         out: &mut Self::Buffer,
     );
 
+    /// `x = layer_norm(x)`, in place.
+    fn layer_norm(&mut self, step: &Self::Step, norm: &LayerNorm<Self>, x: &mut Self::Buffer);
+
+    /// `out[R, hidden_dim] = gelu(x * matrix^T + bias)`, GELU in its exact form: the ungated feed-forward part.
+    fn up(&mut self, step: &Self::Step, x: &Self::Buffer, linear: &Linear<Self>, out: &mut Self::Buffer);
+
     /// A mixture of experts: norm, the softmax of the router's scores, and `x[R, embedding] += sum of weight * expert(norm(x))`
     /// over the experts with the highest weights. A row's sum begins with the highest, so it depends on that row alone.
     fn experts(&mut self, step: &Self::Step, weights: &Experts<Self>, x: &mut Self::Buffer);
@@ -139,8 +155,14 @@ pub trait Kernels: Send {
         out: &mut Self::Buffer,
     );
 
-    /// The norm alone for the rows of [`Batch::hidden`]: `out[H, cols]`, in that order.
-    fn hidden(&mut self, step: &Self::Step, x: &Self::Buffer, norm: &Norm<Self>, out: &mut Self::Buffer);
+    /// The norm alone, if there is one, for the rows of [`Batch::hidden`]: `out[H, cols]`, in that order.
+    fn hidden(
+        &mut self,
+        step: &Self::Step,
+        x: &Self::Buffer,
+        norm: Option<&Norm<Self>>,
+        out: &mut Self::Buffer,
+    );
 
     /// Waits for the queued work and appends a buffer's numbers to `to`. Errors of earlier methods surface here.
     fn read(&mut self, buffer: &Self::Buffer, to: &mut Vec<f32>) -> Result<(), DeviceError>;
@@ -152,6 +174,13 @@ pub struct Norm<K: Kernels + ?Sized> {
     pub eps: f32,
 }
 
+/// A norm that takes the mean away: `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`.
+pub struct LayerNorm<K: Kernels + ?Sized> {
+    pub weight: K::Vector,
+    pub bias: K::Vector,
+    pub eps: f32,
+}
+
 /// A matrix `[out, in]` and perhaps a bias `[out]`.
 pub struct Linear<K: Kernels + ?Sized> {
     pub matrix: K::Matrix,
@@ -160,7 +189,8 @@ pub struct Linear<K: Kernels + ?Sized> {
 
 /// The weights before attention.
 pub struct Qkv<K: Kernels + ?Sized> {
-    pub norm: Norm<K>,
+    /// Of the input; encoders have none.
+    pub norm: Option<Norm<K>>,
     /// `[n_heads * head_dim, embedding]`
     pub q: Linear<K>,
     /// `[n_kv_heads * head_dim, embedding]`
@@ -169,8 +199,8 @@ pub struct Qkv<K: Kernels + ?Sized> {
     pub v: Linear<K>,
     /// Norms of each head of q and of k, before they are rotated.
     pub head_norms: Option<[Norm<K>; 2]>,
-    /// Which of the step's rotary tables.
-    pub rope: usize,
+    /// Which of the step's rotary tables; `None` for models that learn their positions.
+    pub rope: Option<usize>,
 }
 
 /// The weights before the activation.
@@ -224,6 +254,8 @@ pub struct Attention {
     pub cap: Option<f32>,
     /// How many keys a row sees, its own included; all for `None`.
     pub window: Option<usize>,
+    /// A row sees the keys up to its own position; otherwise all keys of its sequence, later ones of its step too.
+    pub causal: bool,
 }
 
 /// Tokens a page of the cache holds.

@@ -4,7 +4,7 @@
 
 use super::window::Window;
 use super::{Kind, Pairing, Rows};
-use super::{decode, dot_rows, geglu, mix_rows, rms_norm, rope, soft_cap, softmax, swiglu};
+use super::{decode, dot_rows, geglu, gelu, layer_norm, mix_rows, rms_norm, rope, soft_cap, softmax, swiglu};
 
 /// One version of every operation. See the folder of the same name for each contract.
 pub struct Ops {
@@ -18,6 +18,7 @@ pub struct Ops {
     softmax: unsafe fn(&mut [f32], f32),
     swiglu: unsafe fn(&mut [f32], &[f32]),
     geglu: unsafe fn(&mut [f32], &[f32]),
+    gelu: unsafe fn(&mut [f32]),
     soft_cap: unsafe fn(&mut [f32], f32, f32),
 }
 
@@ -33,6 +34,7 @@ static SCALAR: Ops = Ops {
     softmax: softmax::scalar,
     swiglu: swiglu::scalar,
     geglu: geglu::scalar,
+    gelu: gelu::scalar,
     soft_cap: soft_cap::scalar,
 };
 
@@ -49,6 +51,7 @@ static AVX2: Ops = Ops {
     softmax: softmax::avx2::softmax,
     swiglu: swiglu::avx2::swiglu,
     geglu: geglu::avx2::geglu,
+    gelu: gelu::avx2::gelu,
     soft_cap: soft_cap::avx2::soft_cap,
 };
 
@@ -136,6 +139,15 @@ impl Ops {
     pub fn geglu(&self, gate: &mut [f32], up: &[f32]) {
         // SAFETY: as for `decode_row`.
         unsafe { (self.geglu)(gate, up) }
+    }
+
+    pub fn gelu(&self, x: &mut [f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.gelu)(x) }
+    }
+
+    pub fn layer_norm(&self, x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        layer_norm::scalar(x, weight, bias, eps, out);
     }
 
     pub fn soft_cap(&self, x: &mut [f32], scale: f32, cap: f32) {

@@ -43,17 +43,17 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
     let (q_rows, kv_rows) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
     // The first layer is llama's, the second has what gemma's and a mixture of experts have.
     let qkv = |kernels: &mut K, next: &mut dyn FnMut(usize, usize) -> Weight, head_norms: bool| Qkv {
-        norm: norm(kernels, next(1, EMBEDDING)),
+        norm: Some(norm(kernels, next(1, EMBEDDING))),
         q: linear(kernels, next(q_rows, EMBEDDING), Some(next(1, q_rows))),
         k: linear(kernels, next(kv_rows, EMBEDDING), Some(next(1, kv_rows))),
         v: linear(kernels, next(kv_rows, EMBEDDING), None),
         head_norms: head_norms.then(|| [(); 2].map(|()| norm(kernels, next(1, HEAD_DIM)))),
-        rope: usize::from(head_norms),
+        rope: Some(usize::from(head_norms)),
     };
     let qkvs = [qkv(kernels, &mut next, false), qkv(kernels, &mut next, true)];
     let attentions = [
-        Attention { scale: 0.22, cap: None, window: None },
-        Attention { scale: 0.22, cap: Some(1.5), window: Some(37) },
+        Attention { scale: 0.22, cap: None, window: None, causal: true },
+        Attention { scale: 0.22, cap: Some(1.5), window: Some(37), causal: true },
     ];
     let out = linear(kernels, next(EMBEDDING, q_rows), Some(next(1, EMBEDDING)));
     let post_norms = [None, Some(norm(kernels, next(1, EMBEDDING)))];
@@ -121,11 +121,67 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
         kernels.experts(&step, &experts, &mut x);
         kernels.logits(&step, &x, &last, &table, Some(2.0), &mut rows);
         kernels.read(&rows, &mut numbers).unwrap();
-        kernels.hidden(&step, &x, &last, &mut rows);
+        kernels.hidden(&step, &x, Some(&last), &mut rows);
         kernels.read(&rows, &mut numbers).unwrap();
         kernels.read(&x, &mut numbers).unwrap();
     }
     numbers
+}
+
+/// The same of an encoder's block, whose rows see all of their sequence.
+fn encode<K: Kernels>(kernels: &mut K, float: Float) -> Vec<f32> {
+    let mut seed = 100;
+    let mut next = |rows, cols| {
+        seed += 1;
+        weight(float, rows, cols, seed)
+    };
+    let mut linear = |kernels: &mut K, rows, cols| Linear::<K> {
+        matrix: kernels.matrix(&next(rows, cols)).unwrap(),
+        bias: Some(kernels.vector(&next(1, rows), 0.0).unwrap()),
+    };
+    let kind = Kind::Float(Float::F32);
+    let shape = CacheShape { layers: 1, pages: 4, n_kv_heads: HEADS, head_dim: HEAD_DIM, kind };
+    let mut cache = kernels.cache(&shape).unwrap();
+    let width = HEADS * HEAD_DIM;
+    let (table, places) = (linear(kernels, VOCAB, width), linear(kernels, 40, width));
+    let [q, k, v, out] = [(); 4].map(|()| linear(kernels, width, width));
+    let (up, down) = (linear(kernels, HIDDEN, width), linear(kernels, width, HIDDEN));
+    let norm = linear(kernels, width, 1);
+    let norm = LayerNorm { weight: norm.bias.unwrap(), bias: q.bias.unwrap(), eps: 1e-6 };
+    let q = Linear { matrix: q.matrix, bias: None };
+    let qkv = Qkv { norm: None, q, k, v, head_norms: None, rope: None };
+    let how = Attention { scale: 0.2, cap: None, window: None, causal: false };
+
+    let mut batch = Batch { pages: vec![2, 0, 3], hidden: vec![0, 36, 37, 41], ..Batch::default() };
+    for (rows, first_page) in [(37, 0), (5, 2)] {
+        batch.spans.push(Span { first_row: batch.tokens.len(), rows, start: 0, first_page });
+        batch.tokens.extend((0..rows).map(|t| (t * 11 % VOCAB) as u32));
+        batch.positions.extend((0..rows).map(|t| t as u32));
+    }
+    let [mut x, mut q, mut mixed, mut hidden] = [(); 4].map(|()| kernels.buffer());
+    let step = kernels.begin(&batch, &[]);
+    kernels.embed(&step, &table.matrix, 1.0, &mut x);
+    kernels.positions(&step, &places.matrix, &norm.bias, &mut x);
+    for _ in 0..2 {
+        kernels.layer_norm(&step, &norm, &mut x);
+        kernels.qkv(&step, &x, &qkv, &mut cache, 0, &mut q);
+        kernels.attention(&step, &q, &how, &cache, 0, &mut mixed);
+        kernels.matmul_add(&step, &mixed, &out, None, &mut x);
+        kernels.up(&step, &x, &up, &mut hidden);
+        kernels.matmul_add(&step, &hidden, &down, None, &mut x);
+    }
+    kernels.hidden(&step, &x, None, &mut hidden);
+    let mut numbers = Vec::new();
+    kernels.read(&hidden, &mut numbers).unwrap();
+    numbers
+}
+
+/// Normalised mean squared error of `found`.
+fn error(found: &[f32], expect: &[f32]) -> f64 {
+    assert_eq!(found.len(), expect.len());
+    let size: f64 = expect.iter().map(|v| f64::from(*v).powi(2)).sum();
+    assert!(size > 1.0);
+    expect.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / size
 }
 
 /// Normalised mean squared error against the scalar CPU: 1e-10 with an f32 cache, where only the order of adding
@@ -136,13 +192,13 @@ fn agrees<K: Kernels>(make: impl Fn() -> K) {
             for pairing in [Pairing::Halves, Pairing::Adjacent] {
                 let expect = run(&mut Cpu::new(Some(1), true).unwrap(), float, kind, pairing);
                 let found = run(&mut make(), float, kind, pairing);
-                assert_eq!(found.len(), expect.len());
-                let size: f64 = expect.iter().map(|v| f64::from(*v).powi(2)).sum();
-                let error: f64 =
-                    expect.iter().zip(&found).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / size;
-                assert!(size > 1.0 && error <= bound, "{float:?} {kind:?} {pairing:?}: {error:e}");
+                let error = error(&found, &expect);
+                assert!(error <= bound, "{float:?} {kind:?} {pairing:?}: {error:e}");
             }
         }
+        let expect = encode(&mut Cpu::new(Some(1), true).unwrap(), float);
+        let error = error(&encode(&mut make(), float), &expect);
+        assert!(error <= 1e-10, "encoder {float:?}: {error:e}");
     }
 }
 

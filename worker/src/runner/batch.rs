@@ -440,6 +440,8 @@ impl Loop {
             StepError::UnknownSequence(sequence)
             | StepError::DuplicateSequence(sequence)
             | StepError::EmptySlice(sequence)
+            | StepError::NoLogits(sequence)
+            | StepError::NotWhole(sequence)
             | StepError::TokenOutOfRange { sequence, .. }
             | StepError::TooLong { sequence, .. } => Some(*sequence),
             StepError::Device(_) => None,

@@ -39,6 +39,7 @@ impl FakeEngine {
             context_length,
             embedding_length: 8,
             layers: 1,
+            encoder: false,
             kv_bytes_per_token: 16,
             weights_bytes: 1000,
             device: "test".into(),

@@ -15,41 +15,38 @@ use crate::arch::Tensors;
 use crate::engine::{BlobFile, Format, ModelFiles, NotFinite};
 use crate::kernels::{Ops, Rows};
 
-/// The llama fixture, taken apart so that a test can change it.
-struct Checkpoint {
-    config: Value,
-    tensors: BTreeMap<String, Stored>,
+/// A checkpoint, taken apart so that a test can change it.
+pub(super) struct Checkpoint {
+    pub(super) config: Value,
+    pub(super) tensors: BTreeMap<String, Stored>,
 }
 
 #[derive(Clone)]
-struct Stored {
+pub(super) struct Stored {
     dtype: Dtype,
-    shape: Vec<u64>,
+    pub(super) shape: Vec<u64>,
     bytes: Vec<u8>,
 }
 
 impl Stored {
-    fn f32s(shape: &[u64], numbers: &[f32]) -> Self {
+    pub(super) fn f32s(shape: &[u64], numbers: &[f32]) -> Self {
         let bytes = numbers.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self { dtype: Dtype::F32, shape: shape.to_vec(), bytes }
     }
 
-    fn numbers(&self) -> Vec<f32> {
-        self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    pub(super) fn numbers(&self) -> Vec<f32> {
+        match self.dtype {
+            Dtype::BF16 => {
+                let number = |b: &[u8]| half::bf16::from_le_bytes([b[0], b[1]]).to_f32();
+                self.bytes.chunks_exact(2).map(number).collect()
+            }
+            _ => self.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+        }
     }
 }
 
 fn llama() -> Checkpoint {
-    let folder = repository("tests/fixtures/arch/llama");
-    let file = std::fs::read(folder.join("model.safetensors")).unwrap();
-    let header = Header::read(&file).unwrap();
-    let tensors = header.tensors().iter().map(|t| {
-        let begin = (header.data_start() + t.begin) as usize;
-        let bytes = file[begin..begin + t.size_bytes() as usize].to_vec();
-        (t.name.clone(), Stored { dtype: t.dtype, shape: t.shape.clone(), bytes })
-    });
-    let config = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
-    Checkpoint { config, tensors: tensors.collect() }
+    Checkpoint::read("tests/fixtures/arch/llama")
 }
 
 /// A safetensors file whose data begins `shift` bytes after a multiple of eight.
@@ -65,6 +62,19 @@ fn file(tensors: &[(&str, &Stored)], metadata: &[(&str, &str)], shift: usize) ->
 }
 
 impl Checkpoint {
+    pub(super) fn read(folder: &str) -> Self {
+        let folder = repository(folder);
+        let file = std::fs::read(folder.join("model.safetensors")).unwrap();
+        let header = Header::read(&file).unwrap();
+        let tensors = header.tensors().iter().map(|t| {
+            let begin = (header.data_start() + t.begin) as usize;
+            let bytes = file[begin..begin + t.size_bytes() as usize].to_vec();
+            (t.name.clone(), Stored { dtype: t.dtype, shape: t.shape.clone(), bytes })
+        });
+        let config = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+        Self { config, tensors: tensors.collect() }
+    }
+
     /// Writes one blob a tensor; `spell` gives its key, its layer name and its shift.
     fn blobs(&self, folder: &Path, spell: impl Fn(&str) -> (String, Option<String>, usize)) -> ModelFiles {
         let tensors = self.tensors.iter().enumerate().map(|(index, (name, tensor))| {
@@ -77,7 +87,7 @@ impl Checkpoint {
     }
 
     /// Writes it as one file.
-    fn whole(&self, folder: &Path) -> ModelFiles {
+    pub(super) fn whole(&self, folder: &Path) -> ModelFiles {
         let tensors: Vec<_> = self.tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
         let path = folder.join("model.safetensors");
         std::fs::write(&path, file(&tensors, &[], 0)).unwrap();
@@ -305,7 +315,7 @@ fn what_cannot_run_is_refused_by_name() {
             |c| c.config["architectures"] = json!(["MambaForCausalLM"]),
             "architecture `MambaForCausalLM` is not supported (supported: LlamaForCausalLM, MistralForCausalLM, \
              MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, Gemma2ForCausalLM, \
-             Gemma3ForCausalLM, Phi3ForCausalLM)",
+             Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Phi3ForCausalLM, BertModel, RobertaModel, XLMRobertaModel)",
         ),
         (|c| c.config = json!([]), "config.json: it is not a JSON object"),
         (|c| c.config["hidden_size"] = json!(null), "config.json: `hidden_size` is missing"),

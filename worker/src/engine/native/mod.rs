@@ -2,6 +2,8 @@
 //! The runner loads one with [`load`] and keeps it on one thread.
 
 #[cfg(test)]
+mod encoder_tests;
+#[cfg(test)]
 mod family_tests;
 #[cfg(test)]
 mod gguf_tests;
@@ -84,7 +86,10 @@ impl<K: Kernels + 'static> Native<K> {
     fn load(files: &ModelFiles, options: &LoadOptions, mut kernels: K) -> Result<Self, LoadError> {
         let (plan, mut tensors) = open(files)?;
         let shape = plan.shape();
+        let encoder = plan.is_encoder();
         let kind = match options.kv_type {
+            // An encoder's keys and values are gone after the step, and so cost nothing.
+            _ if encoder => Kind::Float(Float::F32),
             KvType::F32 => Kind::Float(Float::F32),
             KvType::F16 => Kind::Float(Float::F16),
             KvType::Q8_0 => Kind::Q8_0,
@@ -96,7 +101,8 @@ impl<K: Kernels + 'static> Native<K> {
         let pages =
             u32::try_from(max_sequences.saturating_mul(pages_for(context_length))).unwrap_or(u32::MAX);
         let cache_shape = CacheShape {
-            layers: shape.layers,
+            // The layers of an encoder use the same memory, one after the other.
+            layers: if encoder { 1 } else { shape.layers },
             pages: pages as usize,
             n_kv_heads: shape.n_kv_heads,
             head_dim: shape.head_dim,
@@ -109,6 +115,7 @@ impl<K: Kernels + 'static> Native<K> {
             context_length,
             embedding_length: shape.embedding_length,
             layers: shape.layers,
+            encoder,
             kv_bytes_per_token: cache_shape.bytes_per_token(),
             weights_bytes: tensors.taken_bytes(),
             device: kernels.describe(),
@@ -157,6 +164,12 @@ impl<K: Kernels + 'static> Native<K> {
             let (len, max_len) = (sequence.len.saturating_add(slice.tokens.len()), sequence.max_len);
             if len > max_len {
                 return Err(StepError::TooLong { sequence: id, len, max_len });
+            }
+            if self.info.encoder && matches!(slice.want, Want::Last | Want::All) {
+                return Err(StepError::NoLogits(id));
+            }
+            if self.info.encoder && sequence.len > 0 {
+                return Err(StepError::NotWhole(id));
             }
         }
         Ok(())
@@ -287,6 +300,10 @@ impl<K: Kernels + 'static> Engine for Native<K> {
                 if slice.want == Want::All {
                     n = n.min(free_logits);
                 }
+                if self.info.encoder && n < slice.tokens.len() {
+                    // Whole, if need be in a pass that is longer than others.
+                    n = if pieces.is_empty() { slice.tokens.len() } else { 0 };
+                }
                 if n == 0 {
                     self.pass(slices, &std::mem::take(&mut pieces), &mut rows)?;
                     (free_rows, free_logits) = (PASS_ROWS, PASS_LOGITS);
@@ -294,7 +311,7 @@ impl<K: Kernels + 'static> Engine for Native<K> {
                 }
                 pieces.push(Piece { slice: index, tokens: done..done + n });
                 done += n;
-                free_rows -= n;
+                free_rows = free_rows.saturating_sub(n);
                 let wanted = match slice.want {
                     Want::All => n,
                     Want::Last => usize::from(done == slice.tokens.len()),

@@ -12,6 +12,8 @@ struct Task<'a> {
     rows: usize,
     /// Position of the first row.
     before: usize,
+    /// Keys there are for its last row.
+    keys: usize,
     head: usize,
     /// The keys that these rows see, and perhaps some before them: from token `first_token`, the start of a page.
     first_token: usize,
@@ -35,11 +37,12 @@ impl Cpu {
             .flat_map(|(span, row)| (0..n_kv_heads).map(move |head| (span, row, head)))
             .map(|(span, row, head)| {
                 let (rows, before) = (rows_a_task.min(span.rows - row), span.start + row);
+                let keys = if how.causal { before + rows } else { span.start + span.rows };
                 let unseen = first_seen(how, before) / PAGE_LEN;
-                let pages = unseen..(before + rows).div_ceil(PAGE_LEN);
+                let pages = unseen..keys.div_ceil(PAGE_LEN);
                 let pages = &step.batch.pages[span.first_page + pages.start..span.first_page + pages.end];
                 let (first_row, first_token) = (span.first_row + row, unseen * PAGE_LEN);
-                Task { first_row, rows, before, head, first_token, pages }
+                Task { first_row, rows, before, keys, head, first_token, pages }
             })
             .collect();
         out.resize(step.batch.tokens.len(), q.cols);
@@ -76,7 +79,7 @@ fn attend<'a>(
     let (head_dim, row_len) = (cache.shape.head_dim, cache.shape.row_len());
     let (width, q_cols) = (group * head_dim, group * head_dim * cache.shape.n_kv_heads);
     // Tokens are counted from the first of the pages.
-    let kv_len = task.before + task.rows - task.first_token;
+    let kv_len = task.keys - task.first_token;
     let Scratch { rows: decoded, numbers: scores, more: queries, sums } = scratch;
     let columns = task.rows * group;
     queries.clear();
@@ -94,7 +97,8 @@ fn attend<'a>(
     }
     let seen = |column: usize| {
         let position = task.before + column / group;
-        (first_seen(how, position) - task.first_token, position + 1 - task.first_token)
+        let end = if how.causal { position + 1 } else { task.keys };
+        (first_seen(how, position) - task.first_token, end - task.first_token)
     };
     for (column, scores) in scores.chunks_exact_mut(kv_len).enumerate() {
         let (from, to) = seen(column);

@@ -240,6 +240,15 @@ impl Kernels for Cpu {
         }
     }
 
+    fn positions(&mut self, step: &Step, table: &Weight, plus: &Vec<f32>, x: &mut Buffer) {
+        let mut row = vec![0.0; x.cols];
+        for (position, x) in step.batch.positions.iter().zip(x.numbers.chunks_exact_mut(x.cols)) {
+            self.ops.decode_row(&Rows::of(table), *position as usize, &mut row);
+            add(x, &row);
+            add(x, plus);
+        }
+    }
+
     fn qkv(
         &mut self,
         step: &Step,
@@ -249,7 +258,10 @@ impl Kernels for Cpu {
         layer: usize,
         q: &mut Buffer,
     ) {
-        self.normalise(x, &w.norm);
+        if let Some(norm) = &w.norm {
+            self.normalise(x, norm);
+        }
+        let input = if w.norm.is_some() { &self.normed } else { &x.numbers };
         let rows = step.batch.tokens.len();
         let (q_cols, kv_cols) = (w.q.matrix.rows(), w.k.matrix.rows());
         q.resize(rows, q_cols);
@@ -260,10 +272,10 @@ impl Kernels for Cpu {
             Product::new(&w.k, Shared::new(&mut self.keys, kv_cols)),
             Product::new(&w.v, Shared::new(&mut self.values, kv_cols)),
         ];
-        Self::products(&mut self.pool, self.ops, &self.normed, &products);
+        Self::products(&mut self.pool, self.ops, input, &products);
 
         let CacheShape { n_kv_heads, head_dim, kind, .. } = cache.shape;
-        let (ops, rotation) = (self.ops, &step.rotations[w.rope]);
+        let (ops, rotation) = (self.ops, w.rope.map(|rope| &step.rotations[rope]));
         let (row_len, row_bytes) = (cache.shape.row_len(), cache.row_bytes());
         let places: Vec<(u32, usize)> = step.batch.places().collect();
         let first_rows = |page, head| [cache.first_row(page, 0, head), cache.first_row(page, 1, head)];
@@ -275,8 +287,6 @@ impl Kernels for Cpu {
         let chunk = (LEAST_WORK / (q_cols + 2 * kv_cols)).max(1);
         self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
-                let angles = row * rotation.pairs..(row + 1) * rotation.pairs;
-                let (cos, sin) = (&rotation.cos[angles.clone()], &rotation.sin[angles]);
                 // SAFETY: every row of q and of the keys belongs to one chunk.
                 let (query, key) = unsafe { (queries.part(row, 0, q_cols), keys.part(row, 0, kv_cols)) };
                 let value = &values[row * kv_cols..(row + 1) * kv_cols];
@@ -284,10 +294,12 @@ impl Kernels for Cpu {
                     query.chunks_exact_mut(head_dim).for_each(|head| normalise(ops, head, of_q, scratch));
                     key.chunks_exact_mut(head_dim).for_each(|head| normalise(ops, head, of_k, scratch));
                 }
-                query
-                    .chunks_exact_mut(head_dim)
-                    .for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
-                key.chunks_exact_mut(head_dim).for_each(|head| ops.rotate(head, cos, sin, rotation.pairing));
+                if let Some(Rotation { pairing, pairs, cos, sin }) = rotation {
+                    let angles = row * pairs..(row + 1) * pairs;
+                    let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
+                    query.chunks_exact_mut(head_dim).for_each(|head| ops.rotate(head, cos, sin, *pairing));
+                    key.chunks_exact_mut(head_dim).for_each(|head| ops.rotate(head, cos, sin, *pairing));
+                }
                 for (from, first) in [(&*key, first_rows[row][0]), (value, first_rows[row][1])] {
                     for head in 0..n_kv_heads {
                         // SAFETY: no two rows of a step have the same place in the cache.
@@ -375,6 +387,33 @@ impl Kernels for Cpu {
         });
     }
 
+    fn layer_norm(&mut self, step: &Step, norm: &LayerNorm<Self>, x: &mut Buffer) {
+        let (rows, cols, ops) = (step.batch.tokens.len(), x.cols, self.ops);
+        let (chunk, x) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
+        self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
+            for row in index * chunk..rows.min((index + 1) * chunk) {
+                // SAFETY: every row belongs to one chunk.
+                let row = unsafe { x.part(row, 0, cols) };
+                scratch.numbers.clear();
+                scratch.numbers.extend_from_slice(row);
+                ops.layer_norm(&scratch.numbers, &norm.weight, &norm.bias, norm.eps, row);
+            }
+        });
+    }
+
+    fn up(&mut self, step: &Step, x: &Buffer, linear: &Linear<Self>, out: &mut Buffer) {
+        let (rows, cols, ops) = (step.batch.tokens.len(), linear.matrix.rows(), self.ops);
+        let product = Product::new(linear, Shared::new(out.resize(rows, cols), cols));
+        Self::products(&mut self.pool, ops, &x.numbers, &[product]);
+        let (chunk, out) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut out.numbers, cols));
+        self.pool.run(rows.div_ceil(chunk), &|index, _| {
+            for row in index * chunk..rows.min((index + 1) * chunk) {
+                // SAFETY: every row belongs to one chunk.
+                ops.gelu(unsafe { out.part(row, 0, cols) });
+            }
+        });
+    }
+
     fn experts(&mut self, step: &Step, weights: &Experts<Self>, x: &mut Buffer) {
         self.mix_experts(step, weights, x);
     }
@@ -389,7 +428,7 @@ impl Kernels for Cpu {
         to: &mut Buffer,
     ) {
         let cols = x.cols;
-        self.gather(&step.batch.logits, x, norm);
+        self.gather(&step.batch.logits, x, Some(norm));
         let out = to.resize(step.batch.logits.len(), head.rows());
         let out = Shared::new(out, head.rows());
         let rows = &self.normed[..step.batch.logits.len() * cols];
@@ -399,7 +438,7 @@ impl Kernels for Cpu {
         }
     }
 
-    fn hidden(&mut self, step: &Step, x: &Buffer, norm: &Norm<Self>, out: &mut Buffer) {
+    fn hidden(&mut self, step: &Step, x: &Buffer, norm: Option<&Norm<Self>>, out: &mut Buffer) {
         self.gather(&step.batch.hidden, x, norm);
         out.resize(step.batch.hidden.len(), x.cols).copy_from_slice(&self.normed);
     }
@@ -411,12 +450,16 @@ impl Kernels for Cpu {
 }
 
 impl Cpu {
-    /// The norm of some rows of x into `self.normed`.
-    fn gather(&mut self, rows: &[u32], x: &Buffer, norm: &Norm<Self>) {
+    /// The norm of some rows of x, or those rows as they are, into `self.normed`.
+    fn gather(&mut self, rows: &[u32], x: &Buffer, norm: Option<&Norm<Self>>) {
         self.normed.resize(rows.len() * x.cols, 0.0);
         for (row, out) in rows.iter().zip(self.normed.chunks_exact_mut(x.cols)) {
             let first = *row as usize * x.cols;
-            self.ops.rms_norm(&x.numbers[first..first + x.cols], &norm.weight, norm.eps, out);
+            let row = &x.numbers[first..first + x.cols];
+            match norm {
+                Some(norm) => self.ops.rms_norm(row, &norm.weight, norm.eps, out),
+                None => out.copy_from_slice(row),
+            }
         }
     }
 }

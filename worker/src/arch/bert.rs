@@ -1,0 +1,210 @@
+//! BERT and RoBERTa: encoders with learned positions, a layer norm after each part, and GELU without a gate
+//! (transformers `modeling_bert.py`, `modeling_roberta.py`). Every token sees all of its sequence.
+
+use super::decoder::vocabulary;
+use super::{Config, ConfigError, Forward, Output, Shape, Tensors};
+use crate::engine::LoadError;
+use crate::kernels::{Attention, Batch, DeviceError, Kernels, LayerNorm, Linear, Qkv};
+
+/// A configuration, checked.
+pub(super) struct Plan {
+    pub(super) shape: Shape,
+    norm_eps: f32,
+    /// Rows of the position table, and which of them belongs to the first token.
+    positions: usize,
+    first_position: usize,
+    /// Rows of the table of token types, of which all text has the first.
+    token_types: usize,
+}
+
+pub(super) fn bert(config: &Config) -> Result<Plan, ConfigError> {
+    of(config, "bert", 0)
+}
+
+/// RoBERTa counts positions from behind the padding token's id.
+pub(super) fn roberta(config: &Config) -> Result<Plan, ConfigError> {
+    let padding = config.integer("pad_token_id", 0, 1 << 20)?.unwrap_or(1);
+    of(config, "roberta", padding + 1)
+}
+
+fn of(config: &Config, architecture: &'static str, first_position: usize) -> Result<Plan, ConfigError> {
+    let embedding_length = config.need("hidden_size", 1, 1 << 20)?;
+    let n_heads = config.need("num_attention_heads", 1, 1 << 14)?;
+    if !embedding_length.is_multiple_of(n_heads) {
+        let rule = format!("{embedding_length} is no multiple of {n_heads} heads");
+        return Err(ConfigError::Relation { field: "hidden_size", rule });
+    }
+    let only = |field: &'static str, known: &'static str| match config.text(field)? {
+        Some(found) if found != known => {
+            let (field, found) = (field.to_owned(), format!("`{found}`"));
+            Err(ConfigError::Unsupported { field, found, supported: known })
+        }
+        _ => Ok(()),
+    };
+    only("hidden_act", "gelu")?;
+    only("position_embedding_type", "absolute")?;
+    let positions = config.integer("max_position_embeddings", 1, 1 << 26)?.unwrap_or(512);
+    if positions <= first_position {
+        let rule = format!("{positions} leave none behind the padding");
+        return Err(ConfigError::Relation { field: "max_position_embeddings", rule });
+    }
+    Ok(Plan {
+        shape: Shape {
+            architecture,
+            vocab_size: config.need("vocab_size", 1, 1 << 24)?,
+            context_length: positions - first_position,
+            embedding_length,
+            hidden_dim: config.need("intermediate_size", 1, 1 << 22)?,
+            layers: config.need("num_hidden_layers", 1, 1 << 12)?,
+            n_heads,
+            n_kv_heads: n_heads,
+            head_dim: embedding_length / n_heads,
+        },
+        norm_eps: config.number("layer_norm_eps", 1e-12, 0.0, 1.0)? as f32,
+        positions,
+        first_position,
+        token_types: config.integer("type_vocab_size", 1, 1 << 16)?.unwrap_or(2),
+    })
+}
+
+struct Block<K: Kernels> {
+    qkv: Qkv<K>,
+    out: Linear<K>,
+    attention_norm: LayerNorm<K>,
+    up: Linear<K>,
+    down: Linear<K>,
+    norm: LayerNorm<K>,
+}
+
+/// The model on a device, with the buffers of its steps.
+pub(super) struct Encoder<K: Kernels> {
+    embedding: K::Matrix,
+    positions: K::Matrix,
+    token_type: K::Vector,
+    norm: LayerNorm<K>,
+    blocks: Vec<Block<K>>,
+    attention: Attention,
+    /// `[R, embedding]`: what flows from block to block.
+    x: K::Buffer,
+    /// `[R, embedding]`
+    q: K::Buffer,
+    /// `[R, embedding]`
+    mixed: K::Buffer,
+    /// `[R, hidden_dim]`
+    hidden: K::Buffer,
+}
+
+/// Takes tensors by name and hands them to the device.
+struct Loader<'a, K: Kernels> {
+    tensors: &'a mut dyn Tensors,
+    kernels: &'a mut K,
+    prefix: &'static str,
+    eps: f32,
+}
+
+/// Where the encoder is in a checkpoint: on its own, or under a head for some task.
+const PREFIXES: [&str; 3] = ["", "bert.", "roberta."];
+
+impl<K: Kernels> Loader<'_, K> {
+    fn linear(&mut self, name: &str, rows: usize, cols: usize) -> Result<Linear<K>, LoadError> {
+        let name = |part: &str| format!("{}{name}.{part}", self.prefix);
+        let matrix = self.kernels.matrix(&self.tensors.matrix(&name("weight"), rows, cols)?)?;
+        let bias = self.kernels.vector(&self.tensors.vector(&name("bias"), rows)?, 0.0)?;
+        Ok(Linear { matrix, bias: Some(bias) })
+    }
+
+    fn norm(&mut self, name: &str, len: usize) -> Result<LayerNorm<K>, LoadError> {
+        let mut vector = |part: &str| -> Result<K::Vector, LoadError> {
+            let weight = self.tensors.vector(&format!("{}{name}.{part}", self.prefix), len)?;
+            Ok(self.kernels.vector(&weight, 0.0)?)
+        };
+        Ok(LayerNorm { weight: vector("weight")?, bias: vector("bias")?, eps: self.eps })
+    }
+
+    fn block(&mut self, index: usize, width: usize, hidden_dim: usize) -> Result<Block<K>, LoadError> {
+        let name = |part: &str| format!("encoder.layer.{index}.{part}");
+        Ok(Block {
+            qkv: Qkv {
+                norm: None,
+                q: self.linear(&name("attention.self.query"), width, width)?,
+                k: self.linear(&name("attention.self.key"), width, width)?,
+                v: self.linear(&name("attention.self.value"), width, width)?,
+                head_norms: None,
+                rope: None,
+            },
+            out: self.linear(&name("attention.output.dense"), width, width)?,
+            attention_norm: self.norm(&name("attention.output.LayerNorm"), width)?,
+            up: self.linear(&name("intermediate.dense"), hidden_dim, width)?,
+            down: self.linear(&name("output.dense"), width, hidden_dim)?,
+            norm: self.norm(&name("output.LayerNorm"), width)?,
+        })
+    }
+}
+
+impl<K: Kernels> Encoder<K> {
+    pub(super) fn build(plan: &Plan, tensors: &mut dyn Tensors, kernels: &mut K) -> Result<Self, LoadError> {
+        let Shape { vocab_size, embedding_length: width, hidden_dim, head_dim, .. } = plan.shape;
+        let is_there = |prefix: &&str| tensors.has(&format!("{prefix}embeddings.word_embeddings.weight"));
+        let prefix = PREFIXES.into_iter().find(is_there).unwrap_or(PREFIXES[0]);
+        let mut load = Loader { tensors, kernels, prefix, eps: plan.norm_eps };
+        let name = |part: &str| format!("{prefix}embeddings.{part}_embeddings.weight");
+
+        let table = load.tensors.matrix(&name("word"), vocab_size, width).map_err(vocabulary)?;
+        let embedding = load.kernels.matrix(&table)?;
+        let table = load.tensors.matrix(&name("position"), plan.positions, width)?;
+        let table = table.part(plan.first_position, plan.shape.context_length);
+        let positions = load.kernels.matrix(&table)?;
+        let table = load.tensors.matrix(&name("token_type"), plan.token_types, width)?;
+        let token_type = load.kernels.vector(&table.part(0, 1), 0.0)?;
+        let norm = load.norm("embeddings.LayerNorm", width)?;
+        let block = |index| load.block(index, width, hidden_dim);
+        let blocks = (0..plan.shape.layers).map(block).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            embedding,
+            positions,
+            token_type,
+            norm,
+            blocks,
+            attention: Attention {
+                scale: 1.0 / (head_dim as f32).sqrt(),
+                cap: None,
+                window: None,
+                causal: false,
+            },
+            x: kernels.buffer(),
+            q: kernels.buffer(),
+            mixed: kernels.buffer(),
+            hidden: kernels.buffer(),
+        })
+    }
+}
+
+impl<K: Kernels> Forward<K> for Encoder<K> {
+    fn forward(
+        &mut self,
+        kernels: &mut K,
+        batch: &Batch,
+        cache: &mut K::Cache,
+        output: &mut Output,
+    ) -> Result<(), DeviceError> {
+        let step = kernels.begin(batch, &[]);
+        kernels.embed(&step, &self.embedding, 1.0, &mut self.x);
+        kernels.positions(&step, &self.positions, &self.token_type, &mut self.x);
+        kernels.layer_norm(&step, &self.norm, &mut self.x);
+        for block in &self.blocks {
+            // Nothing is kept beyond the step, so that one layer's room does for all.
+            kernels.qkv(&step, &self.x, &block.qkv, cache, 0, &mut self.q);
+            kernels.attention(&step, &self.q, &self.attention, cache, 0, &mut self.mixed);
+            kernels.matmul_add(&step, &self.mixed, &block.out, None, &mut self.x);
+            kernels.layer_norm(&step, &block.attention_norm, &mut self.x);
+            kernels.up(&step, &self.x, &block.up, &mut self.hidden);
+            kernels.matmul_add(&step, &self.hidden, &block.down, None, &mut self.x);
+            kernels.layer_norm(&step, &block.norm, &mut self.x);
+        }
+        if !batch.hidden.is_empty() {
+            kernels.hidden(&step, &self.x, None, &mut self.hidden);
+            kernels.read(&self.hidden, &mut output.hidden)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! Encoders against a plain float64 pass over the same weights, and what is refused of them.
+//! The weights are random; tests/e2e holds a real model to its known answers.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::load_tests::{Checkpoint, Stored};
+use super::tests::f32_cache;
+use super::*;
+
+const VOCAB: usize = 31;
+const WIDTH: usize = 24;
+const HEADS: usize = 3;
+const HIDDEN: usize = 40;
+const LAYERS: usize = 2;
+const POSITIONS: usize = 700;
+
+/// A small BERT of random weights.
+fn bert() -> Checkpoint {
+    let mut tensors = BTreeMap::new();
+    let mut state = 1u32;
+    let mut add = |name: String, shape: &[u64], spread: f32, middle: f32| {
+        let n = shape.iter().product::<u64>();
+        let numbers: Vec<f32> = (0..n)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                middle + spread * ((state >> 8) as f32 / (1 << 23) as f32 - 1.0)
+            })
+            .collect();
+        tensors.insert(name, Stored::f32s(shape, &numbers));
+    };
+    let mut linear = |name: &str, rows: usize, cols: usize| {
+        add(format!("{name}.weight"), &[rows as u64, cols as u64], 0.4, 0.0);
+        add(format!("{name}.bias"), &[rows as u64], 0.2, 0.0);
+    };
+    for layer in 0..LAYERS {
+        let name = |part: &str| format!("encoder.layer.{layer}.{part}");
+        for part in ["attention.self.query", "attention.self.key", "attention.self.value"] {
+            linear(&name(part), WIDTH, WIDTH);
+        }
+        linear(&name("attention.output.dense"), WIDTH, WIDTH);
+        linear(&name("intermediate.dense"), HIDDEN, WIDTH);
+        linear(&name("output.dense"), WIDTH, HIDDEN);
+    }
+    let width = WIDTH as u64;
+    let norms = (0..LAYERS).flat_map(|layer| {
+        ["attention.output", "output"].map(|part| format!("encoder.layer.{layer}.{part}.LayerNorm"))
+    });
+    for norm in norms.chain(["embeddings.LayerNorm".to_owned()]) {
+        add(format!("{norm}.weight"), &[width], 0.3, 1.0);
+        add(format!("{norm}.bias"), &[width], 0.3, 0.0);
+    }
+    for (name, rows) in [("word", VOCAB), ("position", POSITIONS), ("token_type", 2)] {
+        add(format!("embeddings.{name}_embeddings.weight"), &[rows as u64, width], 1.0, 0.0);
+    }
+    let config = json!({
+        "architectures": ["BertModel"], "vocab_size": VOCAB, "hidden_size": WIDTH, "num_attention_heads": HEADS,
+        "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS,
+        "layer_norm_eps": 1e-6, "hidden_act": "gelu", "type_vocab_size": 2,
+    });
+    Checkpoint { config, tensors }
+}
+
+/// GELU in its exact form, its integral by Simpson's rule.
+fn gelu(x: f64) -> f64 {
+    let density = |t: f64| (-t * t / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    let (steps, width) = (2000, x / 2000.0);
+    let weight = |i: usize| {
+        if i == 0 || i == steps {
+            1.0
+        } else if i % 2 == 1 {
+            4.0
+        } else {
+            2.0
+        }
+    };
+    let area: f64 = (0..=steps).map(|i| weight(i) * density(i as f64 * width)).sum();
+    x * (0.5 + area * width / 3.0)
+}
+
+/// The hidden states of the last layer, one row a token, as the published description of BERT has them.
+fn reference(checkpoint: &Checkpoint, tokens: &[u32]) -> Vec<Vec<f64>> {
+    let numbers =
+        |name: &str| -> Vec<f64> { checkpoint.tensors[name].numbers().into_iter().map(f64::from).collect() };
+    let norm = |x: &[f64], name: &str| -> Vec<f64> {
+        let (weight, bias) = (numbers(&format!("{name}.weight")), numbers(&format!("{name}.bias")));
+        let mean = x.iter().sum::<f64>() / x.len() as f64;
+        let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
+        (0..x.len()).map(|i| (x[i] - mean) / (variance + 1e-6).sqrt() * weight[i] + bias[i]).collect()
+    };
+    let linear = |x: &[f64], name: &str| -> Vec<f64> {
+        let (weight, bias) = (numbers(&format!("{name}.weight")), numbers(&format!("{name}.bias")));
+        let rows = weight.chunks(x.len()).zip(bias);
+        rows.map(|(row, bias)| row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>() + bias).collect()
+    };
+    let add = |a: &[f64], b: &[f64]| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
+    let tables =
+        ["word", "position", "token_type"].map(|t| numbers(&format!("embeddings.{t}_embeddings.weight")));
+    let row = |table: usize, row: usize| &tables[table][row * WIDTH..(row + 1) * WIDTH];
+
+    let embed = |(position, token): (usize, &u32)| {
+        let sum = add(&add(row(0, *token as usize), row(1, position)), row(2, 0));
+        norm(&sum, "embeddings.LayerNorm")
+    };
+    let mut x: Vec<Vec<f64>> = tokens.iter().enumerate().map(embed).collect();
+    for layer in 0..LAYERS {
+        let name = |part: &str| format!("encoder.layer.{layer}.{part}");
+        let [q, k, v] = ["query", "key", "value"].map(|part| {
+            let name = name(&format!("attention.self.{part}"));
+            x.iter().map(|x| linear(x, &name)).collect::<Vec<_>>()
+        });
+        let head_dim = WIDTH / HEADS;
+        let attend = |row: usize| {
+            let mut mixed = vec![0.0; WIDTH];
+            for head in 0..HEADS {
+                let part = head * head_dim..(head + 1) * head_dim;
+                let dot = |k: &Vec<f64>| -> f64 {
+                    q[row][part.clone()].iter().zip(&k[part.clone()]).map(|(a, b)| a * b).sum()
+                };
+                let scores: Vec<f64> = k.iter().map(|k| (dot(k) / (head_dim as f64).sqrt()).exp()).collect();
+                let sum: f64 = scores.iter().sum();
+                for (score, v) in scores.iter().zip(&v) {
+                    part.clone().for_each(|d| mixed[d] += score / sum * v[d]);
+                }
+            }
+            mixed
+        };
+        let mixed: Vec<Vec<f64>> = (0..x.len()).map(attend).collect();
+        for (x, mixed) in x.iter_mut().zip(mixed) {
+            let sum = add(x, &linear(&mixed, &name("attention.output.dense")));
+            let inner = norm(&sum, &name("attention.output.LayerNorm"));
+            let up: Vec<f64> = linear(&inner, &name("intermediate.dense")).into_iter().map(gelu).collect();
+            *x = norm(&add(&inner, &linear(&up, &name("output.dense"))), &name("output.LayerNorm"));
+        }
+    }
+    x
+}
+
+fn text(n: usize) -> Vec<u32> {
+    (0..n).map(|i| (i * 7 % VOCAB) as u32).collect()
+}
+
+/// The rows of each text, all in one step.
+fn hidden(engine: &mut dyn Engine, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
+    let open: Vec<SequenceId> = texts.iter().map(|text| engine.open(text.len()).unwrap()).collect();
+    let slice = |(sequence, tokens): (&SequenceId, &Vec<u32>)| (*sequence, tokens.clone());
+    let slices: Vec<_> = open.iter().zip(texts).map(slice).collect();
+    let slices: Vec<Slice<'_>> = slices
+        .iter()
+        .map(|(sequence, tokens)| Slice { sequence: *sequence, tokens, want: Want::Hidden })
+        .collect();
+    let rows = engine.step(&slices).unwrap();
+    open.into_iter().for_each(|sequence| engine.close(sequence));
+    (0..texts.len()).map(|at| rows.rows(at).unwrap().map(<[f32]>::to_vec).collect()).collect()
+}
+
+#[test]
+fn hidden_states_of_the_reference() {
+    let (folder, checkpoint) = (tempfile::tempdir().unwrap(), bert());
+    let files = checkpoint.whole(folder.path());
+    for scalar in [false, true] {
+        let mut engine = load(&files, LoadOptions { scalar, ..f32_cache() }).unwrap();
+        assert!(engine.info().encoder && engine.info().context_length == POSITIONS);
+        for n in [1, 5, 45] {
+            let rows = hidden(engine.as_mut(), &[text(n)]).remove(0);
+            let expect = reference(&checkpoint, &text(n));
+            assert_eq!(rows.len(), n);
+            for (found, expect) in rows.iter().flatten().zip(expect.iter().flatten()) {
+                assert!((f64::from(*found) - expect).abs() < 1e-4, "{n} scalar {scalar}: {found} {expect}");
+            }
+        }
+    }
+}
+
+#[test]
+fn company_changes_no_bit_of_an_encoder() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine =
+        load(&bert().whole(folder.path()), LoadOptions { max_sequences: 5, ..f32_cache() }).unwrap();
+    // The longest is more than a pass of a decoder takes.
+    let texts: Vec<Vec<u32>> = [3, 300, 650, 1, 290].iter().map(|n| text(*n)).collect();
+    let alone: Vec<_> =
+        texts.iter().map(|text| hidden(engine.as_mut(), std::slice::from_ref(text)).remove(0)).collect();
+    assert!(hidden(engine.as_mut(), &texts) == alone);
+}
+
+/// With its position table shifted by what a padding id of 4 takes, a RoBERTa is that BERT.
+#[test]
+fn roberta_begins_behind_its_padding() {
+    let (folder, of_roberta) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let plain = bert();
+    let mut roberta = bert();
+    roberta.config["architectures"] = json!(["XLMRobertaModel"]);
+    roberta.config["pad_token_id"] = json!(4);
+    roberta.config["max_position_embeddings"] = json!(POSITIONS + 5);
+    let name = "embeddings.position_embeddings.weight";
+    let mut table = vec![9.0; 5 * WIDTH];
+    table.extend(plain.tensors[name].numbers());
+    roberta.tensors.insert(name.into(), Stored::f32s(&[POSITIONS as u64 + 5, WIDTH as u64], &table));
+    roberta.tensors = roberta.tensors.into_iter().map(|(name, t)| (format!("roberta.{name}"), t)).collect();
+    let mut a = load(&plain.whole(folder.path()), f32_cache()).unwrap();
+    let mut b = load(&roberta.whole(of_roberta.path()), f32_cache()).unwrap();
+    assert_eq!(b.info().context_length, POSITIONS);
+    assert!(hidden(a.as_mut(), &[text(20)]) == hidden(b.as_mut(), &[text(20)]));
+}
+
+#[test]
+fn what_an_encoder_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut engine = load(&bert().whole(folder.path()), f32_cache()).unwrap();
+    let sequence = engine.open(10).unwrap();
+    let slice = |want| Slice { sequence, tokens: &[1, 2], want };
+    assert_eq!(engine.step(&[slice(Want::Last)]).unwrap_err(), StepError::NoLogits(sequence));
+    engine.step(&[slice(Want::Hidden)]).unwrap();
+    assert_eq!(engine.step(&[slice(Want::Hidden)]).unwrap_err(), StepError::NotWhole(sequence));
+    engine.truncate(sequence, 0);
+    engine.step(&[slice(Want::Hidden)]).unwrap();
+
+    type Change = fn(&mut Value);
+    let cases: &[(Change, &str)] = &[
+        (
+            |c| c["hidden_act"] = json!("relu"),
+            "config.json: `hidden_act` `relu` cannot be run (can be: gelu)",
+        ),
+        (
+            |c| c["position_embedding_type"] = json!("relative_key"),
+            "config.json: `position_embedding_type` `relative_key` cannot be run (can be: absolute)",
+        ),
+        (|c| c["num_attention_heads"] = json!(5), "config.json: `hidden_size`: 24 is no multiple of 5 heads"),
+        (
+            |c| c["vocab_size"] = json!(30),
+            "the configuration has a vocabulary of 30, tensor `embeddings.word_embeddings.weight` has 31 rows",
+        ),
+        (
+            |c| c["num_hidden_layers"] = json!(3),
+            "tensor `encoder.layer.2.attention.self.query.weight` is missing",
+        ),
+    ];
+    for (change, expect) in cases {
+        let mut checkpoint = bert();
+        change(&mut checkpoint.config);
+        let error = load(&checkpoint.whole(folder.path()), f32_cache()).err().expect(expect);
+        assert_eq!(error.to_string(), *expect);
+    }
+}
