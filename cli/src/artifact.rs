@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, io, sync::Mutex};
 use lode_client::Registry;
 use lode_model::{
     digest::Digest,
+    gguf::Header,
     manifest::Manifest,
     read_at::{ReadAt, Window},
     recognise::{Artifact, ModelFile, tar},
@@ -35,20 +36,22 @@ pub(crate) async fn read(target: &Target, manifest: &Manifest) -> Outcome<Artifa
     let archives: Vec<(usize, ModelFile)> =
         artifact.archives().map(|(at, file)| (at, file.clone())).collect();
     for (at, file) in archives {
-        let reader = Ranges {
-            registry: target.registry.clone(),
-            repository: target.repository.clone(),
-            digest: file.layer.digest.clone(),
-            size: file.layer.size,
-            runtime: Handle::current(),
-            window: Mutex::default(),
-        };
+        let reader = Ranges::of(target, &file);
         let listed = tokio::task::spawn_blocking(move || tar::members(&Window::new(&reader, 0, reader.size)));
         let listed = listed.await.map_err(|error| Failure::because("listing a layer", &error))?;
         let about = |error| Failure::because(format!("layer {} of {target}", file.layer.digest), &error);
         members.insert(at, listed.map_err(about)?);
     }
     Ok(artifact.unfold(members))
+}
+
+/// The header of a GGUF; its tensors stay where they are.
+pub(crate) async fn gguf_header(target: &Target, file: &ModelFile) -> Outcome<Header> {
+    let reader = Ranges::of(target, file);
+    let (offset, size) = (file.offset, file.size);
+    let read = tokio::task::spawn_blocking(move || Header::read(&Window::new(&reader, offset, size)));
+    let read = read.await.map_err(|error| Failure::because("reading a header", &error))?;
+    read.map_err(|error| Failure::because(format!("{} of {target}", file.label()), &error))
 }
 
 /// A blob of the registry that is read by range. Blocks.
@@ -60,6 +63,19 @@ struct Ranges {
     runtime: Handle,
     /// What was fetched last, and where it begins.
     window: Mutex<(u64, Vec<u8>)>,
+}
+
+impl Ranges {
+    fn of(target: &Target, file: &ModelFile) -> Ranges {
+        Ranges {
+            registry: target.registry.clone(),
+            repository: target.repository.clone(),
+            digest: file.layer.digest.clone(),
+            size: file.layer.size,
+            runtime: Handle::current(),
+            window: Mutex::default(),
+        }
+    }
 }
 
 impl ReadAt for Ranges {

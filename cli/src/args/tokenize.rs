@@ -5,6 +5,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Reads standard input to its end, verbatim, and prints one id a line. Needs the model's tokenizer only: no worker.
+A GGUF brings its own; its ids are those of llama.cpp.
 
 Examples:
   printf 'What is water?' | lode tokenize lode-demo --json

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use lode_model::{manifest::Manifest, recognise::ModelFile};
-use lode_worker::text::Tokenizer;
+use lode_worker::text::{Tokenizer, TokenizerError, gguf};
 use serde_json::{Value, json};
 
 use crate::{
@@ -55,7 +55,7 @@ pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
     ui::piece(lines.as_bytes())
 }
 
-/// The model's tokenizer.json, wherever its manifest keeps it.
+/// The model's tokenizer, wherever its manifest keeps it: in the metadata of a GGUF, or a tokenizer.json.
 pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
     let raw = target
         .registry
@@ -65,14 +65,25 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
     let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
         .map_err(|error| Failure::because(format!("the manifest of {target}"), &error))?;
     let artifact = artifact::read(target, &manifest).await?;
+    let about = |error: TokenizerError| Failure::because(format!("the tokenizer of {target}"), &error);
+    if artifact.format() == Some("gguf") {
+        for at in artifact.weights() {
+            // Of a split GGUF, one file has the vocabulary: the first.
+            let header = artifact::gguf_header(target, &artifact.files[at]).await?;
+            match gguf::read(&header.metadata) {
+                Err(TokenizerError::NoVocabulary) => {}
+                read => return read.map(|(tokenizer, _)| tokenizer).map_err(about),
+            }
+        }
+    }
     let is_tokenizer = |file: &&ModelFile| {
         let path = file.path.as_deref().unwrap_or_default();
         file.is_plain() && (path == "tokenizer.json" || path.ends_with("/tokenizer.json"))
     };
     let file = artifact.find("tokenizer.json").or_else(|| artifact.files.iter().find(is_tokenizer));
     let file = file.ok_or_else(|| {
-        Failure::new(format!("{target} has no tokenizer.json"))
-            .hint(format!("`lode show {target}` says what it has"))
+        let has = if artifact.format() == Some("gguf") { "no vocabulary" } else { "no tokenizer.json" };
+        Failure::new(format!("{target} has {has}")).hint(format!("`lode show {target}` says what it has"))
     })?;
     let digest = &file.layer.digest;
     let bytes = if file.is_layer() {
@@ -83,8 +94,7 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
     } else {
         return Err(Failure::new(format!("the tokenizer of {target} has {} bytes", file.size)));
     };
-    Tokenizer::from_json(&bytes)
-        .map_err(|error| Failure::because(format!("the tokenizer of {target}"), &error))
+    Tokenizer::from_json(&bytes).map_err(about)
 }
 
 /// Ids between spaces, commas or lines, or what `--json` printed.

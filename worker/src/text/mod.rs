@@ -2,6 +2,7 @@
 //! The runner and `lode tokenize` call it; it touches no file, no socket and no device.
 
 pub mod detokenizer;
+pub mod gguf;
 pub mod sampler;
 pub mod special;
 pub mod stop;

@@ -1,11 +1,12 @@
-//! A checkpoint's `tokenizer.json`: text to ids, ids to text, and the exact bytes of every id.
-//! Truncation and padding stored in the file are training settings and are ignored.
+//! Text to ids, ids to text, and the exact bytes of every id: from a checkpoint's `tokenizer.json`, or from a GGUF.
+//! Truncation and padding stored in a `tokenizer.json` are training settings and are ignored.
 
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 
 use super::detokenizer::Detokenizer;
+use super::gguf::GgufTokenizer;
 
 /// What can be wrong with tokenizer data or with what is asked of it.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +17,18 @@ pub enum TokenizerError {
     Format(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the text cannot be tokenized")]
     Encode(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the GGUF has no tokenizer")]
+    NoVocabulary,
+    #[error(
+        "the GGUF's tokenizer is of the kind `{kind}`, which is not supported (supported: gpt2, llama, bert)"
+    )]
+    UnknownKind { kind: String },
+    #[error("the GGUF's pre-tokeniser `{pre}` is not known, and a wrong one would give wrong ids")]
+    UnknownPre { pre: String },
+    #[error("the GGUF has no key `{key}`")]
+    MissingKey { key: &'static str },
+    #[error("the GGUF's key `{key}` is not {expected}")]
+    BadKey { key: &'static str, expected: &'static str },
     #[error("token id {id} is outside the vocabulary of {len} ids")]
     UnknownId { id: u32, len: usize },
 }
@@ -40,10 +53,19 @@ impl Special {
 
 /// A loaded tokenizer; cheap to share behind an [`Arc`].
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Inner,
+    vocabulary: Arc<Vocabulary>,
+}
+
+enum Inner {
+    File(Box<FileTokenizer>),
+    Gguf(Box<GgufTokenizer>),
+}
+
+struct FileTokenizer {
+    parsing: tokenizers::Tokenizer,
     // The same tokenizer, told to read special tokens in the text as plain characters; built on first use.
     plain: OnceLock<tokenizers::Tokenizer>,
-    vocabulary: Arc<Vocabulary>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -63,7 +85,12 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(TokenizerError::Format)?;
         inner.with_padding(None);
         let vocabulary = Arc::new(Vocabulary::read(&inner, &json));
-        Ok(Tokenizer { inner, plain: OnceLock::new(), vocabulary })
+        let inner = Inner::File(Box::new(FileTokenizer { parsing: inner, plain: OnceLock::new() }));
+        Ok(Tokenizer { inner, vocabulary })
+    }
+
+    pub(super) fn of_gguf(tokenizer: GgufTokenizer, vocabulary: Arc<Vocabulary>) -> Tokenizer {
+        Tokenizer { inner: Inner::Gguf(Box::new(tokenizer)), vocabulary }
     }
 
     /// Text to ids. `special` both adds the tokenizer's own special tokens and reads those spelled in the text.
@@ -73,11 +100,15 @@ impl Tokenizer {
 
     /// Text to ids, with adding and reading of special tokens chosen apart.
     pub fn encode_with(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizerError> {
+        let file = match &self.inner {
+            Inner::File(file) => file,
+            Inner::Gguf(gguf) => return gguf.encode(text, special),
+        };
         let tokenizer = if special.parse {
-            &self.inner
+            &file.parsing
         } else {
-            self.plain.get_or_init(|| {
-                let mut plain = self.inner.clone();
+            file.plain.get_or_init(|| {
+                let mut plain = file.parsing.clone();
                 plain.set_encode_special_tokens(true);
                 plain
             })
@@ -94,8 +125,10 @@ impl Tokenizer {
         if let Some(&id) = ids.iter().find(|&&id| self.vocabulary.entry(id).is_none()) {
             return Err(TokenizerError::UnknownId { id, len });
         }
-        if self.vocabulary.whole_text {
-            return Ok(self.inner.decode(ids, false).map_err(TokenizerError::Encode)?.into_bytes());
+        if let Inner::File(file) = &self.inner
+            && self.vocabulary.whole_text
+        {
+            return Ok(file.parsing.decode(ids, false).map_err(TokenizerError::Encode)?.into_bytes());
         }
         let mut bytes = Vec::new();
         for &id in ids {
@@ -119,7 +152,19 @@ impl Tokenizer {
 
     /// The id of a token by its spelling in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        match &self.inner {
+            Inner::File(file) => file.parsing.token_to_id(token),
+            Inner::Gguf(gguf) => gguf.token_id(token),
+        }
+    }
+
+    /// The id that every text has to begin with, template or not: GGUF files say so apart from their template, while that of a
+    /// checkpoint spells it out.
+    pub fn begin(&self) -> Option<u32> {
+        match &self.inner {
+            Inner::File(_) => None,
+            Inner::Gguf(gguf) => gguf.begin(),
+        }
     }
 
     /// True for tokens such as `<|im_end|>` that are never part of an answer's text.
@@ -164,6 +209,11 @@ impl Vocabulary {
 
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
         self.entry(id).map(|entry| &*entry.bytes).unwrap_or_default()
+    }
+
+    /// A vocabulary whose bytes are known one by one.
+    pub(super) fn new(entries: Vec<Option<Entry>>, strip_first: bool) -> Vocabulary {
+        Vocabulary { entries, strip_first, whole_text: false }
     }
 
     fn read(tokenizer: &tokenizers::Tokenizer, json: &Value) -> Vocabulary {
@@ -289,7 +339,7 @@ impl DecoderSteps {
 
 /// The byte that a character of the byte-level alphabet stands for: printable Latin-1 stands for itself,
 /// the other 68 bytes, in order, for U+0100 and up (as the GPT-2 tokenizer defined it).
-fn byte_of_char(c: char) -> Option<u8> {
+pub(super) fn byte_of_char(c: char) -> Option<u8> {
     let code = c as u32;
     match code {
         0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => Some(code as u8),

@@ -1,0 +1,154 @@
+//! Special tokens spelled out in a text. The longest token is looked for first, wherever it stands, then the next in what is
+//! left: not the same as reading from the left where tokens overlap.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use lode_model::gguf::Metadata;
+
+use super::tokens::{Kind, Tokens};
+
+pub(super) enum Fragment<'a> {
+    Text(&'a str),
+    Id(u32),
+}
+
+#[derive(Default)]
+struct Node {
+    next: BTreeMap<u8, usize>,
+    /// The token that ends here.
+    token: Option<u32>,
+}
+
+/// The special tokens of a vocabulary, as a tree of their bytes.
+pub(super) struct Cutter {
+    nodes: Vec<Node>,
+    rules: BTreeMap<u32, Rule>,
+}
+
+struct Rule {
+    /// Cut out even where special tokens are to be read as plain text.
+    always: bool,
+    /// White space before it goes with it.
+    strips_left: bool,
+    /// White space after it goes with it.
+    strips_right: bool,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Match {
+    len: Reverse<usize>,
+    id: u32,
+    start: usize,
+}
+
+impl Cutter {
+    pub(super) fn new(tokens: &Tokens, metadata: &Metadata) -> Cutter {
+        let strips = Strips::of(metadata);
+        let mut cutter = Cutter { nodes: vec![Node::default()], rules: BTreeMap::new() };
+        for (id, text) in tokens.iter() {
+            let kind = tokens.kind(id);
+            if text.is_empty() || !matches!(kind, Kind::Control | Kind::UserDefined | Kind::Unknown) {
+                continue;
+            }
+            let mut at = 0;
+            for byte in text.bytes() {
+                let free = cutter.nodes.len();
+                let next = *cutter.nodes[at].next.entry(byte).or_insert(free);
+                if next == free {
+                    cutter.nodes.push(Node::default());
+                }
+                at = next;
+            }
+            cutter.nodes[at].token = Some(id);
+            let rule = Rule {
+                always: kind == Kind::UserDefined,
+                strips_left: strips.left == Some(text),
+                strips_right: strips.right && !["<unk>", "<s>", "<|endoftext|>"].contains(&text),
+            };
+            cutter.rules.insert(id, rule);
+        }
+        cutter
+    }
+
+    /// The text in its order, cut at special tokens.
+    pub(super) fn cut<'a>(&self, text: &'a str, parse: bool) -> Vec<Fragment<'a>> {
+        let mut matches = self.matches(text.as_bytes(), parse);
+        matches.sort_unstable();
+        // Start of each stretch that a token takes, to its end and the token.
+        let mut taken: BTreeMap<usize, (usize, u32)> = BTreeMap::new();
+        for Match { len: Reverse(len), id, start } in matches {
+            let end = start + len;
+            let before = taken.range(..end).next_back().map_or(0, |(_, (end, _))| *end);
+            if before > start {
+                continue;
+            }
+            let after = taken.range(end..).next().map_or(text.len(), |(start, _)| *start);
+            let (mut start, mut end) = (start, end);
+            let is_space = |at: usize| matches!(text.as_bytes()[at], b' ' | b'\t'..=b'\r');
+            if self.rules[&id].strips_left {
+                while start > before && is_space(start - 1) {
+                    start -= 1;
+                }
+            }
+            if self.rules[&id].strips_right {
+                while end < after && is_space(end) {
+                    end += 1;
+                }
+            }
+            taken.insert(start, (end, id));
+        }
+        let mut fragments = Vec::with_capacity(taken.len() * 2 + 1);
+        let mut at = 0;
+        for (start, (end, id)) in taken {
+            if at < start {
+                fragments.push(Fragment::Text(&text[at..start]));
+            }
+            fragments.push(Fragment::Id(id));
+            at = end;
+        }
+        if at < text.len() {
+            fragments.push(Fragment::Text(&text[at..]));
+        }
+        fragments
+    }
+
+    fn matches(&self, text: &[u8], parse: bool) -> Vec<Match> {
+        let mut matches = Vec::new();
+        for start in 0..text.len() {
+            let mut node = &self.nodes[0];
+            for (len, byte) in (1..).zip(&text[start..]) {
+                let Some(next) = node.next.get(byte) else { break };
+                node = &self.nodes[*next];
+                if let Some(id) = node.token.filter(|id| parse || self.rules[id].always) {
+                    matches.push(Match { len: Reverse(len), id, start });
+                }
+            }
+        }
+        matches
+    }
+}
+
+/// Which tokens take the white space around them along: a file does not say, so the model's name decides, as in llama.cpp.
+struct Strips {
+    left: Option<&'static str>,
+    right: bool,
+}
+
+impl Strips {
+    fn of(metadata: &Metadata) -> Strips {
+        let name = metadata.str("general.name").unwrap_or_default().to_lowercase();
+        let pre = metadata.str("tokenizer.ggml.pre").unwrap_or_default();
+        let architecture = metadata.architecture().unwrap_or_default();
+        let jina = ["jina-v2-de", "jina-v2-es", "jina-v2-code"].iter().any(|part| pre.contains(part));
+        if jina || ["nomic-bert-moe", "jina-bert-v3"].iter().any(|part| architecture.contains(part)) {
+            Strips { left: Some("<mask>"), right: false }
+        } else if name.contains("phi-3") || name.contains("phi3") {
+            Strips { left: None, right: true }
+        } else if name.contains("modern-bert") {
+            Strips { left: Some("[MASK]"), right: false }
+        } else {
+            Strips { left: None, right: false }
+        }
+    }
+}

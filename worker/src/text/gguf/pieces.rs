@@ -1,0 +1,166 @@
+//! SentencePiece's BPE: the neighbours whose union is the token of the highest score become one, the leftmost first, until none
+//! is left; a character without a token becomes bytes. Scores, not merges, decide, so no list of merges says the same.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashMap};
+
+use lode_model::gguf::Metadata;
+
+use super::tokens::{Kind, Tokens};
+use super::{BLANK, byte_of_token};
+use crate::text::tokenizer::TokenizerError;
+
+pub(super) struct Pieces {
+    /// Id and score of each text.
+    tokens: HashMap<Box<str>, (u32, f32)>,
+    longest: usize,
+    bytes: Vec<Option<u32>>,
+    unknown: Option<u32>,
+    adds_blank: bool,
+}
+
+/// A run of the text that is one token for now; empty once it was merged away.
+struct Symbol {
+    start: usize,
+    end: usize,
+    before: Option<usize>,
+    after: Option<usize>,
+}
+
+/// Two neighbours that could become one.
+struct Pair {
+    score: f32,
+    left: usize,
+    right: usize,
+    len: usize,
+}
+
+impl Ord for Pair {
+    fn cmp(&self, other: &Pair) -> Ordering {
+        let key = |pair: &Pair| Reverse(pair.left);
+        self.score.total_cmp(&other.score).then_with(|| key(self).cmp(&key(other)))
+    }
+}
+
+impl PartialOrd for Pair {
+    fn partial_cmp(&self, other: &Pair) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Pair {
+    fn eq(&self, other: &Pair) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Pair {}
+
+impl Pieces {
+    pub(super) fn read(
+        metadata: &Metadata,
+        tokens: &Tokens,
+        unknown: Option<u32>,
+        adds_blank: bool,
+    ) -> Result<Pieces, TokenizerError> {
+        const SCORES: &str = "tokenizer.ggml.scores";
+        let scores = match metadata.get(SCORES) {
+            None => None,
+            Some(scores) => {
+                let scores = scores.as_array().filter(|scores| scores.len() >= tokens.len());
+                let expected = "a number for each token";
+                Some(scores.ok_or(TokenizerError::BadKey { key: SCORES, expected })?)
+            }
+        };
+        let score = |id: u32| {
+            let score = scores.and_then(|scores| scores.get(id as usize)?.as_f64()).unwrap_or_default();
+            // Both zeros are the same score.
+            score as f32 + 0.0
+        };
+        let mut bytes = vec![None; 256];
+        for (id, text) in tokens.all() {
+            if let Some(byte) = byte_of_token(text).filter(|_| tokens.kind(id) == Kind::Byte) {
+                bytes[usize::from(byte)] = Some(id);
+            }
+        }
+        for (byte, id) in (0u8..=255).zip(&mut bytes) {
+            let hex = format!("<0x{byte:02X}>");
+            let ascii = byte.is_ascii().then(|| char::from(byte).to_string());
+            *id = id.or_else(|| tokens.id(&hex)).or_else(|| tokens.id(&ascii?));
+        }
+        let tokens: HashMap<Box<str>, (u32, f32)> =
+            tokens.iter().map(|(id, text)| (text.into(), (id, score(id)))).collect();
+        let longest = tokens.keys().map(|text| text.len()).max().unwrap_or_default();
+        Ok(Pieces { tokens, longest, bytes, unknown, adds_blank })
+    }
+
+    pub(super) fn adds_blank(&self) -> bool {
+        self.adds_blank
+    }
+
+    pub(super) fn encode(&self, text: &str, begins: bool, ids: &mut Vec<u32>) {
+        let mut escaped = String::with_capacity(text.len() + text.len() / 4 + BLANK.len_utf8());
+        if self.adds_blank && begins {
+            escaped.push(BLANK);
+        }
+        escaped.extend(text.chars().map(|c| if c == ' ' { BLANK } else { c }));
+        let mut symbols: Vec<Symbol> = Vec::new();
+        for (start, c) in escaped.char_indices() {
+            let at = symbols.len();
+            let symbol =
+                Symbol { start, end: start + c.len_utf8(), before: at.checked_sub(1), after: Some(at + 1) };
+            symbols.push(symbol);
+        }
+        if let Some(last) = symbols.last_mut() {
+            last.after = None;
+        }
+        let mut queue = BinaryHeap::new();
+        for right in 1..symbols.len() {
+            queue.extend(self.pair(&escaped, &symbols, Some(right - 1), Some(right)));
+        }
+        while let Some(Pair { left, right, len, .. }) = queue.pop() {
+            let (l, r) = (&symbols[left], &symbols[right]);
+            let gone = l.start == l.end || r.start == r.end;
+            if gone || l.end - l.start + (r.end - r.start) != len {
+                continue;
+            }
+            let (end, after) = (r.end, r.after);
+            symbols[right].end = symbols[right].start;
+            symbols[left].end = end;
+            symbols[left].after = after;
+            if let Some(after) = after {
+                symbols[after].before = Some(left);
+            }
+            let before = symbols[left].before;
+            queue.extend(self.pair(&escaped, &symbols, before, Some(left)));
+            queue.extend(self.pair(&escaped, &symbols, Some(left), after));
+        }
+        for symbol in symbols.iter().filter(|symbol| symbol.start < symbol.end) {
+            let text = &escaped[symbol.start..symbol.end];
+            match self.tokens.get(text) {
+                Some((id, _)) => ids.push(*id),
+                None => {
+                    let byte = |byte: u8| self.bytes[usize::from(byte)].or(self.unknown);
+                    ids.extend(text.bytes().filter_map(byte));
+                }
+            }
+        }
+    }
+
+    fn pair(
+        &self,
+        text: &str,
+        symbols: &[Symbol],
+        left: Option<usize>,
+        right: Option<usize>,
+    ) -> Option<Pair> {
+        let (left, right) = (left?, right?);
+        let (start, end) = (symbols[left].start, symbols[right].end);
+        let len = end - start;
+        if len > self.longest {
+            return None;
+        }
+        let (_, score) = self.tokens.get(&text[start..end])?;
+        Some(Pair { score: *score, left, right, len })
+    }
+}

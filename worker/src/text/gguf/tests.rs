@@ -1,0 +1,157 @@
+use std::path::{Path, PathBuf};
+
+use lode_model::gguf::{Array, Header, Metadata};
+use serde_json::Value;
+
+use super::super::template::Conversation;
+use super::super::tokenizer::{Special, Tokenizer, TokenizerError};
+use super::{chat_template, pre, read};
+
+fn header(path: &Path) -> Header {
+    let bytes = std::fs::read(path).unwrap();
+    Header::parse(&bytes, bytes.len() as u64).unwrap()
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// Texts and the ids that llama.cpp gives them, as a folder of its vocabularies has them: `*.gguf` beside `.inp` and `.out`.
+#[test]
+fn llama_cpp_vocabularies() {
+    let folder = fixture("../../../shared/fixtures/vocab");
+    let folder = std::env::var_os("LODE_VOCAB_DIR").map_or(folder, PathBuf::from);
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        assert!(std::env::var_os("CI").is_none(), "{} is missing", folder.display());
+        return eprintln!("skipped: {} is missing", folder.display());
+    };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.extension().is_none_or(|extension| extension != "gguf") {
+            continue;
+        }
+        let beside = |end: &str| std::fs::read_to_string(format!("{}{end}", path.display())).unwrap();
+        let (tokenizer, _) = read(&header(&path).metadata).unwrap();
+        let (texts, ids) = (beside(".inp"), beside(".out"));
+        let mut texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+        assert_eq!(texts.pop(), Some(""), "every text ends with the line");
+        assert_eq!(texts.len(), ids.lines().count(), "{}", path.display());
+        for (text, line) in texts.into_iter().zip(ids.lines()) {
+            let expect: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let special = Special { add: false, parse: true };
+            let found = tokenizer.encode_with(text, special).unwrap();
+            assert_eq!(found, expect, "{}: {text:?}", path.display());
+            let back = tokenizer.decode(&found).unwrap();
+            if !path.display().to_string().contains("bert") {
+                assert_eq!(String::from_utf8_lossy(&back), text, "{}", path.display());
+            }
+        }
+    }
+}
+
+/// Small vocabularies of each kind; `generate.py` beside them says how the ids came about.
+#[test]
+fn small_vocabularies() {
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(fixture("vocab-small/expected.json")).unwrap()).unwrap();
+    for (name, cases) in expected.as_object().unwrap() {
+        // One file serves every pre-tokeniser.
+        let (file, pre) =
+            name.split_once('-').filter(|(file, _)| *file == "gpt2").unwrap_or((name, "default"));
+        let mut metadata = header(&fixture(&format!("vocab-small/{file}.gguf"))).metadata;
+        metadata.set("tokenizer.ggml.pre", pre);
+        let (tokenizer, _) = read(&metadata).unwrap();
+        for case in cases.as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            for (key, special) in [("all", Special::ALL), ("parse", Special::PARSE), ("none", Special::NONE)]
+            {
+                let expect: Vec<u32> =
+                    case[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+                assert_eq!(tokenizer.encode_with(text, special).unwrap(), expect, "{name} {key}: {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_pre_tokeniser_compiles() {
+    for name in pre::NAMES {
+        let mut metadata = tiny("gpt2");
+        metadata.set("tokenizer.ggml.pre", *name);
+        metadata.set("tokenizer.ggml.merges", Array::String(["a b"].iter().collect()));
+        let (tokenizer, _) = read(&metadata).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(!tokenizer.encode_with("ab", Special::NONE).unwrap().is_empty(), "{name}");
+    }
+}
+
+fn tiny(kind: &str) -> Metadata {
+    let mut metadata = Metadata::new();
+    metadata.set("tokenizer.ggml.model", kind);
+    let tokens = ["<unk>", "<s>", "</s>", "a", "b", "ab", "<|im_end|>", "\u{2581}a", "[UNK]"];
+    metadata.set("tokenizer.ggml.tokens", Array::String(tokens.iter().collect()));
+    metadata
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str, special: Special) -> Vec<u32> {
+    tokenizer.encode_with(text, special).unwrap()
+}
+
+#[test]
+fn what_a_file_leaves_out() {
+    let mut metadata = tiny("llama");
+    let (tokenizer, special) = read(&metadata).unwrap();
+    // Beginning and end of text have numbers by default, and `<|im_end|>` ends an answer wherever it is found.
+    assert_eq!((special.bos, special.eos), (Some(1), [2, 6].into()));
+    assert_eq!(encode(&tokenizer, "ab<|im_end|>", Special::ALL), [1, 7, 4, 6]);
+    assert_eq!(encode(&tokenizer, "a\u{e9}", Special::NONE), [7, 0, 0]);
+    assert_eq!(tokenizer.begin(), Some(1));
+    assert_eq!(tokenizer.decode(&[7, 4]).unwrap(), b"ab");
+    metadata.set("tokenizer.ggml.add_bos_token", false);
+    metadata.set("tokenizer.ggml.add_space_prefix", false);
+    let (tokenizer, _) = read(&metadata).unwrap();
+    assert_eq!(encode(&tokenizer, "ab", Special::ALL), [5]);
+    assert_eq!(tokenizer.begin(), None);
+    metadata.set("tokenizer.chat_template", "{{ bos_token }}{{ messages[0].content }}");
+    let (_, special) = read(&metadata).unwrap();
+    let template = chat_template(&metadata, &special).unwrap().unwrap();
+    let messages = [serde_json::json!({"role": "user", "content": "a"})];
+    let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+    assert_eq!(template.render(&conversation).unwrap(), "<s>a");
+}
+
+#[test]
+fn the_longest_special_token_comes_first() {
+    let mut metadata = tiny("llama");
+    let tokens = ["<unk>", "<s>", "</s>", "xy", "yzw", "x", "zw"];
+    metadata.set("tokenizer.ggml.tokens", Array::String(tokens.iter().collect()));
+    metadata.set("tokenizer.ggml.token_type", Array::I32(vec![2, 3, 3, 3, 4, 1, 1]));
+    metadata.set("tokenizer.ggml.add_space_prefix", false);
+    let (tokenizer, _) = read(&metadata).unwrap();
+    assert_eq!(encode(&tokenizer, "xyzw", Special::PARSE), [5, 4]);
+    assert_eq!(encode(&tokenizer, "xyxyzwyzw", Special::PARSE), [3, 5, 4, 4]);
+    // User-defined tokens are tokens even in plain text; control tokens are not.
+    assert_eq!(encode(&tokenizer, "xyzw", Special::NONE), [5, 4]);
+    assert_eq!(encode(&tokenizer, "<s>", Special::PARSE), [1]);
+    assert!(!encode(&tokenizer, "a<s>", Special::NONE).contains(&1));
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let check = |metadata: &Metadata, expect: &str| {
+        let error = read(metadata).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    assert!(matches!(read(&Metadata::new()), Err(TokenizerError::NoVocabulary)));
+    check(&tiny("rwkv"), "`rwkv`");
+    check(&tiny("gpt2"), "`tokenizer.ggml.merges`");
+    check(&tiny("bert"), "`tokenizer.ggml.unknown_token_id`");
+    let mut metadata = tiny("gpt2");
+    metadata.set("tokenizer.ggml.pre", "nobody-knows");
+    check(&metadata, "`nobody-knows`");
+    let mut metadata = tiny("llama");
+    metadata.set("tokenizer.ggml.scores", Array::F32(vec![0.0]));
+    check(&metadata, "`tokenizer.ggml.scores`");
+    metadata.set("tokenizer.ggml.token_type", Array::I32(vec![1]));
+    check(&metadata, "`tokenizer.ggml.token_type`");
+    metadata.set("tokenizer.ggml.tokens", 3u32);
+    check(&metadata, "`tokenizer.ggml.tokens`");
+}

@@ -1,0 +1,246 @@
+//! The tokens of a GGUF: their texts, their kinds, and which of them are special.
+//! Files leave much unsaid, or say it wrong; what llama.cpp reads out of the texts themselves is read here as well.
+
+use std::collections::{BTreeSet, HashMap};
+
+use lode_model::gguf::{Array, Metadata};
+
+use super::super::special::SpecialTokens;
+use super::super::tokenizer::TokenizerError;
+
+/// What a token is, by its number in `tokenizer.ggml.token_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+/// Tokens that end an answer whatever the file calls them.
+const END_TEXTS: [&str; 22] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+    "[e~[",
+];
+
+/// Tokens for filling in the middle: control tokens even where the file does not say so. Of the last three kinds, with their
+/// keys, an answer ends as well.
+const FILL_IN: [(&str, bool, &[&str]); 6] = [
+    (
+        "fim_pre",
+        false,
+        &[
+            "<|fim_prefix|>",
+            "<fim-prefix>",
+            "<fim_prefix>",
+            "<\u{ff5c}fim\u{2581}begin\u{ff5c}>",
+            "<PRE>",
+            "\u{2581}<PRE>",
+            "<|code_prefix|>",
+            "<|prefix|>",
+        ],
+    ),
+    (
+        "fim_suf",
+        false,
+        &[
+            "<|fim_suffix|>",
+            "<fim-suffix>",
+            "<fim_suffix>",
+            "<\u{ff5c}fim\u{2581}hole\u{ff5c}>",
+            "<SUF>",
+            "\u{2581}<SUF>",
+            "<|code_suffix|>",
+            "<|suffix|>",
+        ],
+    ),
+    (
+        "fim_mid",
+        false,
+        &[
+            "<|fim_middle|>",
+            "<fim-middle>",
+            "<fim_middle>",
+            "<\u{ff5c}fim\u{2581}end\u{ff5c}>",
+            "<MID>",
+            "\u{2581}<MID>",
+            "<|code_middle|>",
+            "<|middle|>",
+        ],
+    ),
+    ("fim_pad", true, &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
+    ("fim_rep", true, &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
+    ("fim_sep", true, &["<|file_sep|>"]),
+];
+
+/// The names under which templates ask for special tokens, and the keys that hold their ids.
+const NAMES: [(&str, &str); 7] = [
+    ("bos_token", "bos"),
+    ("eos_token", "eos"),
+    ("unk_token", "unknown"),
+    ("sep_token", "seperator"),
+    ("pad_token", "padding"),
+    ("cls_token", "cls"),
+    ("mask_token", "mask"),
+];
+
+pub(super) struct Tokens {
+    texts: Vec<String>,
+    kinds: Vec<Kind>,
+    ids: HashMap<String, u32>,
+    /// Generating one of these ends the answer.
+    ends: BTreeSet<u32>,
+}
+
+impl Tokens {
+    pub(super) fn read(metadata: &Metadata) -> Result<Tokens, TokenizerError> {
+        const TOKENS: &str = "tokenizer.ggml.tokens";
+        const TYPES: &str = "tokenizer.ggml.token_type";
+        let list = metadata.get(TOKENS).ok_or(TokenizerError::MissingKey { key: TOKENS })?;
+        let list = list.as_array().and_then(Array::as_strings);
+        let list = list.ok_or(TokenizerError::BadKey { key: TOKENS, expected: "a list of strings" })?;
+        let texts: Vec<String> = list.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        let types = match metadata.get(TYPES) {
+            None => None,
+            Some(types) => {
+                let types = types.as_array().filter(|types| types.len() >= texts.len());
+                Some(
+                    types
+                        .ok_or(TokenizerError::BadKey { key: TYPES, expected: "a number for each token" })?,
+                )
+            }
+        };
+        let kind = |at: usize| match types.and_then(|types| types.get(at)?.as_i64()) {
+            Some(2) => Kind::Unknown,
+            Some(3) => Kind::Control,
+            Some(4) => Kind::UserDefined,
+            Some(0 | 5) => Kind::Unused,
+            Some(6) => Kind::Byte,
+            _ => Kind::Normal,
+        };
+        let kinds = (0..texts.len()).map(kind).collect();
+        let ids = texts.iter().zip(0..).map(|(text, id)| (text.clone(), id)).collect();
+        let mut tokens = Tokens { texts, kinds, ids, ends: BTreeSet::new() };
+        tokens.find_special(metadata);
+        Ok(tokens)
+    }
+
+    /// Marks the tokens that are special by their text.
+    fn find_special(&mut self, metadata: &Metadata) {
+        for (key, ends, texts) in FILL_IN {
+            let named = self.id_of_key(metadata, key);
+            let id = named.or_else(|| texts.iter().find_map(|text| self.id(text)));
+            if let Some(id) = id {
+                if named.is_none() {
+                    self.kinds[id as usize] = Kind::Control;
+                }
+                if ends {
+                    self.ends.insert(id);
+                }
+            }
+        }
+        for text in END_TEXTS {
+            if let Some(id) = self.id(text) {
+                self.kinds[id as usize] = Kind::Control;
+                self.ends.insert(id);
+            }
+        }
+        // Parts of a message in OpenAI's harmony format, which have to be seen.
+        for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
+            if let Some(id) = self.id(text) {
+                self.kinds[id as usize] = Kind::UserDefined;
+            }
+        }
+        let has = |tokens: &Tokens, text: &str| tokens.id(text).is_some();
+        // There, a message ends with `<|end|>`, the answer does not.
+        let calls = has(self, "<|call|>") || has(self, "<|calls|>");
+        if calls
+            && (has(self, "<|return|>") || has(self, "<|flush|>"))
+            && let Some(id) = self.id("<|end|>")
+        {
+            self.ends.remove(&id);
+            self.kinds[id as usize] = Kind::UserDefined;
+        }
+        if has(self, "<|tool_response>")
+            && let Some(id) = self.id("</s>")
+        {
+            self.ends.remove(&id);
+            self.kinds[id as usize] = Kind::Normal;
+        }
+        for key in ["eot", "eom"] {
+            let id = self.id_of_key(metadata, key);
+            self.ends.extend(id);
+        }
+    }
+
+    /// What ends an answer, and what templates may name.
+    pub(super) fn special(&self, metadata: &Metadata, bos: Option<u32>, eos: Option<u32>) -> SpecialTokens {
+        let mut special = SpecialTokens { eos: self.ends.clone(), bos, ..SpecialTokens::default() };
+        special.eos.extend(eos);
+        for (name, key) in NAMES {
+            let id = match key {
+                "bos" => bos,
+                "eos" => eos,
+                key => self.id_of_key(metadata, key),
+            };
+            if let Some(text) = id.and_then(|id| self.text(id)) {
+                special.names.insert(name.to_owned(), text.to_owned());
+            }
+        }
+        special
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    pub(super) fn id(&self, text: &str) -> Option<u32> {
+        self.ids.get(text).copied()
+    }
+
+    pub(super) fn text(&self, id: u32) -> Option<&str> {
+        self.texts.get(id as usize).map(String::as_str)
+    }
+
+    pub(super) fn kind(&self, id: u32) -> Kind {
+        self.kinds.get(id as usize).copied().unwrap_or(Kind::Unused)
+    }
+
+    /// Every id with its text.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u32, &str)> {
+        (0..).zip(self.texts.iter().map(String::as_str))
+    }
+
+    /// Every text with the one id that it becomes: of tokens of the same text, the last.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.ids.iter().map(|(text, id)| (*id, text.as_str()))
+    }
+
+    /// What `tokenizer.ggml.KEY_token_id` says, where it is a token's id.
+    pub(super) fn id_of_key(&self, metadata: &Metadata, key: &str) -> Option<u32> {
+        let id = metadata.u64(&format!("tokenizer.ggml.{key}_token_id"))?;
+        u32::try_from(id).ok().filter(|id| (*id as usize) < self.len())
+    }
+}
