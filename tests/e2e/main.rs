@@ -40,6 +40,7 @@ mod soak;
 mod start_stop;
 mod steps;
 mod tags;
+mod text;
 mod visibility;
 mod wire;
 

@@ -8,6 +8,7 @@ mod completions;
 mod cp;
 mod create;
 mod diff;
+mod embed;
 mod fsck;
 mod gc;
 mod list;
@@ -38,6 +39,7 @@ pub(crate) use completions::Completions;
 pub(crate) use cp::Cp;
 pub(crate) use create::Create;
 pub(crate) use diff::Diff;
+pub(crate) use embed::Embed;
 pub(crate) use fsck::Fsck;
 pub(crate) use gc::{Gc, GcCommand, GcHistory, GcUndo};
 pub(crate) use list::List;
@@ -124,6 +126,8 @@ pub(crate) enum Command {
     Diff(Diff),
     /// Run a model with a prompt, or talk to it
     Run(Run),
+    /// Turn texts into vectors
+    Embed(Embed),
     /// List the models that are loaded
     Ps(Ps),
     /// Unload a model

@@ -6,6 +6,7 @@ pub(crate) mod cp;
 mod create;
 mod demo;
 mod diff;
+mod embed;
 mod fsck;
 mod gc;
 mod list;
@@ -48,6 +49,7 @@ pub(crate) async fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Show(args) => show::run(&connect()?, args).await?,
         Command::Diff(args) => diff::run(&connect()?, args).await?,
         Command::Run(args) => run::run(&connect()?, args).await?,
+        Command::Embed(args) => embed::run(&connect()?, args).await?,
         Command::Ps(args) => ps::run(&connect()?, args).await?,
         Command::Stop(args) => stop::run(&connect()?, args).await?,
         Command::Tensor(Tensor::Ls(args)) => tensor::list(&connect()?, args).await?,

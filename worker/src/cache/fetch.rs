@@ -48,6 +48,8 @@ pub struct Model {
     /// The system prompt and the default options that a Modelfile gave it.
     pub system: Option<String>,
     pub params: serde_json::Map<String, Value>,
+    /// Messages that every conversation with it begins with.
+    pub messages: Vec<Value>,
     _leases: Vec<Lease>,
 }
 
@@ -183,6 +185,7 @@ impl Models {
                 .map_err(|reason| Error::Unsupported(format!("cannot run {name}: {reason}")))?,
         };
         let params = json("its parameters", read(model.params.as_ref()).await?)?;
+        let messages = json("its messages", read(model.messages.as_ref()).await?)?;
         let system = read(model.system.as_ref()).await?;
         let details = read(model.config.as_ref()).await?;
         Ok(Model {
@@ -196,6 +199,10 @@ impl Models {
             params: match params {
                 Value::Object(params) => params,
                 _ => serde_json::Map::new(),
+            },
+            messages: match messages {
+                Value::Array(messages) => messages,
+                _ => Vec::new(),
             },
             _leases: leases.into_values().collect(),
         })

@@ -12,13 +12,16 @@ use lode_model::recognise::{Artifact, Layout, ModelFile, Role};
 use crate::engine::Format;
 
 /// The files that running a model needs; everything else a checkpoint carries stays in the registry.
-const FILES: [&str; 6] = [
+const FILES: [&str; 9] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "chat_template.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
 ];
 
 /// A model as its manifest describes it.
@@ -30,6 +33,7 @@ pub struct Recognised {
     /// What ollama's Modelfile added.
     pub system: Option<Descriptor>,
     pub params: Option<Descriptor>,
+    pub messages: Option<Descriptor>,
     /// The config blob, where it describes a model.
     pub config: Option<Descriptor>,
 }
@@ -123,6 +127,7 @@ impl Recognised {
                 }
                 Role::System => model.system = Some(file.layer.clone()),
                 Role::Params => model.params = Some(file.layer.clone()),
+                Role::Messages => model.messages = Some(file.layer.clone()),
                 _ => {}
             }
             let name = file.path.as_deref().and_then(|path| path.strip_prefix(root));
@@ -167,7 +172,7 @@ impl Recognised {
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
         let tensors = self.tensors.iter().map(|layer| &layer.file.layer);
         let files = self.files.values().map(|file| &file.layer);
-        files.chain(tensors).chain(&self.system).chain(&self.params).chain(&self.config)
+        files.chain(tensors).chain(&self.system).chain(&self.params).chain(&self.messages).chain(&self.config)
     }
 
     /// Bytes of tensors.

@@ -61,9 +61,11 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
     with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
-            let mut messages = messages.clone();
+            // The model's own come first, and before them its system prompt unless the request has one.
+            let asks_itself = messages.first().is_some_and(|message| message["role"] == "system");
+            let mut messages = [&model.messages[..], messages].concat();
             if let Some(system) = &model.system
-                && messages.first().is_some_and(|message| message["role"] != "system")
+                && !asks_itself
             {
                 messages.insert(0, json!({"role": "system", "content": system}));
             }

@@ -84,6 +84,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
                 true => Input::Raw { prompt },
                 false => Input::Prompt {
                     system: body.system.clone().or_else(|| model.system.clone()),
+                    messages: if context.is_empty() { model.messages.clone() } else { Vec::new() },
                     prompt,
                     context: context.to_vec(),
                 },

@@ -2,6 +2,7 @@
 //! Every route but `/healthz` wants the secret that the registration returned.
 
 mod chat;
+mod embed;
 mod error;
 mod generate;
 mod options;
@@ -36,6 +37,7 @@ pub fn router(api: Api) -> Router {
         .route("/healthz", get(async || "ok"))
         .route("/api/generate", post(generate::generate))
         .route("/api/chat", post(chat::chat))
+        .route("/api/embed", post(embed::embed))
         .route("/api/ps", get(ps::ps))
         .route("/lode/v1/score", post(score::score))
         .fallback(error::not_served)

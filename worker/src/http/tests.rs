@@ -143,6 +143,32 @@ async fn the_demo_model_answers_as_expected() {
 }
 
 #[tokio::test]
+async fn texts_become_vectors() {
+    let bench = bench(InProcess::native(), true).await;
+    let vectors = async |body: Value| {
+        let answer = bench.post("/api/embed", body).await;
+        let vectors: Vec<Vec<f32>> = serde_json::from_value(answer["embeddings"].clone()).unwrap();
+        (vectors, answer["prompt_eval_count"].as_u64().unwrap())
+    };
+    let length = |vector: &[f32]| vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+    let texts = ["Define water.", "What is 40 plus 41?", "Define water."];
+    let (many, tokens) = vectors(json!({"input": texts})).await;
+    assert_eq!((many.len(), many[0].len()), (3, 256));
+    assert!(many.iter().all(|vector| (length(vector) - 1.0).abs() < 1e-6));
+    assert!(many[0] == many[2] && many[0] != many[1]);
+    let (one, fewer) = vectors(json!({"input": texts[1]})).await;
+    assert_eq!(one, many[1..2], "a text's vector does not depend on its company");
+    assert!(0 < fewer && fewer < tokens);
+    let (cut, _) = vectors(json!({"input": texts[1], "dimensions": 16})).await;
+    assert_eq!((cut[0].len(), (length(&cut[0]) - 1.0).abs() < 1e-6), (16, true));
+    let part = length(&one[0][..16]);
+    assert!(cut[0].iter().zip(&one[0]).all(|(cut, one)| (cut * part - one).abs() < 1e-6));
+    assert_eq!(vectors(json!({"input": []})).await, (Vec::new(), 0));
+    assert_eq!(vectors(json!({})).await, (Vec::new(), 0));
+    bench.worker.stop().await;
+}
+
+#[tokio::test]
 async fn load_list_unload() {
     let launcher = InProcess::fake();
     let running = launcher.running.clone();
@@ -202,7 +228,7 @@ async fn what_is_refused() {
         assert_eq!(response.json::<Value>().await.unwrap(), json!({"error": "unauthorized"}));
     }
     assert_eq!(bench.http.get(url("/api/ps")).send().await.unwrap().status(), StatusCode::UNAUTHORIZED);
-    for path in ["/api/embed", "/v1/chat/completions", "/"] {
+    for path in ["/api/embeddings", "/v1/chat/completions", "/"] {
         let response = bench.http.post(url(path)).send().await.unwrap();
         assert_eq!(response.status(), StatusCode::NOT_FOUND);
         let answer: Value = response.json().await.unwrap();
@@ -245,6 +271,9 @@ async fn what_is_refused() {
     .await;
     check("/lode/v1/score", json!({"windows": [[1, 5000]]}), "outside the model's vocabulary").await;
     check("/api/generate", json!([]), "").await;
+    check("/api/embed", json!({"input": 3}), "invalid input type").await;
+    check("/api/embed", json!({"input": ["x", [1]]}), "invalid input type").await;
+    check("/api/embed", json!({"input": "x", "dimensions": -1}), "dimensions").await;
 
     let long = "word ".repeat(2000);
     check(
@@ -253,6 +282,13 @@ async fn what_is_refused() {
         "the input length exceeds the context length",
     )
     .await;
+    check(
+        "/api/embed",
+        json!({"input": ["x", long], "truncate": false}),
+        "the input length exceeds the context length",
+    )
+    .await;
+    assert_eq!(bench.post("/api/embed", json!({"input": long})).await["prompt_eval_count"], 512);
     let answer = bench
         .post("/api/generate", json!({"prompt": long, "stream": false, "options": {"num_predict": 1}}))
         .await;

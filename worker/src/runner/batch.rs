@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::embed::{EmbedJob, Pool};
 use super::generate::{Generation, Job, Next};
 use super::protocol::RunnerError;
 use crate::engine::{Engine, Full, Logits, SequenceId, Slice, StepError, Want};
@@ -30,6 +31,7 @@ pub(crate) struct Batch {
 enum Command {
     Generate(Box<Job>),
     Score(ScoreJob),
+    Embed(EmbedJob),
 }
 
 /// Windows of ids to score.
@@ -69,6 +71,10 @@ impl Batch {
 
     pub(crate) fn score(&self, job: ScoreJob) -> Result<(), RunnerError> {
         self.send(Command::Score(job))
+    }
+
+    pub(crate) fn embed(&self, job: EmbedJob) -> Result<(), RunnerError> {
+        self.send(Command::Embed(job))
     }
 
     fn send(&self, command: Command) -> Result<(), RunnerError> {
@@ -114,6 +120,7 @@ enum Work {
     Idle,
     Generate(Box<Generation>),
     Score(Scoring),
+    Embed(Pool),
 }
 
 struct Scoring {
@@ -172,12 +179,14 @@ impl Loop {
         self.waiting.retain(|command| match command {
             Command::Generate(job) => !job.events.is_closed(),
             Command::Score(job) => !job.answer.is_closed(),
+            Command::Embed(job) => !job.answer.is_closed(),
         });
         for slot in &mut self.slots {
             let cancelled = match &slot.work {
                 Work::Idle => false,
                 Work::Generate(generation) => generation.is_cancelled(),
                 Work::Score(scoring) => scoring.job.answer.is_closed(),
+                Work::Embed(pool) => pool.job.answer.is_closed(),
             };
             if cancelled {
                 slot.rest();
@@ -190,7 +199,8 @@ impl Loop {
         while let Some(command) = self.waiting.pop_front() {
             let prompt: &[u32] = match &command {
                 Command::Generate(job) => &job.prompt,
-                Command::Score(_) => &[],
+                // Their rows are wanted from the first token on.
+                Command::Score(_) | Command::Embed(_) => &[],
             };
             match self.sequence_for(prompt) {
                 Ok(Some(slot)) => self.begin(slot, command),
@@ -293,6 +303,13 @@ impl Loop {
                 self.slots[slot].work = Work::Score(Scoring { job, window: 0, done: Vec::new() });
                 self.next_window(slot);
             }
+            Command::Embed(job) => {
+                self.truncate(slot, 0);
+                let slot = &mut self.slots[slot];
+                slot.last_used = self.clock;
+                slot.pending.clone_from(&job.ids);
+                slot.work = Work::Embed(Pool::new(job));
+            }
         }
     }
 
@@ -338,6 +355,12 @@ impl Loop {
                 Work::Score(_) => {
                     tokens = tokens.min((SCORE_FLOATS / vocab_size).max(1));
                     Want::All
+                }
+                Work::Embed(_) => {
+                    if self.engine.info().encoder {
+                        tokens = slot.pending.len();
+                    }
+                    Want::Hidden
                 }
                 _ if tokens == slot.pending.len() => Want::Last,
                 _ => Want::Nothing,
@@ -408,6 +431,15 @@ impl Loop {
                     Err(error) => slot.fail(RunnerError::failed(error)),
                 }
             }
+            Work::Embed(pool) => match logits.rows(index) {
+                Ok(rows) => {
+                    pool.add(rows);
+                    if slot.pending.is_empty() {
+                        slot.finish();
+                    }
+                }
+                Err(error) => slot.fail(RunnerError::failed(error)),
+            },
         }
     }
 
@@ -467,7 +499,7 @@ impl Slot {
         match &self.work {
             Work::Idle => false,
             Work::Generate(generation) => !generation.is_stalled(),
-            Work::Score(_) => true,
+            Work::Score(_) | Work::Embed(_) => true,
         }
     }
 
@@ -475,6 +507,13 @@ impl Slot {
     fn rest(&mut self) {
         self.work = Work::Idle;
         self.pending.clear();
+    }
+
+    /// Answers with the vector of a text.
+    fn finish(&mut self) {
+        if let Work::Embed(pool) = std::mem::replace(&mut self.work, Work::Idle) {
+            pool.finish();
+        }
     }
 
     fn fail(&mut self, error: RunnerError) {
@@ -486,6 +525,7 @@ impl Slot {
             Work::Score(scoring) => {
                 let _ = scoring.job.answer.send(Err(error));
             }
+            Work::Embed(pool) => pool.fail(error),
         }
         self.pending.clear();
     }
@@ -500,6 +540,7 @@ impl Command {
             Command::Score(job) => {
                 let _ = job.answer.send(Err(error));
             }
+            Command::Embed(job) => Pool::new(job).fail(error),
         }
     }
 }

@@ -7,9 +7,12 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::batch::{Batch, ScoreJob};
+use super::embed::{EmbedJob, Pooling};
 use super::generate::{EVENT_QUEUE, Job};
 use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
-use super::testing::{BREAK, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, row};
+use super::testing::{
+    BREAK, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, hidden, row,
+};
 use crate::text::sampler::LogSoftmax;
 use crate::text::{Sampler, SamplerOptions, StopMatcher, Tokenizer};
 
@@ -300,4 +303,35 @@ async fn scores() {
     let (sender, receiver) = oneshot::channel();
     bench.batch.score(ScoreJob { windows: vec![vec![300, POISON, 301]], answer: sender }).unwrap();
     assert!(receiver.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn embeds() {
+    let bench = bench(2, 16);
+    let company = bench.job(&prompt(1, 30), |_| {});
+    let embed = |ids: &[u32], pooling| {
+        let (answer, receiver) = oneshot::channel();
+        bench.batch.embed(EmbedJob { ids: ids.to_vec(), pooling, answer }).unwrap();
+        receiver
+    };
+    // Longer than a step, and of one beginning: what another text has left in the cache is computed again.
+    let texts = [prompt(1, 60), prompt(1, 61), prompt(1, 1), prompt(2, 33)];
+    let asked = texts.iter().flat_map(|ids| {
+        [Pooling::First, Pooling::Last, Pooling::Mean].map(|pooling| (ids, pooling, embed(ids, pooling)))
+    });
+    for (ids, pooling, vector) in asked.collect::<Vec<_>>() {
+        let found = vector.await.unwrap().unwrap();
+        let rows: Vec<Vec<f32>> = (1..=ids.len()).map(|len| hidden(&ids[..len])).collect();
+        let mean =
+            |at: usize| (rows.iter().map(|row| f64::from(row[at])).sum::<f64>() / rows.len() as f64) as f32;
+        let expect = match pooling {
+            Pooling::First => rows[0].clone(),
+            Pooling::Last => rows[rows.len() - 1].clone(),
+            Pooling::Mean => (0..rows[0].len()).map(mean).collect(),
+        };
+        assert_eq!(found, expect, "{pooling:?} of {}", ids.len());
+    }
+    assert!(read(company).await.2.is_ok());
+    assert!(embed(&[300, POISON], Pooling::Mean).await.unwrap().is_err());
+    assert!(embed(&[300], Pooling::Mean).await.unwrap().is_ok());
 }

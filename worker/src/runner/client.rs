@@ -16,7 +16,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::protocol::{
-    Event, GenerateRequest, LoadRequest, Loaded, RunnerError, ScoreRequest, ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, Event, GenerateRequest, LoadRequest, Loaded, RunnerError, ScoreRequest,
+    ScoreResponse, Status,
 };
 
 /// An answer that is not a stream is at most this long.
@@ -60,6 +61,10 @@ impl Client {
 
     pub async fn score(&self, request: &ScoreRequest) -> Result<ScoreResponse, CallError> {
         self.call(Method::POST, "/score", request).await
+    }
+
+    pub async fn embed(&self, request: &EmbedRequest) -> Result<EmbedResponse, CallError> {
+        self.call(Method::POST, "/embed", request).await
     }
 
     /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of them.

@@ -3,11 +3,13 @@
 
 mod batch;
 pub mod client;
+mod embed;
 mod generate;
 mod model;
 pub mod process;
 pub mod protocol;
 mod server;
+mod text_side;
 
 #[cfg(test)]
 mod batch_tests;

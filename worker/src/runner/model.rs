@@ -1,23 +1,21 @@
 //! A loaded model's text side: tokenizer, template and special tokens, and how a request becomes ids.
 //! Lives in the runner; reading files and encoding block, so the server calls it off its async threads.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use super::embed::{self, Embedding};
 use super::generate::Job;
 use super::protocol::{
-    Event, Extent, Format, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError, SmallFile,
+    EmbedRequest, Event, Format, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError,
 };
+use super::text_side::{TextSide, chain, parse_json, read_file};
 use crate::engine::{BlobFile, Engine, KvType, LoadOptions, ModelFiles, ModelInfo, native};
-use crate::text::template::{Conversation, TemplateSources};
+use crate::text::template::Conversation;
 use crate::text::{ChatTemplate, Sampler, Special, SpecialTokens, StopMatcher, Tokenizer};
 
-/// Small files of a checkpoint are refused beyond this.
-const MAX_FILE_BYTES: u64 = 256 << 20;
 /// "Until the model stops" means at most so many contexts.
 const MAX_CONTEXTS: usize = 10;
 
@@ -29,6 +27,7 @@ pub(crate) struct Model {
     template: Option<ChatTemplate>,
     special: SpecialTokens,
     eos: Arc<std::collections::BTreeSet<u32>>,
+    embedding: Embedding,
 }
 
 impl Model {
@@ -75,39 +74,9 @@ impl Model {
 
     /// The text side alone.
     pub(crate) fn read(spec: &ModelSpec, config: &Value, info: ModelInfo) -> Result<Model, RunnerError> {
-        let json = |name: &str| -> Result<Option<Value>, RunnerError> {
-            read_file(spec, name)?.map(|bytes| parse_json(name, &bytes)).transpose()
-        };
-        let tokenizer =
-            match read_file(spec, "tokenizer.json")? {
-                Some(bytes) => Some(Arc::new(Tokenizer::from_json(&bytes).map_err(|error| {
-                    RunnerError::unsupported(format!("{}: {}", spec.name, chain(&error)))
-                })?)),
-                None => None,
-            };
-        let tokenizer_config = json("tokenizer_config.json")?;
-        let generation_config = json("generation_config.json")?;
-        let special = match &tokenizer {
-            Some(tokenizer) => SpecialTokens::read(
-                tokenizer,
-                Some(config),
-                generation_config.as_ref(),
-                tokenizer_config.as_ref(),
-            ),
-            None => SpecialTokens::default(),
-        };
-        let jinja =
-            read_file(spec, "chat_template.jinja")?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let template_json = json("chat_template.json")?;
-        let sources = TemplateSources {
-            jinja: jinja.as_deref(),
-            json: template_json.as_ref(),
-            tokenizer_config: tokenizer_config.as_ref(),
-        };
-        let template = ChatTemplate::find(sources, &special)
-            .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?;
+        let TextSide { tokenizer, template, special, embedding } = TextSide::read(spec, config)?;
         let eos = Arc::new(special.eos.clone());
-        Ok(Model { name: spec.name.clone(), info, tokenizer, template, special, eos })
+        Ok(Model { name: spec.name.clone(), info, tokenizer, template, special, eos, embedding })
     }
 
     pub(crate) fn loaded(&self) -> Loaded {
@@ -129,17 +98,13 @@ impl Model {
         request: GenerateRequest,
         events: mpsc::Sender<Event>,
     ) -> Result<Job, RunnerError> {
-        let tokenizer = self.tokenizer.clone().ok_or_else(|| {
-            RunnerError::unsupported(format!("{}: has no tokenizer.json, so it cannot read text", self.name))
-        })?;
+        if self.info.encoder {
+            return Err(RunnerError::unsupported(format!("{:?} does not support generate", self.name)));
+        }
+        let tokenizer = self.tokenizer()?;
         let limit = request.num_ctx.unwrap_or(usize::MAX).min(self.info.context_length).max(1);
         let prompt = self.prompt(&tokenizer, &request, limit)?;
-        if let Some(id) = prompt.iter().find(|&&id| id as usize >= self.info.vocab_size) {
-            return Err(RunnerError::invalid(format!(
-                "token id {id} is outside the model's vocabulary of {}",
-                self.info.vocab_size
-            )));
-        }
+        self.check(&prompt)?;
         let num_predict = request.num_predict.unwrap_or(usize::MAX).min(limit.saturating_mul(MAX_CONTEXTS));
         Ok(Job {
             limit,
@@ -156,6 +121,55 @@ impl Model {
         })
     }
 
+    pub(super) fn embedding(&self) -> &Embedding {
+        &self.embedding
+    }
+
+    /// The ids of each text to embed.
+    pub(super) fn prepare_embed(&self, request: &EmbedRequest) -> Result<Vec<Vec<u32>>, RunnerError> {
+        let tokenizer = self.tokenizer()?;
+        if let Some(what) = &self.embedding.refused {
+            return Err(RunnerError::unsupported(format!(
+                "{}: {what} is not supported in embeddings",
+                self.name
+            )));
+        }
+        let own = self.embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);
+        let limit = request.num_ctx.unwrap_or(usize::MAX).min(own).max(1);
+        let ids_of = |text: &String| {
+            let ids = embed::ids_of(&tokenizer, text, limit, request.truncate)
+                .map_err(|error| RunnerError::invalid(chain(&error)))?;
+            let mut ids =
+                ids.ok_or_else(|| RunnerError::invalid("the input length exceeds the context length"))?;
+            if ids.is_empty() {
+                ids.extend(self.special.bos);
+            }
+            if ids.is_empty() {
+                return Err(RunnerError::invalid("the input has no tokens"));
+            }
+            self.check(&ids)?;
+            Ok(ids)
+        };
+        request.inputs.iter().map(ids_of).collect()
+    }
+
+    fn tokenizer(&self) -> Result<Arc<Tokenizer>, RunnerError> {
+        self.tokenizer.clone().ok_or_else(|| {
+            RunnerError::unsupported(format!("{}: has no tokenizer, so it cannot read text", self.name))
+        })
+    }
+
+    /// A tokenizer may have more ids than the model.
+    fn check(&self, ids: &[u32]) -> Result<(), RunnerError> {
+        match ids.iter().find(|&&id| id as usize >= self.info.vocab_size) {
+            Some(id) => Err(RunnerError::invalid(format!(
+                "token id {id} is outside the model's vocabulary of {}",
+                self.info.vocab_size
+            ))),
+            None => Ok(()),
+        }
+    }
+
     fn prompt(
         &self,
         tokenizer: &Tokenizer,
@@ -167,8 +181,8 @@ impl Model {
         };
         let mut ids = match &request.input {
             Input::Raw { prompt } => encode(prompt, Special::ALL)?,
-            Input::Prompt { system, prompt, context } => {
-                let turn = self.turn(system.as_deref(), prompt, tokenizer, context.is_empty())?;
+            Input::Prompt { system, messages, prompt, context } => {
+                let turn = self.turn(system.as_deref(), messages, prompt, tokenizer, context.is_empty())?;
                 self.after(context, turn)
             }
             Input::Chat { messages, tools } => {
@@ -186,6 +200,7 @@ impl Model {
     fn turn(
         &self,
         system: Option<&str>,
+        earlier: &[Value],
         prompt: &str,
         tokenizer: &Tokenizer,
         first: bool,
@@ -195,6 +210,7 @@ impl Model {
             Some(template) => {
                 let mut messages = Vec::new();
                 messages.extend(system.map(|system| json!({"role": "system", "content": system})));
+                messages.extend_from_slice(earlier);
                 messages.push(json!({"role": "user", "content": prompt}));
                 let conversation =
                     Conversation { messages: &messages, tools: None, add_generation_prompt: true };
@@ -205,7 +221,9 @@ impl Model {
                 (text, if first { Special::ALL } else { Special::PARSE })
             }
         };
-        tokenizer.encode_with(&text, special).map_err(|error| RunnerError::invalid(chain(&error)))
+        let ids =
+            tokenizer.encode_with(&text, special).map_err(|error| RunnerError::invalid(chain(&error)))?;
+        Ok(begun(tokenizer, ids))
     }
 
     /// Ids of earlier turns, the end of the last of them, then a new turn without a second beginning of text.
@@ -247,6 +265,7 @@ impl Model {
             let ids = tokenizer
                 .encode_with(&text, Special::PARSE)
                 .map_err(|error| RunnerError::invalid(chain(&error)))?;
+            let ids = begun(tokenizer, ids);
             if ids.len() <= limit || !request.truncate {
                 return self.fit(ids, request, limit);
             }
@@ -288,39 +307,10 @@ impl Model {
     }
 }
 
-fn read_file(spec: &ModelSpec, name: &str) -> Result<Option<Vec<u8>>, RunnerError> {
-    spec.files.get(name).map(|file| read_limited(name, file)).transpose()
-}
-
-fn read_limited(name: &str, file: &SmallFile) -> Result<Vec<u8>, RunnerError> {
-    let failed = |error: std::io::Error| RunnerError::failed(format!("{name}: {error}"));
-    let mut opened = File::open(&file.path).map_err(failed)?;
-    let whole = Extent { offset: 0, size: opened.metadata().map_err(failed)?.len() };
-    let Extent { offset, size } = file.extent.unwrap_or(whole);
-    if size > MAX_FILE_BYTES {
-        return Err(RunnerError::unsupported(format!("{name}: larger than {MAX_FILE_BYTES} bytes")));
+/// The ids with the beginning of text in front where every text of the model has one and this one has not.
+fn begun(tokenizer: &Tokenizer, mut ids: Vec<u32>) -> Vec<u32> {
+    if let Some(begin) = tokenizer.begin().filter(|begin| ids.first() != Some(begin)) {
+        ids.insert(0, begin);
     }
-    opened.seek(SeekFrom::Start(offset)).map_err(failed)?;
-    let mut bytes = Vec::new();
-    opened.take(size).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(bytes)
-}
-
-fn parse_json(name: &str, bytes: &[u8]) -> Result<Value, RunnerError> {
-    serde_json::from_slice(bytes).map_err(|error| RunnerError::unsupported(format!("{name}: {error}")))
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
+    ids
 }

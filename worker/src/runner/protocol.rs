@@ -103,8 +103,9 @@ pub struct GenerateRequest {
 pub enum Input {
     /// Text as it is; the tokenizer adds what it always adds.
     Raw { prompt: String },
-    /// One turn: through the chat template where the model has one, after the ids of earlier turns.
-    Prompt { system: Option<String>, prompt: String, context: Vec<u32> },
+    /// One turn: through the chat template where the model has one, after the messages that the model brings along, or after
+    /// the ids of earlier turns.
+    Prompt { system: Option<String>, messages: Vec<Value>, prompt: String, context: Vec<u32> },
     /// A conversation, through the chat template.
     Chat { messages: Vec<Value>, tools: Vec<Value> },
 }
@@ -176,6 +177,26 @@ pub struct ScoreRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScoreResponse {
     pub logprobs: Vec<Vec<f32>>,
+}
+
+/// `POST /embed`: the vectors of texts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EmbedRequest {
+    pub inputs: Vec<String>,
+    /// Whether a text that is too long is cut, or refused.
+    pub truncate: bool,
+    /// How many numbers of each vector are wanted; all of them where there are no more.
+    pub dimensions: Option<usize>,
+    /// Tokens a text may have; what the model can do is applied on top.
+    pub num_ctx: Option<usize>,
+}
+
+/// The answer to `/embed`, in the order of the texts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EmbedResponse {
+    pub vectors: Vec<Vec<f32>>,
+    /// The ids of all texts together.
+    pub prompt_tokens: usize,
 }
 
 /// `GET /status`.

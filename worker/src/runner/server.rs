@@ -10,6 +10,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures::{StreamExt, TryStreamExt};
 use http::{StatusCode, header};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,14 +19,19 @@ use tokio::sync::{mpsc, oneshot};
 use crate::engine::Engine;
 
 use super::batch::{Batch, ScoreJob};
+use super::embed::{EmbedJob, normalised};
 use super::generate::EVENT_QUEUE;
 use super::model::Model;
 use super::protocol::{
-    ErrorKind, Event, GenerateRequest, LoadRequest, RunnerError, ScoreRequest, ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, RunnerError, ScoreRequest,
+    ScoreResponse, Status,
 };
 
 /// Bodies come from our own worker, which has its own limits; this one only bounds memory.
 const MAX_BODY_BYTES: usize = 256 << 20;
+
+/// Texts of one request that wait inside of the batch.
+const MAX_TEXTS_IN_FLIGHT: usize = 32;
 
 /// Why a runner process could not start.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +119,7 @@ fn router(runner: Arc<Runner>) -> Router {
         .route("/load", post(load))
         .route("/generate", post(generate))
         .route("/score", post(score))
+        .route("/embed", post(embed))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(runner)
 }
@@ -186,6 +193,26 @@ async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Respons
     let logprobs =
         scores.await.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while scoring")))?;
     Ok(json(StatusCode::OK, &ScoreResponse { logprobs }))
+}
+
+async fn embed(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
+    let request: EmbedRequest = parse(&body)?;
+    let served = runner.served()?;
+    let (model, dimensions) = (served.model.clone(), request.dimensions);
+    let texts = blocking(move || model.prepare_embed(&request)).await?;
+    let prompt_tokens = texts.iter().map(Vec::len).sum();
+    let pooling = served.model.embedding().pooling;
+    let vectors = texts.into_iter().map(async |ids| {
+        let (answer, vector) = oneshot::channel();
+        served.batch.embed(EmbedJob { ids, pooling, answer })?;
+        let vector = vector.await;
+        vector.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while embedding")))
+    });
+    // In order, and not all of a long list at once, so that others get their turn.
+    let vectors: Vec<Vec<f32>> =
+        futures::stream::iter(vectors).buffered(MAX_TEXTS_IN_FLIGHT).try_collect().await?;
+    let vectors = vectors.into_iter().map(|vector| normalised(vector, dimensions)).collect();
+    Ok(json(StatusCode::OK, &EmbedResponse { vectors, prompt_tokens }))
 }
 
 impl IntoResponse for RunnerError {

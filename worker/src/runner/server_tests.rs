@@ -110,6 +110,7 @@ async fn load_then_generate() {
     let turn =
         |system: &str| format!("{system}<|im_start|>user\nDefine water.<|im_end|>\n<|im_start|>assistant\n");
     let prompt = |system: Option<&str>, context: &[u32]| Input::Prompt {
+        messages: Vec::new(),
         system: system.map(Into::into),
         prompt: "Define water.".into(),
         context: context.to_vec(),
@@ -163,7 +164,7 @@ async fn what_does_not_fit() {
     );
 
     for (ids, expect) in [(vec![4096], "outside"), (vec![u32::MAX], "outside")] {
-        let input = Input::Prompt { system: None, prompt: "x".into(), context: ids };
+        let input = Input::Prompt { system: None, messages: Vec::new(), prompt: "x".into(), context: ids };
         assert!(refusal(context(&client, &request(input)).await.unwrap_err()).message.contains(expect));
     }
     let tools = Input::Chat { messages: vec![user("x")], tools: vec![json!({})] };
@@ -204,7 +205,8 @@ async fn dropping_the_stream_cancels() {
 async fn a_lost_engine_ends_the_streams() {
     let (client, _folder, lost) = start().await;
     client.load(&load_request("demo")).await.unwrap();
-    let input = Input::Prompt { system: None, prompt: "x".into(), context: vec![PANIC] };
+    let input =
+        Input::Prompt { system: None, messages: Vec::new(), prompt: "x".into(), context: vec![PANIC] };
     let error = refusal(context(&client, &request(input)).await.unwrap_err());
     assert_eq!(
         (error.kind, error.message.as_str()),

@@ -9,6 +9,8 @@ use crate::engine::{Engine, Full, Logits, ModelInfo, SequenceId, Slice, StepErro
 use crate::text::Tokenizer;
 
 pub(crate) const VOCAB: usize = 4096;
+/// Width of a hidden state.
+pub(crate) const HIDDEN: usize = 8;
 /// The demo model's end-of-sequence id.
 pub(crate) const EOS: u32 = 2;
 /// A step with this id in it fails, naming the sequence.
@@ -37,7 +39,7 @@ impl FakeEngine {
             architecture: "fake",
             vocab_size: VOCAB,
             context_length,
-            embedding_length: 8,
+            embedding_length: HIDDEN,
             layers: 1,
             encoder: false,
             kv_bytes_per_token: 16,
@@ -64,6 +66,11 @@ pub(crate) fn row(ids: &[u32]) -> Vec<f32> {
         row.fill(f32::NAN);
     }
     row
+}
+
+/// The hidden state after `ids`.
+pub(crate) fn hidden(ids: &[u32]) -> Vec<f32> {
+    row(ids)[..HIDDEN].to_vec()
 }
 
 /// The greedy answer to a prompt, without the end-of-sequence id.
@@ -141,14 +148,17 @@ impl Engine for FakeEngine {
             let mut rows = Vec::new();
             for &token in slice.tokens {
                 ids.push(token);
-                if slice.want == Want::All {
-                    rows.extend(row(ids));
+                match slice.want {
+                    Want::All => rows.extend(row(ids)),
+                    Want::Hidden => rows.extend(hidden(ids)),
+                    Want::Nothing | Want::Last => {}
                 }
             }
             if slice.want == Want::Last {
                 rows.extend(row(ids));
             }
-            logits.push_slice(&rows, VOCAB);
+            let width = if slice.want == Want::Hidden { HIDDEN } else { VOCAB };
+            logits.push_slice(&rows, width);
         }
         Ok(logits)
     }

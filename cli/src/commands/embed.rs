@@ -1,0 +1,74 @@
+//! `lode embed NAME [TEXT]`: vectors of a text, or of each line of standard input, one a line.
+
+use std::io::BufRead;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    args::Embed,
+    connect::{Connection, Target},
+    error::{Failure, Outcome},
+    ui,
+};
+
+/// Texts in one request: enough to keep a worker busy, few enough to show progress.
+const TEXTS_PER_REQUEST: usize = 64;
+
+#[derive(Deserialize)]
+struct Answer {
+    embeddings: Vec<Value>,
+    prompt_eval_count: u64,
+}
+
+pub(crate) async fn run(connection: &Connection, args: Embed) -> Outcome {
+    let target = connection.target(&args.name)?;
+    let (mut all, mut tokens) = (Vec::new(), 0);
+    let mut show = |answer: Answer| {
+        tokens += answer.prompt_eval_count;
+        for vector in answer.embeddings {
+            match args.json {
+                true => all.push(vector),
+                false => ui::line(vector.to_string())?,
+            }
+        }
+        Ok::<(), Failure>(())
+    };
+    match &args.text {
+        Some(text) => show(ask(&target, &args, std::slice::from_ref(text)).await?)?,
+        None => {
+            let mut lines = std::io::stdin().lock().lines();
+            loop {
+                let texts: Vec<String> = lines.by_ref().take(TEXTS_PER_REQUEST).collect::<Result<_, _>>()?;
+                if texts.is_empty() {
+                    break;
+                }
+                show(ask(&target, &args, &texts).await?)?;
+            }
+        }
+    }
+    if args.json {
+        return ui::json(&json!({ "embeddings": all, "tokens": tokens }));
+    }
+    Ok(())
+}
+
+async fn ask(target: &Target, args: &Embed, texts: &[String]) -> Outcome<Answer> {
+    let mut request = json!({ "model": target.model(), "input": texts, "truncate": !args.no_truncate });
+    if let Some(dimensions) = args.dimensions {
+        request["dimensions"] = dimensions.into();
+    }
+    if let Some(keep_alive) = &args.keep_alive {
+        request["keep_alive"] = keep_alive.as_str().into();
+    }
+    let answer: Answer = target
+        .registry
+        .json_post("lode/v1/embed", &request)
+        .await
+        .map_err(|error| target.not_found(error))?;
+    if answer.embeddings.len() != texts.len() {
+        let got = answer.embeddings.len();
+        return Err(Failure::new(format!("asked for the vectors of {} texts and got {got}", texts.len())));
+    }
+    Ok(answer)
+}

@@ -1,0 +1,102 @@
+//! Texts to ids and to vectors: `lode tokenize` from a GGUF's own vocabulary, `lode embed` and the routes that embed, and the
+//! messages that a Modelfile brings along.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lode_tests::checkpoint::demo;
+use lode_tests::server::{Folder, Options, Server};
+use serde_json::{Value, json};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+async fn with_model() -> Server {
+    let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
+    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    server
+}
+
+#[tokio::test]
+async fn a_gguf_is_tokenized_without_a_worker() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let expected: Value =
+        serde_json::from_slice(&fs::read(fixture("vocab-small/expected.json")).unwrap()).unwrap();
+    for (name, cases) in [("gpt2", "gpt2-gpt-2"), ("llama", "llama"), ("bert", "bert")] {
+        let model = format!("team/{name}");
+        lode.create(&model, &fixture(&format!("vocab-small/{name}.gguf")), &[]).await.ok();
+        for case in expected[cases].as_array().unwrap().iter().step_by(5) {
+            let text = case["text"].as_str().unwrap();
+            for (flags, key) in [(&["--json"][..], "all"), (&["--json", "--no-special"], "none")] {
+                let args = [&["tokenize", &model], flags].concat();
+                let ids = lode.run_with_input(&args, text.as_bytes()).await.ok().json();
+                // Of nothing come no ids, not even those around every text.
+                let expect = if text.is_empty() { json!([]) } else { case[key].clone() };
+                assert_eq!(ids["ids"], expect, "{name} {key}: {text:?}");
+                if name != "bert" && key == "none" {
+                    let back = lode
+                        .run_with_input(&["tokenize", &model, "--decode"], ids.to_string().as_bytes())
+                        .await
+                        .ok();
+                    assert_eq!(back.stdout, text, "{name}: {text:?}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn texts_become_vectors_on_every_route() {
+    let server = with_model().await;
+    let (lode, registry) = (server.lode(), server.registry());
+    let texts = ["Define water.", "What is 40 plus 41?"];
+    let body = json!({"model": "team/demo", "input": texts});
+    let ollama = registry.post_json("/api/embed", &body).await.expect(200).json();
+    let vectors = ollama["embeddings"].as_array().unwrap();
+    assert_eq!((vectors.len(), vectors[0].as_array().unwrap().len()), (2, 256), "{ollama}");
+    assert!(ollama["prompt_eval_count"].as_u64() > Some(5));
+    let openai = registry.post_json("/v1/embeddings", &body).await.expect(200).json();
+    let floats = |value: &Value| serde_json::from_value::<Vec<f32>>(value.clone()).unwrap();
+    assert_eq!(floats(&openai["data"][1]["embedding"]), floats(&vectors[1]));
+    let older = json!({"model": "team/demo", "prompt": texts[0]});
+    let older = registry.post_json("/api/embeddings", &older).await.expect(200).json();
+    assert_eq!(older["embedding"], vectors[0]);
+
+    let one = lode.run(&["embed", "team/demo", texts[1]]).await.ok();
+    assert_eq!(serde_json::from_str::<Value>(&one.stdout).unwrap(), vectors[1]);
+    let lines = lode.run_with_input(&["embed", "team/demo"], texts.join("\n").as_bytes()).await.ok();
+    let lines: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(&lines, vectors);
+    let cut = lode.run(&["embed", "team/demo", texts[0], "--dimensions", "8", "--json"]).await.ok().json();
+    assert_eq!(cut["embeddings"][0].as_array().unwrap().len(), 8);
+    let long = "word ".repeat(4000);
+    let refused = lode.run(&["embed", "team/demo", &long, "--no-truncate"]).await;
+    assert_eq!(
+        (refused.code, refused.stderr.contains("exceeds the context length")),
+        (1, true),
+        "{}",
+        refused.stderr
+    );
+}
+
+#[tokio::test]
+async fn messages_of_a_modelfile_come_first() {
+    let server = with_model().await;
+    let (lode, registry) = (server.lode(), server.registry());
+    let file = server.folder().path().join("Modelfile");
+    fs::write(&file, "FROM team/demo\nMESSAGE user Define water.\nMESSAGE assistant a liquid\n").unwrap();
+    lode.run(&["create", "team/taught", "-f", file.to_str().unwrap()]).await.ok();
+    let count = async |model: &str, path: &str, more: Value| {
+        let mut body = json!({"model": model, "stream": false, "options": {"num_predict": 1}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        registry.post_json(path, &body).await.expect(200).json()["prompt_eval_count"].as_u64().unwrap()
+    };
+    let turn = |text: &str, role: &str| json!({"role": role, "content": text});
+    let (first, answer, last) =
+        (turn("Define water.", "user"), turn("a liquid", "assistant"), turn("Define fire.", "user"));
+    let whole = count("team/demo", "/api/chat", json!({"messages": [first, answer, last]})).await;
+    assert_eq!(count("team/taught", "/api/chat", json!({"messages": [last]})).await, whole);
+    assert_eq!(count("team/taught", "/api/generate", json!({"prompt": "Define fire."})).await, whole);
+}

@@ -1,0 +1,123 @@
+//! `POST /api/embed`: vectors of texts.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use super::Api;
+use super::options::Options;
+use super::request::{Asked, with_model};
+use super::stream;
+use crate::error::Error;
+use crate::runner::protocol::{EmbedRequest, EmbedResponse};
+use crate::scheduler::KeepAlive;
+
+#[derive(Deserialize)]
+pub(super) struct Body {
+    #[serde(default)]
+    input: Value,
+    truncate: Option<bool>,
+    dimensions: Option<i64>,
+    keep_alive: Option<KeepAlive>,
+    options: Option<Map<String, Value>>,
+}
+
+pub(super) async fn embed(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
+    let started = Instant::now();
+    let body = &asked.body;
+    let inputs = inputs(&body.input)?;
+    let mut options = Options::default();
+    body.options.as_ref().map(|asked| options.apply(asked)).transpose()?;
+    let dimensions = match body.dimensions {
+        Some(dimensions) if dimensions < 0 => {
+            return Err(Error::Invalid("dimensions must not be negative".into()));
+        }
+        dimensions => dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
+    };
+    let request = &EmbedRequest {
+        inputs,
+        truncate: body.truncate.unwrap_or(true),
+        dimensions,
+        num_ctx: options.num_ctx,
+    };
+    let wanted = asked.wanted(options.num_ctx, body.keep_alive);
+    if request.inputs.is_empty() {
+        let load = api.scheduler.preload(wanted).await.map(|_| started.elapsed())?;
+        return Ok(answer(&asked.name, EmbedResponse::default(), started, load));
+    }
+    let (embedded, load) = with_model(&api, wanted, move |ticket| {
+        Box::pin(async move {
+            let load = ticket.load_duration();
+            Ok((ticket.model().client().embed(request).await?, load))
+        })
+    })
+    .await?;
+    Ok(answer(&asked.name, embedded, started, load))
+}
+
+/// One text or a list of them. One that is empty is none, as ollama has it.
+fn inputs(input: &Value) -> Result<Vec<String>, Error> {
+    let invalid = || Error::Invalid("invalid input type".into());
+    match input {
+        Value::Null => Ok(Vec::new()),
+        Value::String(text) if text.is_empty() => Ok(Vec::new()),
+        Value::String(text) => Ok(vec![text.clone()]),
+        Value::Array(texts) => {
+            texts.iter().map(|text| text.as_str().map(str::to_owned).ok_or_else(invalid)).collect()
+        }
+        _ => Err(invalid()),
+    }
+}
+
+fn answer(model: &str, embedded: EmbedResponse, started: Instant, load: Duration) -> Response {
+    /// Not by way of a JSON value, whose numbers would be the long ones of a float64.
+    #[derive(Serialize)]
+    struct Answer<'a> {
+        model: &'a str,
+        embeddings: Vec<Vec<f32>>,
+        total_duration: u64,
+        load_duration: u64,
+        prompt_eval_count: usize,
+    }
+    let nanoseconds = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    let answer = Answer {
+        model,
+        embeddings: embedded.vectors,
+        total_duration: nanoseconds(started.elapsed()),
+        load_duration: nanoseconds(load),
+        prompt_eval_count: embedded.prompt_tokens,
+    };
+    stream::json(StatusCode::OK, &answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn one_text_or_many() {
+        let check = |input: Value, expect: Option<&[&str]>| {
+            let found = inputs(&input).ok();
+            assert_eq!(
+                found.as_deref().map(|texts| texts.iter().map(String::as_str).collect()),
+                expect.map(<[&str]>::to_vec),
+                "{input}"
+            );
+        };
+        check(Value::Null, Some(&[]));
+        check(json!(""), Some(&[]));
+        check(json!("a"), Some(&["a"]));
+        check(json!([]), Some(&[]));
+        check(json!(["a", ""]), Some(&["a", ""]));
+        check(json!(["a", 3]), None);
+        check(json!(3), None);
+        check(json!({"a": "b"}), None);
+    }
+}
