@@ -25,8 +25,11 @@ pub(crate) struct Target {
     pub(crate) name: &'static str,
     /// Good ones.
     pub(crate) seeds: Vec<Vec<u8>>,
-    pub(crate) check: Box<dyn Fn(&[u8])>,
+    pub(crate) check: Check,
 }
+
+/// Panics where something does not hold.
+type Check = Box<dyn Fn(&[u8])>;
 
 /// All of them.
 pub(crate) fn all() -> Vec<Target> {
@@ -278,7 +281,7 @@ fn modelfiles() -> Target {
     ];
     let mut seeds: Vec<Vec<u8>> = seeds.iter().map(|seed| seed.as_bytes().to_vec()).collect();
     seeds.push("\u{feff}FROM a".encode_utf16().flat_map(u16::to_le_bytes).collect());
-    target("modelfile", seeds.into(), |bytes| {
+    target("modelfile", seeds, |bytes| {
         let Ok(modelfile) = Modelfile::parse_settings(bytes) else { return };
         let printed = modelfile.to_string();
         assert_eq!(Modelfile::parse_settings(printed.as_bytes()), Ok(modelfile), "{printed:?}");
@@ -368,7 +371,7 @@ fn references() -> Target {
     ]
     .map(|text| text.as_bytes().to_vec())
     .into();
-    target("reference", seeds.into(), |bytes| {
+    target("reference", seeds, |bytes| {
         let text = String::from_utf8_lossy(bytes);
         if let Ok(name) = text.parse::<Name>() {
             // What is taken can be said again and means the same.
@@ -387,7 +390,7 @@ fn texts_about_models() -> Target {
         b"---\nbase_model:\n- org/a\n- \"org/b\"\nbase_model_relation: merge\n---\n# x".to_vec(),
         br#"{"base_model_name_or_path":"org/Base"}"#.to_vec(),
     ];
-    target("texts", seeds.into(), |bytes| {
+    target("texts", seeds, |bytes| {
         let _ = FileView::parse(bytes);
         let _ = lineage::of_file("README.md", bytes);
         let _ = lineage::of_file("adapter_config.json", bytes);
