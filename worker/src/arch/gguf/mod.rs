@@ -3,7 +3,7 @@
 
 mod names;
 
-use lode_model::gguf::{Header, Metadata, TensorEntry, Value};
+use lode_model::gguf::{Array, Header, Metadata, TensorEntry, Value};
 use serde_json::{Map, Value as Json, json};
 
 pub use names::{Place, place};
@@ -124,8 +124,20 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
         }
         "gemma3_text" => {
             set("rope_local_base_freq", json!(keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0)));
-            let pattern = keys.count("attention.sliding_window_pattern")?.unwrap_or(6);
-            set("sliding_window_pattern", json!(pattern));
+            match keys.get("attention.sliding_window_pattern").and_then(Value::as_array) {
+                // Which layers slide, one by one.
+                Some(Array::Bool(slides)) => {
+                    let types = slides.iter().map(|slides| match slides {
+                        true => "sliding_attention",
+                        false => "full_attention",
+                    });
+                    set("layer_types", types.collect());
+                }
+                _ => {
+                    let pattern = keys.count("attention.sliding_window_pattern")?.unwrap_or(6);
+                    set("sliding_window_pattern", json!(pattern));
+                }
+            }
         }
         "phi3" => {
             set("sliding_window", json!(window));
@@ -282,8 +294,6 @@ impl Keys<'_> {
 
 #[cfg(test)]
 mod tests {
-    use lode_model::gguf::Array;
-
     use super::*;
 
     /// A model without tables.
@@ -356,6 +366,17 @@ mod tests {
         let more = [("llama.expert_count", Value::U32(8)), ("llama.expert_used_count", Value::U32(2))];
         let config = config(&metadata("llama", &more), &Plain).unwrap();
         assert_eq!((&config["model_type"], &config["num_local_experts"]), (&json!("mixtral"), &json!(8)));
+    }
+
+    #[test]
+    fn layers_that_slide() {
+        let more = [
+            ("gemma3.attention.sliding_window", Value::U32(64)),
+            ("gemma3.attention.sliding_window_pattern", Value::Array(Array::Bool(vec![true, false]))),
+        ];
+        let config = config(&metadata("gemma3", &more), &Plain).unwrap();
+        assert_eq!(config["layer_types"], json!(["sliding_attention", "full_attention"]));
+        assert_eq!((&config["sliding_window"], &config["query_pre_attn_scalar"]), (&json!(64), &json!(16)));
     }
 
     #[test]

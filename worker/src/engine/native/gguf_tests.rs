@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lode_model::gguf::{Header, Metadata, NewTensor, Value};
-use lode_model::quant::ggml::Type;
+use lode_model::quant::ggml::{self, Type};
 use serde_json::Value as Json;
 
 use super::tests::{f32_cache, repository};
@@ -211,4 +211,74 @@ fn what_cannot_run_is_refused_by_name() {
     std::fs::write(&path, b"GGUF").unwrap();
     let found = refusal(&gguf(&[path]), folder.path());
     assert!(found.starts_with("DIR/m: "), "{found}");
+}
+
+/// An NVFP4 tensor may have one more scale, in a tensor beside it.
+#[test]
+fn a_scale_beside_a_tensor_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let logits = |parts: Parts| {
+        let path = folder.path().join("m");
+        write(&path, parts.metadata, &parts.tensors);
+        let mut engine = load(&gguf(&[path]), f32_cache()).unwrap();
+        let sequence = engine.open(8).unwrap();
+        last(engine.as_mut(), sequence, &[3, 1, 4, 1, 5])
+    };
+    let decode = |ty: Type, bytes: &[u8], n: usize| {
+        let mut numbers = vec![0.0; n];
+        ggml::decode_f32_into(ty, bytes, &mut numbers).unwrap();
+        numbers
+    };
+    let (mut packed, mut plain) = (parts("llama-q8_0"), parts("llama-q8_0"));
+    for ((tensor, bytes), (other, floats)) in packed.tensors.iter_mut().zip(&mut plain.tensors) {
+        if tensor.name == "blk.0.ffn_up.weight" {
+            let n = tensor.dims.iter().product::<u64>() as usize;
+            let numbers = decode(Type::Q8_0, bytes, n);
+            *bytes = vec![0; n / 64 * 36];
+            ggml::encode(Type::NVFP4, &numbers, bytes).unwrap();
+            let numbers = decode(Type::NVFP4, bytes, n);
+            *floats = numbers.iter().flat_map(|v| (v * 0.37).to_le_bytes()).collect();
+            (tensor.ty, other.ty) = (Type::NVFP4, Type::F32);
+        }
+    }
+    let scale = NewTensor { name: "blk.0.ffn_up.scale".into(), dims: vec![1], ty: Type::F32 };
+    let without = Parts { metadata: packed.metadata.clone(), tensors: packed.tensors.clone() };
+    packed.tensors.push((scale, 0.37f32.to_le_bytes().to_vec()));
+    let plain = logits(plain);
+    assert!(logits(packed) == plain && logits(without) != plain);
+}
+
+/// Whatever the header says: it is refused, or it runs.
+#[test]
+fn damaged_headers_are_refused_or_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m");
+    let whole = std::fs::read(fixture("qwen3-moe-q8_0")).unwrap();
+    let header = Header::read(&whole).unwrap();
+    // The vocabulary is most of a header; what comes before and after it is where damage does something.
+    let tokens = whole.windows(21).position(|bytes| bytes == b"tokenizer.ggml.tokens").unwrap();
+    let tensors = whole.windows(17).position(|bytes| bytes == b"token_embd.weight").unwrap();
+    let end = header.data_start as usize;
+    let (mut state, mut ran) = (7u64, 0);
+    for _ in 0..400 {
+        let mut next = |n: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % n
+        };
+        let mut bytes = whole.clone();
+        for _ in 0..=next(2) {
+            let at = if next(2) == 0 { next(tokens) } else { tensors + next(end - tensors) };
+            bytes[at] = if next(2) == 0 { next(256) as u8 } else { bytes[at] ^ 1 << next(8) };
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let options = LoadOptions { context_length: Some(64), ..f32_cache() };
+        if let Ok(mut engine) = load(&gguf(std::slice::from_ref(&path)), options) {
+            let sequence = engine.open(4).unwrap();
+            let tokens = &[3, 1, 4];
+            // Numbers may be anything.
+            drop(engine.step(&[Slice { sequence, tokens, want: Want::Last }]).unwrap());
+            ran += 1;
+        }
+    }
+    assert!(ran > 0 && ran < 400, "{ran}");
 }

@@ -223,6 +223,33 @@ fn codes_match_the_vectors() {
 }
 
 #[test]
+fn an_expert_comes_out_of_a_stack() {
+    let folder = tempfile::tempdir().unwrap();
+    let numbers: Vec<f32> = (0..3 * 4 * 32).map(|n| n as f32).collect();
+    let name = "model.layers.0.mlp.experts.up_proj.weight";
+    let path = folder.path().join("blob");
+    std::fs::write(&path, file(&[(name, &Stored::f32s(&[3, 4, 32], &numbers))], &[], 0)).unwrap();
+    let blob = BlobFile {
+        path,
+        name: Some(name.into()),
+        whole_file: false,
+        format: Format::Safetensors,
+        extent: None,
+    };
+    let mut tensors = Mapped::open(&[blob]).unwrap();
+    let expert = |n: usize| format!("model.layers.0.mlp.experts.{n}.up_proj.weight");
+    assert!(tensors.has(&expert(2)) && !tensors.has("model.layers.1.mlp.experts.2.up_proj.weight"));
+    let weight = tensors.matrix(&expert(2), 4, 32).unwrap();
+    assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(weight.codes()), numbers[256..]);
+    let refused = |error: crate::engine::LoadError| error.to_string();
+    assert_eq!(
+        tensors.matrix(&expert(3), 4, 32).map_err(refused).unwrap_err(),
+        format!("tensor `{name}` has shape [3, 4, 32], [4, 4, 32] expected")
+    );
+    assert!(tensors.matrix(&expert(1), 4, 16).is_err());
+}
+
+#[test]
 fn biases_are_added() {
     let folder = tempfile::tempdir().unwrap();
     let bias = |n: usize| (0..n).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<f32>>();
