@@ -11,6 +11,7 @@ mod cosign;
 mod demo;
 mod docker;
 mod expiry;
+mod families;
 mod faults;
 mod full_disk;
 mod gc;

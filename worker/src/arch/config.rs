@@ -135,12 +135,14 @@ impl Config {
         Ok(Some(found.iter().filter_map(Value::as_str).collect()))
     }
 
-    /// The list of small numbers under `field`; empty when absent.
+    /// The list of small numbers under `field`, at most `max` of them; empty when absent.
     pub fn integers(&self, field: &'static str, max: u64) -> Result<Vec<usize>, ConfigError> {
         match self.get(field) {
             None => Ok(Vec::new()),
-            Some(Value::Array(list)) => list.iter().map(|v| integer(field, v, 0, max)).collect(),
-            Some(other) => Err(type_error(field, other, "a list")),
+            Some(Value::Array(list)) if list.len() as u64 <= max => {
+                list.iter().map(|v| integer(field, v, 0, max)).collect()
+            }
+            Some(other) => Err(type_error(field, other, "a short list")),
         }
     }
 

@@ -182,7 +182,7 @@ pub enum StepError {
     TokenOutOfRange { sequence: SequenceId, token: u32, vocab_size: usize },
     #[error("sequence {} was opened for {max_len} tokens and would have {len}", .sequence.0)]
     TooLong { sequence: SequenceId, len: usize, max_len: usize },
-    #[error("an encoder has no logits to give for sequence {}", .0.0)]
+    #[error("the model is an encoder: it gives embeddings and writes no text")]
     NoLogits(SequenceId),
     #[error("an encoder takes sequence {} in one slice", .0.0)]
     NotWhole(SequenceId),

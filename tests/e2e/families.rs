@@ -1,0 +1,56 @@
+//! Every family of models that a worker runs: the checkpoint goes in through `lode create`, one blob a tensor and experts
+//! together, and the ids that come out are those of transformers.
+
+use std::path::PathBuf;
+
+use lode_tests::server::{Folder, Options};
+use serde_json::{Value, json};
+
+const FAMILIES: &[&str] = &[
+    "llama",
+    "llama3-rope",
+    "mistral-swa",
+    "mixtral",
+    "qwen2",
+    "qwen2-yarn",
+    "qwen3",
+    "qwen3-moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+];
+
+fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn every_family_answers_as_known() {
+    let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_MAX_LOADED_MODELS", "2");
+    let server = Folder::new().start(options).await;
+    let registry = server.registry();
+    for family in FAMILIES {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/arch").join(family);
+        let name = format!("arch/{family}");
+        server.lode().create(&name, &folder, &[]).await.ok();
+        let expected: Value =
+            serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        for case in expected["cases"].as_array().unwrap() {
+            let (prompt, known) = (ids(&case["token_ids"]), ids(&case["greedy"]));
+            // What comes behind the end of the sequence is known too, but not said.
+            let end = known.iter().position(|id| *id == 2).unwrap_or(known.len());
+            let body = json!({
+                "model": name, "prompt": case["prompt"], "raw": true, "stream": false,
+                "options": {"temperature": 0, "num_predict": known.len()},
+            });
+            let got = registry.post_json("/api/generate", &body).await.expect(200).json();
+            let found = ids(&got["context"]);
+            assert!(found.starts_with(&prompt), "{family}: {found:?} begins with {prompt:?}");
+            let answer = &found[prompt.len()..];
+            assert!(
+                answer.len() >= end && answer[..end] == known[..end],
+                "{family}: {answer:?} is {known:?}"
+            );
+        }
+    }
+}
