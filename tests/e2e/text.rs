@@ -1,5 +1,5 @@
-//! Texts to ids and to vectors: `lode tokenize` from a GGUF's own vocabulary, `lode embed` and the routes that embed, and the
-//! messages that a Modelfile brings along.
+//! Texts to ids and to vectors: `lode tokenize` from a GGUF's own vocabulary, `lode embed` and the routes that embed, the messages
+//! that a Modelfile brings along.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-async fn with_model() -> Server {
+pub(crate) async fn with_model() -> Server {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
     server.lode().create("team/demo", &demo(), &[]).await.ok();
     server
@@ -99,4 +99,20 @@ async fn messages_of_a_modelfile_come_first() {
     let whole = count("team/demo", "/api/chat", json!({"messages": [first, answer, last]})).await;
     assert_eq!(count("team/taught", "/api/chat", json!({"messages": [last]})).await, whole);
     assert_eq!(count("team/taught", "/api/generate", json!({"prompt": "Define fire."})).await, whole);
+}
+
+#[tokio::test]
+async fn a_gguf_answers_as_its_checkpoint_does() {
+    let server = with_model().await;
+    let (lode, registry) = (server.lode(), server.registry());
+    lode.create("team/packed", &demo(), &["--quantize", "Q8_0"]).await.ok();
+    let options = json!({"temperature": 0});
+    let messages = json!([{"role": "user", "content": "What is 40 plus 41?"}]);
+    let ask = async |model: &str| {
+        let body = json!({"model": model, "messages": messages, "stream": false, "options": options});
+        registry.post_json("/api/chat", &body).await.expect(200).json()
+    };
+    let (packed, plain) = (ask("team/packed").await, ask("team/demo").await);
+    assert_eq!((&packed["message"]["content"], &packed["done_reason"]), (&json!("81."), &json!("stop")));
+    assert_eq!(packed["prompt_eval_count"], plain["prompt_eval_count"]);
 }

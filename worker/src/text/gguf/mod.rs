@@ -43,7 +43,7 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
             let pre = pre::find(name).ok_or_else(|| TokenizerError::UnknownPre { pre: name.to_owned() })?;
             let ends = Ends { begin: flag("add_bos_token", pre.add_bos), end: flag("add_eos_token", false) };
             let roles = Roles { bos: id("bos", None), eos: id("eos", None), end: id("eos", None) };
-            (Model::Bytes(byte_level(metadata, &tokens, &pre)?), ends, roles)
+            (Model::Bytes(Box::new(byte_level(metadata, &tokens, &pre)?)), ends, roles)
         }
         "llama" => {
             let unknown = id("unknown", default(0));
@@ -116,7 +116,7 @@ pub(super) struct GgufTokenizer {
 
 enum Model {
     /// Byte-level BPE, which the library computes exactly as it is defined.
-    Bytes(Library),
+    Bytes(Box<Library>),
     Pieces(Pieces),
     Words(Words),
 }
