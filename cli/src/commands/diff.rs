@@ -125,8 +125,10 @@ fn show(tensor: &TensorDiff) -> Outcome {
 fn show_total(args: &Diff, total: &Total) -> Outcome {
     let Total { same, same_values, changed, only_here, only_there, bytes_here, bytes_there, bytes_shared } =
         total;
+    let otherwise =
+        if *same_values > 0 { format!(" {same_values} of the same values,") } else { String::new() };
     ui::line(format!(
-        "{same} same, {same_values} of the same values, {changed} changed, {only_here} only in {}, {only_there} only in {}",
+        "{same} same,{otherwise} {changed} changed, {only_here} only in {}, {only_there} only in {}",
         args.here, args.there
     ))?;
     let share = (*bytes_shared as f64) / (*bytes_there).max(1) as f64 * 100.0;
