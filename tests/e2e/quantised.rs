@@ -4,7 +4,7 @@
 use lode_tests::checkpoint::{demo, demo_expected, read_folder};
 use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn perplexity_and_answers_in_bf16_int8_and_int4() {
@@ -72,4 +72,32 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
         got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= largest / 100.0),
         "int8 keeps every value within a hundredth of the largest"
     );
+}
+
+/// The same conversation under the weights of each type: how likely the known answers are.
+#[tokio::test]
+async fn every_container_runs() {
+    let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
+    let (registry, lode) = (server.registry(), server.lode());
+    let ids = |value: &Value| -> Vec<u64> { serde_json::from_value(value.clone()).unwrap() };
+    let cases = demo_expected()["cases"].clone();
+    let window = |case: &Value| [ids(&case["prompt_ids"]), ids(&case["answer_ids"])].concat();
+    let windows: Vec<Vec<u64>> = cases.as_array().unwrap().iter().map(window).collect();
+    let (mut known, mut figures) = (None, Vec::new());
+    // By how much a window may be less likely than in BF16, a token.
+    for (kind, worst) in [("bf16", 0.0), ("mxfp8", 0.02), ("nvfp4", 0.1), ("Q8_0", 0.01), ("Q4_K_M", 0.1)] {
+        let model = format!("team/demo-{}", kind.to_lowercase());
+        let more = if kind == "bf16" { vec![] } else { vec!["--quantize", kind] };
+        lode.create(&model, &demo(), &more).await.ok();
+        let body = json!({"model": model, "windows": windows, "logprobs": false, "keep_alive": 0});
+        let scores = registry.post_json("/lode/v1/score", &body).await.expect(200).json();
+        let sum = |field: &str| -> f64 {
+            scores["windows"].as_array().unwrap().iter().map(|score| score[field].as_f64().unwrap()).sum()
+        };
+        let nll = sum("nll") / sum("tokens");
+        let known = *known.get_or_insert(nll);
+        assert!((nll - known).abs() <= worst, "{kind}: {nll} a token, in BF16 {known}");
+        figures.push(format!("{kind} {nll:.4}"));
+    }
+    figure("nats a token of the demo model's own answers", &figures.join(", "));
 }
