@@ -10,15 +10,15 @@ import urllib.request
 
 
 class Server:
-    def __init__(self, lode, below=None):
+    def __init__(self, lode, below=None, worker=False, environment=None):
         self.lode = lode
         self.scratch = tempfile.mkdtemp(prefix="lode-bench-", dir=below)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = "127.0.0.1:%d" % free.getsockname()[1]
         self.environment = {**os.environ, "LODE_HOST": f"http://{address}", "HOME": self.scratch, "NO_PROXY": "*",
-                            "TMPDIR": self.scratch}
-        serve = [lode, "serve", "--no-worker", "--listen", address, "--data", self.scratch + "/data"]
+                            "TMPDIR": self.scratch, **(environment or {})}
+        serve = [lode, "serve", *([] if worker else ["--no-worker"]), "--listen", address, "--data", self.scratch + "/data"]
         self.log = open(self.scratch + "/log", "w")
         self.process = subprocess.Popen(serve, stdout=self.log, stderr=self.log, env=self.environment)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

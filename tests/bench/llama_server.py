@@ -1,0 +1,23 @@
+"""llama.cpp's HTTP server over one GGUF file, as the xllamacpp package carries it: see tests/bench/engine.
+
+Arguments: FILE THREADS SEQUENCES CONTEXT, the last one for each sequence. Prints its address, and serves until standard input ends.
+"""
+
+import os
+import sys
+
+import xllamacpp
+
+file, threads, sequences, context = sys.argv[1], *map(int, sys.argv[2:])
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+params = xllamacpp.CommonParams()
+params.model.path = file
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+params.n_parallel, params.n_ctx = sequences, sequences * context
+params.n_gpu_layers = 0
+params.hostnames, params.port = ["127.0.0.1"], 0
+server = xllamacpp.Server(params)
+print(server.listening_address, file=out, flush=True)
+sys.stdin.read()
+os._exit(0)
