@@ -12,6 +12,9 @@ use crate::gguf::Metadata;
 /// The scaling of a checkpoint that has none.
 static NOTHING: Json = Json::Null;
 
+/// Tables are made for a head: what is larger than this is a mistake.
+const MAX_HEAD_DIM: u64 = 1 << 16;
+
 /// What the conversion itself needs to know.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Hyper {
@@ -90,8 +93,8 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, Con
         Some(0) | None => width / n_heads,
         Some(head_dim) => head_dim,
     };
-    if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(wrong("head_dim", &Json::from(head_dim), "an even number"));
+    if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > MAX_HEAD_DIM {
+        return Err(wrong("head_dim", &Json::from(head_dim), "an even number up to 65536"));
     }
     let vocab_size = c.count("vocab_size")?;
     let mut hyper = Hyper {
@@ -106,7 +109,13 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, Con
         tables: Vec::new(),
         notices: Vec::new(),
     };
-    let partial = c.get("partial_rotary_factor").and_then(Json::as_f64).unwrap_or(1.0);
+    let partial = match c.get("partial_rotary_factor") {
+        Some(value) => value
+            .as_f64()
+            .filter(|factor| (0.0..=1.0).contains(factor))
+            .ok_or_else(|| wrong("partial_rotary_factor", value, "a number from 0 to 1"))?,
+        None => 1.0,
+    };
     let rotated = (head_dim as f64 * partial) as u64;
 
     let architecture = family.architecture();
@@ -284,6 +293,8 @@ mod tests {
             (json!({"hidden_size": null}), "`hidden_size`"),
             (json!({"num_attention_heads": 0}), "`num_attention_heads`"),
             (json!({"vocab_size": 5_000_000_000u64}), "`vocab_size`"),
+            (json!({"head_dim": 4_000_000_000u64}), "`head_dim`"),
+            (json!({"partial_rotary_factor": 1e300}), "`partial_rotary_factor`"),
             (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), "dynamic"),
             (json!({"model_type": "phi3"}), "`original_max_position_embeddings`"),
         ] {

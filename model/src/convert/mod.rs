@@ -110,10 +110,11 @@ pub(crate) fn checkpoint(
         chat_template: files.chat_template.map(|text| String::from_utf8_lossy(&text).into_owned()),
         config,
     };
-    vocabulary::write(&mut metadata, &side, hyper.vocab_size)?;
     let stored: Vec<Stored> =
         tensors.iter().map(|(path, tensor)| Stored { path: Arc::clone(path), tensor }).collect();
     let weights = weights::of_checkpoint(&stored, &mut hyper)?;
+    // After the weights: every id gets a token, and that there are so many is known only now.
+    vocabulary::write(&mut metadata, &side, hyper.vocab_size)?;
     let mut converted = lay_out::lay_out(metadata, weights, file_type)?;
     converted.notices.append(&mut hyper.notices);
     Ok(converted)

@@ -169,7 +169,8 @@ fn what_cannot_be_converted_is_named() {
         (llama().with_config("model_type", "gpt_neox".into()), "`gpt_neox`"),
         (llama().with_config("num_hidden_layers", 3.into()), "`blk.2.attn_norm.weight` is missing"),
         (llama().with_config("num_hidden_layers", 1.into()), "`model.layers.1."),
-        (llama().with_config("vocab_size", 400.into()), "has no row"),
+        (llama().with_config("vocab_size", 400.into()), "`vocab_size` rows"),
+        (llama().with_config("vocab_size", 4_000_000_000u32.into()), "`vocab_size` rows"),
         (llama().with_config("head_dim", 32.into()), "`model.layers.0.self_attn."),
         (
             Folder::read("tests/fixtures/arch/llama").with_config("rms_norm_eps", serde_json::Value::Null),

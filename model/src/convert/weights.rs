@@ -181,7 +181,7 @@ fn check_complete(weights: &BTreeMap<(u64, String), Weight>, hyper: &Hyper) -> R
     match weights.get(&(0, "token_embd.weight".to_owned())) {
         None => return missing("token_embd.weight".to_owned()),
         Some(weight) => {
-            if weight.shape.len() != 2 || weight.shape[0] != hyper.vocab_size {
+            if !matches!(weight.shape[..], [rows, cols] if rows == hyper.vocab_size && cols > 0) {
                 return Err(ConvertError::Shape {
                     tensor: weight.name.clone(),
                     found: weight.shape.clone(),
