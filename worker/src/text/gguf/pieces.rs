@@ -19,7 +19,7 @@ pub(super) struct Pieces {
     adds_blank: bool,
 }
 
-/// A run of the text that is one token for now; empty once it was merged away.
+/// A run of the text that stands for one token until it is merged with a neighbour; empty once the one before it has taken it in.
 struct Symbol {
     start: usize,
     end: usize,
