@@ -15,6 +15,7 @@ mod pull;
 mod push;
 mod registry;
 mod retry;
+mod secret;
 mod tls;
 mod transport;
 
@@ -27,5 +28,6 @@ pub use progress::{NoProgress, Progress};
 pub use push::{Content, Offer, Pushed, Upload};
 pub use registry::{Registry, TagPage};
 pub use retry::RetryPolicy;
+pub use secret::Secret;
 pub use tls::http_client;
 pub use transport::{Client, ClientOptions};

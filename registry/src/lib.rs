@@ -38,7 +38,7 @@ pub use app::{
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::Take;
-pub use config::{Cidr, Config, ConfigError, Secret, Switch};
+pub use config::{Cidr, Config, ConfigError, Switch};
 pub use error::Error;
 pub use retention::RetentionRule;
 pub use router::router;

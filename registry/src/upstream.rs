@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions, Credentials, Login, RetryPolicy};
+use lode_client::{Client, ClientOptions, Credentials, Login, RetryPolicy, Secret};
 use lode_model::reference::Repository;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
+use crate::Error;
 use crate::config::duration;
 use crate::store::{millis, now_ms};
-use crate::{Error, Secret};
 
 /// How long an upstream that did not answer is left alone where there is something held to answer with.
 const REST: Duration = Duration::from_secs(5);

@@ -5,6 +5,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
+use lode_client::Secret;
 use reqwest::{Client, Method, RequestBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -12,7 +13,6 @@ use tokio::sync::watch;
 use url::Url;
 
 use crate::cache::Models;
-use crate::config::Secret;
 use crate::error::Error;
 use crate::scheduler::Scheduler;
 use crate::scheduler::memory::Memory;

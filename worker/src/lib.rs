@@ -16,6 +16,6 @@ pub mod scheduler;
 mod testing;
 pub mod text;
 
-pub use config::{Config, Secret};
+pub use config::Config;
 pub use error::Error;
 pub use node::{Worker, start, start_with};

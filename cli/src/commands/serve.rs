@@ -177,7 +177,7 @@ fn local_worker(
         registry: base.parse().map_err(|error| Failure::because(format!("`{base}` is not a URL"), &error))?,
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         advertise: None,
-        token: config.worker_token.as_ref().map(|token| lode_worker::Secret::new(token.expose())),
+        token: config.worker_token.clone(),
         cache: absolute(config.data.join("worker")),
         sources: blobs.into_iter().map(absolute).collect(),
         ..worker

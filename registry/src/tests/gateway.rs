@@ -11,13 +11,14 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use http_body_util::BodyExt;
+use lode_client::Secret;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::wire::{Server, request, within};
 use super::{Answer, App};
-use crate::{Config, Secret};
+use crate::Config;
 
 /// What a worker was asked: path, headers of interest, body.
 type Heard = Arc<Mutex<Vec<Value>>>;

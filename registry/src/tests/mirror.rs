@@ -10,13 +10,14 @@ use axum::response::{IntoResponse, Response};
 use axum::{Router, routing};
 use http::{StatusCode, header};
 use http_body_util::BodyExt;
+use lode_client::Secret;
 use lode_model::digest::Digest;
 use lode_model::media_type;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::{Answer, App, failure, image};
-use crate::{Config, MirrorConfig, Secret};
+use crate::{Config, MirrorConfig};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {

@@ -3,13 +3,14 @@
 use std::fmt;
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use lode_client::Secret;
 use lode_model::reference::Repository;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
 use super::Event;
+use crate::Error;
 use crate::config::hide_password;
-use crate::{Error, Secret};
 
 /// One `[[webhook]]` of the settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -3,9 +3,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use hmac::{Hmac, KeyInit, Mac};
+use lode_client::Secret;
 use sha2::Sha256;
-
-use crate::Secret;
 
 const PREFIX: &str = "whsec_";
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lode_client::Secret;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -12,7 +13,7 @@ use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use url::Url;
 
-use crate::config::{Secret, Switch};
+use crate::config::Switch;
 use crate::{Config, Error};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
