@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
+use axum::serve::ListenerExt;
 use lode_client::{Client, ClientOptions};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -89,6 +90,10 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         let stop = async move {
             let _ = until.wait_for(|stop| *stop).await;
         };
+        // Small records of an answer leave as they are made.
+        let listener = listener.tap_io(|stream| {
+            let _ = stream.set_nodelay(true);
+        });
         if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stop).await {
             tracing::error!(%error, "the worker's API ended");
         }

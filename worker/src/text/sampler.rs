@@ -62,10 +62,17 @@ pub struct Sampler {
     recent_cap: usize,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Candidate {
     id: u32,
     logit: f32,
+}
+
+impl Candidate {
+    /// The more likely first.
+    fn order(&self, other: &Candidate) -> std::cmp::Ordering {
+        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+    }
 }
 
 impl Sampler {
@@ -136,19 +143,28 @@ impl Sampler {
 
     /// Finite candidates, most likely first; equal logits in order of id, so that the result is one.
     fn top_k(&self, logits: &[f32]) -> Vec<Candidate> {
-        let mut candidates: Vec<Candidate> = logits
-            .iter()
-            .enumerate()
-            .filter(|(_, logit)| logit.is_finite())
-            .map(|(id, &logit)| Candidate { id: id as u32, logit })
-            .collect();
-        let order = |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id));
         let k = usize::try_from(self.options.top_k).unwrap_or(0);
-        if k > 0 && k < candidates.len() {
-            candidates.select_nth_unstable_by(k - 1, order);
-            candidates.truncate(k);
+        let k = if k == 0 { logits.len() } else { k };
+        let most = k.saturating_mul(4).max(256);
+        let mut candidates: Vec<Candidate> = Vec::with_capacity(most.min(logits.len()));
+        // What is below the k-th best so far is not among the k best, and of a large vocabulary that is nearly all.
+        let mut least = f32::NEG_INFINITY;
+        for (at, run) in logits.chunks(RUN).enumerate() {
+            if !run.iter().fold(false, |any, &logit| any | (logit >= least)) {
+                continue;
+            }
+            for (id, &logit) in (at * RUN..).zip(run) {
+                if logit.is_finite() && logit >= least {
+                    candidates.push(Candidate { id: id as u32, logit });
+                }
+            }
+            if candidates.len() >= most {
+                keep_best(&mut candidates, k);
+                least = candidates.last().map_or(least, |candidate| candidate.logit);
+            }
         }
-        candidates.sort_unstable_by(order);
+        keep_best(&mut candidates, k);
+        candidates.sort_unstable_by(Candidate::order);
         candidates
     }
 
@@ -215,15 +231,32 @@ impl Sampler {
     }
 }
 
+/// Logits that are looked at together: enough for the compiler to use vectors.
+const RUN: usize = 32;
+
 /// The id of the largest logit, the lowest of several; `None` when no logit is finite.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(usize, f32)> = None;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit.is_finite() && best.is_none_or(|(_, most)| logit > most) {
-            best = Some((id, logit));
+    let finite = |logit: f32| if logit.abs() < f32::INFINITY { logit } else { f32::NEG_INFINITY };
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (runs, rest) = logits.as_chunks::<RUN>();
+    let mut most = [f32::NEG_INFINITY; RUN];
+    for run in runs {
+        for (most, &logit) in most.iter_mut().zip(run) {
+            *most = larger(*most, finite(logit));
         }
     }
-    best.map(|(id, _)| id as u32)
+    let most = most.into_iter().chain(rest.iter().map(|&logit| finite(logit)));
+    let most = most.fold(f32::NEG_INFINITY, larger);
+    let best = logits.iter().position(|&logit| logit == most).filter(|_| most.is_finite());
+    best.map(|id| id as u32)
+}
+
+/// Keeps the k most likely, of which the last is then the least likely; the others in any order.
+fn keep_best(candidates: &mut Vec<Candidate>, k: usize) {
+    if k > 0 && k < candidates.len() {
+        candidates.select_nth_unstable_by(k - 1, Candidate::order);
+        candidates.truncate(k);
+    }
 }
 
 /// Log-softmax over a whole row of unmodified logits; entries are asked for one by one.
@@ -402,6 +435,37 @@ mod tests {
         check(|o| (o.presence_penalty, o.repeat_last_n) = (9.0, 0), &[1], &[1.0, 2.0], 1);
         check(|o| (o.presence_penalty, o.repeat_last_n) = (9.0, -1), &[1, 0, 0], &[1.0, 2.0, -3.0], 2);
         check(|o| o.presence_penalty = 1.0, &[99], &[1.0, 2.0], 1);
+    }
+
+    #[test]
+    fn the_best_of_a_long_row_are_those_of_a_sorted_one() {
+        let mut random = SplitMix64(5);
+        for round in 0..60 {
+            // Few values and many ids: equal ones, zeros of both signs, and what is no number among them.
+            let number = |random: &mut SplitMix64| match random.next() % 50 {
+                0 => f32::NAN,
+                1 => f32::NEG_INFINITY,
+                2 => f32::INFINITY,
+                3 => -0.0,
+                n => {
+                    (n % 17) as f32 * if n > 25 { 0.5 } else { -0.25 }
+                        + (round % 3) as f32 * random.unit() as f32
+                }
+            };
+            let logits: Vec<f32> = (0..700 * (round % 5) + round).map(|_| number(&mut random)).collect();
+            let mut all: Vec<Candidate> =
+                (0..).zip(&logits).map(|(id, &logit)| Candidate { id, logit }).collect();
+            all.retain(|candidate| candidate.logit.is_finite());
+            all.sort_by(Candidate::order);
+            for k in [0, 1, 2, 40, 100, 5000] {
+                let sampler = Sampler::new(options(|o| o.top_k = k), 128);
+                let kept = if k == 0 { all.len() } else { all.len().min(k as usize) };
+                assert_eq!(sampler.top_k(&logits), all[..kept], "{round} {k}");
+            }
+            let most = all.first().map(|best| best.logit);
+            let best = most.and_then(|most| logits.iter().position(|logit| *logit == most));
+            assert_eq!(argmax(&logits), best.map(|id| id as u32), "{round}");
+        }
     }
 
     #[test]
