@@ -1,33 +1,46 @@
-//! How much memory a model will need, and how much there is. Estimates come from config.json and the layers' sizes.
+//! How much memory a model will need, and how much there is. Estimates come from its configuration and its layers' sizes.
 //! Wrong guesses cost an eviction too many or a tight fit, never a wrong answer.
 
 use serde_json::Value;
 
+use crate::arch::{Config, Plan, Shape};
 use crate::cache::Model;
+use crate::kernels::{CacheShape, Float, Kind, PAGE_LEN};
 
 /// A model counts as fitting if it leaves a fifth free.
 const COMFORT: f64 = 0.8;
-/// A runner's own needs beside weights and cache.
+/// A runner's own needs beside weights and cache: the program, its threads, the tokenizer.
 const OVERHEAD_BYTES: u64 = 96 << 20;
+/// Rows that a step computes at most, as many as the engine takes in one pass.
+const STEP_ROWS: u64 = 512;
 
 /// What a model needs when loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
     pub weights_bytes: u64,
     pub cache_bytes: u64,
+    /// What a step writes down between its weights.
+    pub step_bytes: u64,
 }
 
 impl Estimate {
     /// Of a model with `num_parallel` sequences of `context` tokens each.
     pub fn of(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
-        let per_token = cache_bytes_per_token(&model.config, kv_cache_type);
-        let longest = number(&model.config, "max_position_embeddings").unwrap_or(u64::MAX);
-        let tokens = (context as u64).min(longest).saturating_mul(num_parallel as u64);
-        Estimate { weights_bytes: model.tensor_bytes, cache_bytes: per_token.saturating_mul(tokens) }
+        let weights_bytes = model.tensor_bytes;
+        match planned(&model.config) {
+            Some((shape, encoder)) => {
+                let cache_bytes = cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type);
+                Estimate { weights_bytes, cache_bytes, step_bytes: step_bytes(&shape, num_parallel) }
+            }
+            // What cannot be run is refused at load, where it is said why.
+            None => Estimate { weights_bytes, cache_bytes: 0, step_bytes: 0 },
+        }
     }
 
     pub fn needed(&self) -> u64 {
-        self.weights_bytes.saturating_add(self.cache_bytes).saturating_add(OVERHEAD_BYTES)
+        [self.cache_bytes, self.step_bytes, OVERHEAD_BYTES]
+            .into_iter()
+            .fold(self.weights_bytes, u64::saturating_add)
     }
 
     pub fn fits(&self, free: u64) -> bool {
@@ -35,27 +48,42 @@ impl Estimate {
     }
 }
 
-/// Keys and values of one token in all layers; 0 where the config does not say.
-fn cache_bytes_per_token(config: &Value, kv_cache_type: &str) -> u64 {
-    let get = |key: &str| number(config, key);
-    let heads = get("num_attention_heads");
-    let kv_heads = get("num_key_value_heads").or(heads);
-    let head_dim = get("head_dim").or_else(|| Some(get("hidden_size")? / heads?.max(1)));
-    let (Some(layers), Some(kv_heads), Some(head_dim)) = (get("num_hidden_layers"), kv_heads, head_dim)
-    else {
-        return 0;
-    };
-    let values = layers.saturating_mul(kv_heads).saturating_mul(head_dim).saturating_mul(2);
-    match kv_cache_type {
-        "f32" => values.saturating_mul(4),
-        // 32 bytes and a two-byte scale for 32 values.
-        "q8_0" => values.saturating_mul(34) / 32,
-        _ => values.saturating_mul(2),
-    }
+/// The numbers that a family makes of a configuration, those included that it leaves out; and whether it is an encoder.
+fn planned(config: &Value) -> Option<(Shape, bool)> {
+    let config = Config::parse(&serde_json::to_vec(config).ok()?).ok()?;
+    let plan = Plan::new(&config).ok()?;
+    Some((plan.shape(), plan.is_encoder()))
 }
 
-fn number(config: &Value, key: &str) -> Option<u64> {
-    config.get(key).or_else(|| config.get("text_config")?.get(key))?.as_u64()
+/// Keys and values of all sequences at their fullest, as the engine lays them out.
+fn cache_bytes(
+    shape: &Shape,
+    encoder: bool,
+    context: usize,
+    num_parallel: usize,
+    kv_cache_type: &str,
+) -> u64 {
+    let kind = match kv_cache_type {
+        // Those of an encoder are gone after the step.
+        _ if encoder => Kind::Float(Float::F32),
+        "f32" => Kind::Float(Float::F32),
+        "q8_0" => Kind::Q8_0,
+        _ => Kind::Float(Float::F16),
+    };
+    let layers = if encoder { 1 } else { shape.layers };
+    let cache = CacheShape { layers, pages: 0, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim, kind };
+    let tokens = context.clamp(1, shape.context_length).next_multiple_of(PAGE_LEN) as u64;
+    (cache.bytes_per_token() as u64).saturating_mul(tokens).saturating_mul(num_parallel.max(1) as u64)
+}
+
+/// Activations of the longest step, and the logits of all sequences on their way to the samplers.
+fn step_bytes(shape: &Shape, num_parallel: usize) -> u64 {
+    let attention = shape.n_heads.saturating_add(shape.n_kv_heads).saturating_mul(shape.head_dim);
+    let columns =
+        [shape.embedding_length, attention, shape.hidden_dim].into_iter().fold(0, usize::saturating_add);
+    let rows = STEP_ROWS.saturating_mul(2 * 4).saturating_mul(columns as u64);
+    let logits = (shape.vocab_size as u64).saturating_mul(3 * 4).saturating_mul(num_parallel.max(1) as u64);
+    rows.saturating_add(logits)
 }
 
 /// This machine's memory: all of it, and what could be used now.
@@ -99,32 +127,59 @@ mod tests {
 
     use super::*;
 
+    fn config(architecture: &str, more: Value) -> Value {
+        let mut config = json!({"architectures": [architecture], "num_hidden_layers": 4, "hidden_size": 256,
+            "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    }
+
     #[test]
-    fn cache_of_a_token() {
-        let check = |config: Value, kind: &str, expect: u64| {
-            assert_eq!(cache_bytes_per_token(&config, kind), expect, "{config}")
+    fn cache_of_a_context() {
+        let check = |config: &Value, kind: &str, (context, parallel): (usize, usize), expect: u64| {
+            let (shape, encoder) = planned(config).unwrap();
+            assert_eq!(cache_bytes(&shape, encoder, context, parallel, kind), expect, "{config} {kind}");
         };
-        let demo = json!({"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 256});
-        check(demo.clone(), "f32", 4096);
-        check(demo.clone(), "f16", 2048);
-        check(demo.clone(), "q8_0", 1088);
-        check(
-            json!({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}),
-            "f16",
-            2 * 64 * 2 * 2,
-        );
-        check(json!({"text_config": demo}), "f16", 2048);
-        check(json!({}), "f16", 0);
-        check(
-            json!({"num_hidden_layers": u64::MAX, "num_attention_heads": u64::MAX, "head_dim": 1}),
-            "f32",
-            u64::MAX,
-        );
+        let llama = config("LlamaForCausalLM", json!({"num_key_value_heads": 2, "head_dim": 64}));
+        check(&llama, "f32", (64, 1), 64 * 4096);
+        check(&llama, "f16", (64, 4), 4 * 64 * 2048);
+        check(&llama, "q8_0", (64, 1), 64 * 1088);
+        // No longer than the model can go, and whole pages.
+        check(&llama, "f16", (9999, 1), 512 * 2048);
+        check(&llama, "f16", (33, 1), 64 * 2048);
+        // Heads of 20 numbers take a block of 32 each.
+        let narrow = config("LlamaForCausalLM", json!({"head_dim": 20, "num_key_value_heads": 4}));
+        check(&narrow, "q8_0", (32, 1), 32 * 2 * 4 * 4 * 34);
+        // As many heads of keys as of queries, where nothing is said.
+        check(&config("LlamaForCausalLM", json!({})), "f16", (32, 1), 32 * 2 * 4 * 4 * 64 * 2);
+        // One layer at a time, in full precision.
+        let bert = config("BertModel", json!({"hidden_act": "gelu"}));
+        check(&bert, "f16", (32, 1), 32 * 2 * 4 * 64 * 4);
+    }
+
+    /// Its published configuration leaves its heads out.
+    #[test]
+    fn what_a_family_takes_for_granted_counts() {
+        let text = json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "sliding_window": 1024});
+        let config = json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text});
+        let (shape, encoder) = planned(&config).unwrap();
+        assert_eq!((shape.n_kv_heads, shape.head_dim), (4, 256));
+        assert_eq!(cache_bytes(&shape, encoder, 4096, 2, "f16"), 2 * 4096 * 34 * 2 * 4 * 256 * 2);
+    }
+
+    #[test]
+    fn what_cannot_be_planned_counts_its_weights() {
+        for config in
+            [json!({}), json!(null), config("LlamaForCausalLM", json!({"num_hidden_layers": u64::MAX}))]
+        {
+            assert!(planned(&config).is_none(), "{config}");
+        }
     }
 
     #[test]
     fn fitting() {
-        let estimate = Estimate { weights_bytes: 700 << 20, cache_bytes: 4 << 20 };
+        let estimate = Estimate { weights_bytes: 700 << 20, cache_bytes: 3 << 20, step_bytes: 1 << 20 };
         assert_eq!(estimate.needed(), 800 << 20);
         assert!(estimate.fits(1000 << 20) && !estimate.fits(999 << 20));
     }
