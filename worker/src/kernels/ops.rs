@@ -59,6 +59,23 @@ static AVX2: Ops = Ops {
 #[cfg(target_arch = "x86_64")]
 static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows, ..AVX2 };
 
+/// NEON, which every processor of this architecture has.
+#[cfg(target_arch = "aarch64")]
+static NEON: Ops = Ops {
+    name: "neon",
+    decode_row: decode::neon::decode_row,
+    encode_row: decode::neon::encode_row,
+    dot_rows: dot_rows::neon::dot_rows,
+    mix_rows: mix_rows::neon::mix_rows,
+    rms_norm: rms_norm::neon::rms_norm,
+    rotate: rope::neon::rotate,
+    softmax: softmax::neon::softmax,
+    swiglu: swiglu::neon::swiglu,
+    geglu: geglu::neon::geglu,
+    gelu: gelu::neon::gelu,
+    soft_cap: soft_cap::neon::soft_cap,
+};
+
 impl Ops {
     pub fn scalar() -> &'static Self {
         &SCALAR
@@ -79,6 +96,10 @@ impl Ops {
             {
                 all.push(&AVX512);
             }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            all.push(&NEON);
         }
         all
     }

@@ -16,6 +16,8 @@ pub(super) mod avx512;
 pub(super) mod blocks;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod k_blocks;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// `to[0..cols]` = the numbers of row `row`.
 pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {

@@ -12,6 +12,8 @@ use super::window::Window;
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// `out[j][i] = rows[i] . x[j]` for all rows and `x.len() / rows.cols()` columns; `out` has a row a column of x and a
 /// column a row of `rows`.

@@ -3,6 +3,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// The square root of 2 / pi, doubled.
 const TWO_ROOT: f32 = 1.595_769;

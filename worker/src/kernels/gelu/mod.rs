@@ -3,6 +3,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// The logarithm of `erfc(z) * exp(z^2) / t` for `t = 1 / (1 + z / 2)`, as a polynomial in t, the highest power first:
 /// the Chebyshev fit of Numerical Recipes' `erfcc`, whose relative error is below 1.2e-7 for every z >= 0.

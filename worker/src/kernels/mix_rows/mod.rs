@@ -5,6 +5,8 @@ use super::rows::Rows;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// `out[d] += sum over t of weights[t] * rows[t][d]`, for the first `weights.len()` rows.
 pub(super) fn scalar(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], scratch: &mut Vec<f32>) {

@@ -3,6 +3,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight`; all of one length.
 pub(super) fn scalar(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {

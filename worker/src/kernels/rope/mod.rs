@@ -5,6 +5,8 @@ use super::Pairing;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// Rotates the first `2 * cos.len()` numbers of `head`, pair p by the angle of `cos[p]` and `sin[p]`.
 pub(super) fn scalar(head: &mut [f32], cos: &[f32], sin: &[f32], pairing: Pairing) {

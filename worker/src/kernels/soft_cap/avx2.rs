@@ -3,6 +3,8 @@
 
 use std::arch::x86_64::*;
 
+use super::{ABOVE, BELOW, BOUND, TINY};
+
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
     let (scales, caps) = (_mm256_set1_ps(scale / cap), _mm256_set1_ps(cap));
@@ -28,22 +30,10 @@ pub(in super::super) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
     }
 }
 
-/// The hyperbolic tangent as a ratio of two polynomials, which is within 4 ulp of it up to where it is 1.
+/// The hyperbolic tangent; see [`ABOVE`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tanh(x: __m256) -> __m256 {
-    // Coefficients and bound of Eigen's `ptanh_float` (MathFunctionsImpl.h).
-    const BOUND: f32 = 7.905_311;
-    const ABOVE: [f32; 7] = [
-        -2.760_768_5e-16,
-        2.000_188e-13,
-        -8.604_672e-11,
-        5.122_297e-8,
-        1.485_722_4e-5,
-        6.372_619e-4,
-        4.893_524_6e-3,
-    ];
-    const BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3];
     // Of two of which one is no number, min and max give the second, so NaN passes.
     let x = _mm256_min_ps(_mm256_set1_ps(BOUND), _mm256_max_ps(_mm256_set1_ps(-BOUND), x));
     let square = _mm256_mul_ps(x, x);
@@ -56,10 +46,9 @@ fn tanh(x: __m256) -> __m256 {
         below = _mm256_fmadd_ps(below, square, _mm256_set1_ps(*c));
     }
     let ratio = _mm256_div_ps(_mm256_mul_ps(x, above), below);
-    // The ratio may exceed 1 by an ulp. Where x is this small, tanh(x) is x.
     let one = _mm256_set1_ps(1.0);
     let ratio = _mm256_min_ps(one, _mm256_max_ps(_mm256_set1_ps(-1.0), ratio));
     let size = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
-    let tiny = _mm256_cmp_ps::<_CMP_LT_OQ>(size, _mm256_set1_ps(4e-4));
+    let tiny = _mm256_cmp_ps::<_CMP_LT_OQ>(size, _mm256_set1_ps(TINY));
     _mm256_blendv_ps(ratio, x, tiny)
 }

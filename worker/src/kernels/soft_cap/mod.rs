@@ -3,6 +3,28 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
+
+/// The hyperbolic tangent as a ratio of two polynomials, for vectors: within 4 ulp of it up to where it is 1. The
+/// coefficients, the highest power first, and the bound of Eigen's `ptanh_float` (MathFunctionsImpl.h). The ratio may exceed 1 by an ulp.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const ABOVE: [f32; 7] = [
+    -2.760_768_5e-16,
+    2.000_188e-13,
+    -8.604_672e-11,
+    5.122_297e-8,
+    1.485_722_4e-5,
+    6.372_619e-4,
+    4.893_524_6e-3,
+];
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3];
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const BOUND: f32 = 7.905_311;
+/// Where x is smaller, tanh(x) is x.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const TINY: f32 = 4e-4;
 
 /// `x = cap * tanh(scale * x / cap)`.
 pub(super) fn scalar(x: &mut [f32], scale: f32, cap: f32) {

@@ -3,6 +3,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// `x[i] = exp(scale * x[i] - max) / sum`. A score that is no number makes the whole row none.
 pub(super) fn scalar(x: &mut [f32], scale: f32) {

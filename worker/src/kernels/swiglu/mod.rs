@@ -3,6 +3,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 /// `gate = gate / (1 + exp(-gate)) * up`.
 pub(super) fn scalar(gate: &mut [f32], up: &[f32]) {
