@@ -18,14 +18,27 @@ from server import Server
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parent / "models/lode-demo"
-PROMPT_WORDS, GENERATED, CONTEXT, SEQUENCES = 96, 48, 1024, 16
+CONTEXT, SEQUENCES = 1024, 16
+# Words of a prompt and tokens of an answer, for one client and for several at once.
+ALONE, TOGETHER = (96, 48), (32, 32)
+MODELS = ["demo:Q4_K_M", "demo:BF16", "1b:Q4_K_M", "1b:Q8_0", "1b:BF16"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def post(url, body):
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with OPENER.open(request, timeout=600) as answer:
-        return json.load(answer)
+    return OPENER.open(request, timeout=600)
+
+
+def streamed(url, body, prefix=b""):
+    """The last record of a stream, and the seconds to its first one."""
+    begin, first, last = time.perf_counter(), None, b""
+    with post(url, body) as answer:
+        for line in answer:
+            if line.startswith(prefix) and line.strip():
+                first = first or time.perf_counter() - begin
+                last = line
+    return json.loads(last[len(prefix) :]), first
 
 
 def memory(process):
@@ -51,43 +64,57 @@ def memory(process):
     return own, all_of_it
 
 
+class Answer:
+    def __init__(self, prompt, prompt_seconds, tokens, seconds, first):
+        self.prompt, self.prompt_seconds, self.tokens, self.seconds, self.first = prompt, prompt_seconds, tokens, seconds, first
+
+
 class Lode:
+    """A server that holds the model; its worker loads it when it is first asked."""
+
     name = "lode"
 
-    def __init__(self, lode, file):
-        environment = {"LODE_NUM_PARALLEL": str(SEQUENCES), "LODE_CONTEXT_LENGTH": str(CONTEXT)}
-        self.server = Server(lode, worker=True, environment=environment)
-        self.server.run("create", "bench/model", file)
+    def __init__(self, server):
+        self.server = server
+        self.address = server.environment["LODE_HOST"]
+
+    def start(self):
+        pass
 
     def generate(self, prompt, count):
-        """Tokens and seconds of the prompt, and of the answer."""
         options = {"temperature": 0, "num_predict": count, "num_ctx": CONTEXT}
-        body = {"model": "bench/model", "prompt": prompt, "raw": True, "stream": False, "options": options}
-        answer = post(self.server.environment["LODE_HOST"] + "/api/generate", body)
-        seconds = lambda key: answer[key] / 1e9
-        return (answer["prompt_eval_count"], seconds("prompt_eval_duration"), answer["eval_count"], seconds("eval_duration"))
+        body = {"model": "bench/model", "prompt": prompt, "raw": True, "options": options}
+        last, first = streamed(self.address + "/api/generate", body)
+        seconds = lambda key: last[key] / 1e9
+        return Answer(last["prompt_eval_count"], seconds("prompt_eval_duration"), last["eval_count"], seconds("eval_duration"), first)
 
     def process(self):
         return self.server.process.pid
 
     def stop(self):
-        self.server.__exit__()
+        post(self.address + "/api/generate", {"model": "bench/model", "keep_alive": 0}).close()
+        while json.load(OPENER.open(self.address + "/api/ps"))["models"]:
+            time.sleep(0.05)
 
 
 class Llama:
     name = "llama.cpp"
 
     def __init__(self, file, threads):
-        command = [sys.executable, HERE / "llama_server.py", file, str(threads), str(SEQUENCES), str(CONTEXT)]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.command = [sys.executable, HERE / "llama_server.py", file, str(threads), str(SEQUENCES), str(CONTEXT)]
+
+    def start(self):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.child = subprocess.Popen(self.command, **pipes, text=True)
         self.address = self.child.stdout.readline().strip()
         if not self.address:
             raise SystemExit("llama.cpp did not start")
 
     def generate(self, prompt, count):
-        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "cache_prompt": False, "ignore_eos": False}
-        timings = post(self.address + "/completion", body)["timings"]
-        return (timings["prompt_n"], timings["prompt_ms"] / 1e3, timings["predicted_n"], timings["predicted_ms"] / 1e3)
+        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "cache_prompt": False, "stream": True}
+        last, first = streamed(self.address + "/completion", body, b"data: ")
+        timings = last["timings"]
+        return Answer(timings["prompt_n"], timings["prompt_ms"] / 1e3, timings["predicted_n"], timings["predicted_ms"] / 1e3, first)
 
     def process(self):
         return self.child.pid
@@ -98,69 +125,79 @@ class Llama:
 
 
 def together(engine, clients, salt):
-    """One request of each client at once: tokens a second of the prompts and the answers where there is one client; of both, all
-    answers' tokens a second of the whole time where there are more."""
-    words = (DEMO / "heldout.txt").read_text().split()
-    results = [None] * clients
+    """One request of each client at once, no two alike: the answers, and how long all of them took."""
+    text = (DEMO / "heldout.txt").read_text().split()
+    words, count = ALONE if clients == 1 else TOGETHER
+    answers = [None] * clients
 
     def ask(at):
-        start = (salt * clients + at) * 61 % (len(words) - PROMPT_WORDS)
-        results[at] = engine.generate(" ".join(words[start : start + PROMPT_WORDS]), GENERATED)
+        start = (salt * clients + at) * 61 % (len(text) - words)
+        answers[at] = engine.generate(" ".join(text[start : start + words]), count)
 
     threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]
-    start = time.perf_counter()
+    begin = time.perf_counter()
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    took = time.perf_counter() - start
-    if None in results:
+    took = time.perf_counter() - begin
+    if None in answers:
         raise SystemExit(f"{engine.name} did not answer")
-    (prompt, prompt_seconds, answer, answer_seconds) = map(sum, zip(*results))
-    return prompt / prompt_seconds, (answer - clients) / max(answer_seconds, 1e-9), answer / took
+    return answers, took
 
 
-def measure(lode, label, file, threads, rounds, clients):
-    size = file.stat().st_size
-    starts = {"lode": lambda: Lode(lode, file), "llama.cpp": lambda: Llama(str(file), threads)}
-    samples = {name: {"first": [], "warm": [], "own": [], "all": []} for name in starts}
+def measure(engines, label, file, rounds, clients, memory_rate):
+    samples = {engine.name: {} for engine in engines}
     for turn in range(rounds):
-        for name in list(starts)[:: 1 if turn % 2 else -1]:
-            engine = starts[name]()
-            taken = samples[name]
+        for engine in engines[:: 1 if turn % 2 else -1]:
+            taken = samples[engine.name]
+            take = lambda key, value: taken.setdefault(key, []).append(value)
             begin = time.perf_counter()
+            engine.start()
             engine.generate("One word", 1)
-            taken["first"].append(time.perf_counter() - begin)
-            begin = time.perf_counter()
+            take("cold", time.perf_counter() - begin)
+            # The second of these two, since the first may still find things cold.
             engine.generate("Another word", 1)
-            taken["warm"].append(time.perf_counter() - begin)
+            take("warm", statistics.median(engine.generate(f"A word, number {n}", 1).first for n in range(5)))
             for count in clients:
-                prompt, answer, whole = together(engine, count, turn)
-                taken.setdefault(f"prompt {count}", []).append(prompt)
-                taken.setdefault(f"answer {count}", []).append(answer)
-                taken.setdefault(f"whole {count}", []).append(whole)
+                answers, took = together(engine, count, turn)
+                total = lambda key: sum(getattr(answer, key) for answer in answers)
+                take(f"prompt {count}", total("prompt") / total("prompt_seconds"))
+                take(f"answer {count}", (total("tokens") - count) / max(total("seconds"), 1e-9))
+                take(f"whole {count}", total("tokens") / took)
+                take(f"first {count}", statistics.median(answer.first for answer in answers))
             own, all_of_it = memory(engine.process())
-            taken["own"].append(own)
-            taken["all"].append(all_of_it)
+            take("own", own)
+            take("all", all_of_it)
             engine.stop()
-    middle = lambda name, key: statistics.median(samples[name][key])
 
     def row(what, key, form, better=max):
-        ours, theirs = middle("lode", key), middle("llama.cpp", key)
+        ours, theirs = (statistics.median(samples[engine.name][key]) for engine in engines)
         ratio = ours / theirs if better is max else theirs / ours
         print(f"| {label} | {what} | {form(ours)} | {form(theirs)} | {ratio:.2f} |", flush=True)
 
+    size = file.stat().st_size
     for count in clients:
         if count == 1:
             row("prompt, tokens/s", "prompt 1", "{:.1f}".format)
             row("answer, tokens/s", "answer 1", "{:.1f}".format)
+            if size > 256e6:  # smaller ones stay in the processor's caches
+                row("memory bandwidth that answers read at", "answer 1", lambda v: f"{v * size / memory_rate:.0%}")
         else:
-            row(f"{count} at once, answer tokens/s of the whole time", f"whole {count}", "{:.1f}".format)
-    row("to the first token, warm, ms", "warm", lambda v: f"{v * 1e3:.0f}", min)
+            row(f"{count} at once, tokens/s of all answers", f"whole {count}", "{:.1f}".format)
+            row(f"{count} at once, to the first token, ms", f"first {count}", lambda v: f"{v * 1e3:.0f}", min)
+    row("to the first token, loaded, ms", "warm", lambda v: f"{v * 1e3:.1f}", min)
+    row("to the first token, with start and loading, s", "cold", "{:.2f}".format, min)
     row("memory of its own, MB", "own", lambda v: f"{v / 1e6:.0f}", min)
     row("memory with the mapped file, MB", "all", lambda v: f"{v / 1e6:.0f}", min)
-    rate = middle("lode", "answer 1") * size / 1e9 if "answer 1" in samples["lode"] else None
-    load = middle("lode", "first")
-    print(f"  {label}: {size / 1e6:.0f} MB" + (f", read at {rate:.1f} GB/s by answers" if rate else "")
-          + f"; lode's first token with loading {load:.2f} s", file=sys.stderr, flush=True)
+
+
+def read_once(file):
+    """Seconds that reading a file takes once it is in memory."""
+    begin = time.perf_counter()
+    with open(file, "rb", buffering=0) as opened:
+        buffer = bytearray(1 << 22)
+        while opened.readinto(buffer):
+            pass
+    return time.perf_counter() - begin
 
 
 def bandwidth(threads):
@@ -177,27 +214,34 @@ def bandwidth(threads):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("lode")
-parser.add_argument("--rounds", type=int, default=3)
-parser.add_argument("--clients", default="1,4,16")
-parser.add_argument("models", nargs="*", default=["demo:Q4_K_M", "demo:BF16", "1b:Q4_K_M", "1b:Q8_0", "1b:BF16"])
+parser.add_argument("--rounds", type=int)
+parser.add_argument("--clients")
+parser.add_argument("--quick", action="store_true")
+parser.add_argument("models", nargs="*")
 arguments = parser.parse_intermixed_args()
+rounds = arguments.rounds or (1 if arguments.quick else 3)
 threads = len(os.sched_getaffinity(0))
-counts = [int(count) for count in arguments.clients.split(",")]
+counts = [int(count) for count in (arguments.clients or ("1,4" if arguments.quick else "1,4,16")).split(",")]
+models = arguments.models or (["demo:Q4_K_M", "1b:Q4_K_M"] if arguments.quick else MODELS)
 with tempfile.TemporaryDirectory(prefix="lode-bench-", dir=os.environ.get("LODE_BENCH_FOLDER")) as scratch:
     scratch = Path(scratch)
-    print(f"{threads} threads, memory read at {bandwidth(threads) / 1e9:.1f} GB/s, medians of {arguments.rounds}")
+    rate = bandwidth(threads)
+    print(f"{threads} threads, memory read at {rate / 1e9:.1f} GB/s, medians of {rounds}")
     print("| model | what | lode | llama.cpp | lode against it |\n| --- | --- | --: | --: | --: |", flush=True)
-    sources = {}
-    for model in arguments.models:
+    sources = {"demo": DEMO}
+    environment = {"LODE_NUM_PARALLEL": str(SEQUENCES), "LODE_CONTEXT_LENGTH": str(CONTEXT)}
+    for model in models:
         shape, kind = model.split(":")
-        with Server(arguments.lode, below=scratch) as server:
-            if shape not in sources:
-                sources[shape] = DEMO
-                if shape != "demo":
-                    sources[shape] = scratch / shape
-                    random_llama.checkpoint(sources[shape], shape)
+        if shape not in sources:
+            sources[shape] = scratch / shape
+            random_llama.checkpoint(sources[shape], shape)
+        with Server(arguments.lode, below=scratch, worker=True, environment=environment) as server:
             server.run("create", "bench/model", sources[shape], "--quantize", kind)
             server.run("pull", "bench/model", "--to", scratch / "pulled")
-        file = next((scratch / "pulled").glob("*.gguf"))
-        measure(arguments.lode, f"{shape} {kind}", file, threads, arguments.rounds, counts)
-        shutil.rmtree(scratch / "pulled")
+            file = next((scratch / "pulled").glob("*.gguf"))
+            engines = [Lode(server), Llama(str(file), threads)]
+            measure(engines, f"{shape} {kind}", file, rounds, counts, rate)
+            # Lode maps its own copy, which was written just before this one.
+            print(f"  {shape} {kind}: {file.stat().st_size / 1e6:.0f} MB, read from memory in {read_once(file):.2f} s",
+                  file=sys.stderr, flush=True)
+            shutil.rmtree(scratch / "pulled")
