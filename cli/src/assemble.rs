@@ -22,7 +22,7 @@ use crate::{
     connect::Target,
     error::{Failure, Outcome},
     files,
-    import::hash_reader,
+    send::hash_reader,
     ui,
 };
 

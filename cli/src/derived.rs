@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use lode_client::Content;
 use lode_model::{
-    digest::{Algorithm, Digest},
+    digest::Digest,
     import::SmallBlob,
     manifest::{Descriptor, Manifest},
     media_type,
@@ -16,9 +15,8 @@ use crate::{
     commands::cp,
     connect::Target,
     error::{Failure, Outcome},
-    files::{self, FileContent, Found},
-    import::{Blob, Sent, hash_reader, send_blobs},
-    ui,
+    files::Found,
+    send::{Blob, Sent, send_blobs, send_files},
 };
 
 /// Configs and options are small.
@@ -101,26 +99,12 @@ pub(crate) async fn extra_files(
     folder: &'static str,
     found: Vec<Found>,
 ) -> Outcome<(Vec<Descriptor>, Sent)> {
-    let meter = ui::Meter::bytes("hashing", found.iter().map(|file| file.size).sum());
-    let progress = meter.clone();
-    let hashed = files::on_all_cores(found, move |file| {
-        let failed = |error| Failure::because(format!("cannot read {}", file.path.display()), &error);
-        let mut reader = std::fs::File::open(&file.path).map_err(failed)?;
-        let (digest, size) = hash_reader(&mut reader, Algorithm::Sha256, &*progress).map_err(failed)?;
-        Ok((file, digest, size))
-    })
-    .await?;
-    meter.end();
-    let (mut layers, mut blobs) = (Vec::new(), Vec::new());
-    for (file, digest, size) in hashed {
-        let is_json = file.name.ends_with(".json");
-        let mut layer =
-            Descriptor::new(if is_json { media_type::OLLAMA_JSON } else { kind }, digest.clone(), size);
+    let (digests, sent) = send_files(&target.registry, &target.repository, &found).await?;
+    let layer = |(file, digest): (&Found, Digest)| {
+        let kind = if file.name.ends_with(".json") { media_type::OLLAMA_JSON } else { kind };
+        let mut layer = Descriptor::new(kind, digest, file.size);
         layer.name = Some(format!("{folder}/{}", file.name));
-        layers.push(layer);
-        let content: Arc<dyn Content> = Arc::new(FileContent { path: file.path, size });
-        blobs.push(Blob { digest, size, content });
-    }
-    let sent = send_blobs(&target.registry, &target.repository, blobs).await?;
-    Ok((layers, sent))
+        layer
+    };
+    Ok((found.iter().zip(digests).map(layer).collect(), sent))
 }

@@ -206,16 +206,20 @@ where
     T: Send + 'static,
 {
     use futures::{StreamExt, TryStreamExt};
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let work = Arc::new(work);
     futures::stream::iter(items)
         .map(|item| {
             let work = work.clone();
             blocking(move || work(item))
         })
-        .buffered(cores)
+        .buffered(cores())
         .try_collect()
         .await
+}
+
+/// How many threads compute at a time.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod logging;
 mod modelfile;
 #[cfg(test)]
 mod reference;
+mod send;
 mod settings;
 mod spool;
 mod traces;

@@ -1,4 +1,4 @@
-//! A layer whose bytes cost much to make: made once, on all cores, into a file that nobody else sees, and hashed on the way.
+//! A layer whose bytes cost much to make: made once, into a file that nobody else sees, and hashed on the way.
 //! What is sent is then read from there. Memory holds a few pieces, whatever the layer's size.
 
 use std::{
@@ -33,7 +33,7 @@ pub(crate) struct Spooled {
     size: u64,
 }
 
-/// Makes a layer: its digest, and its bytes to send.
+/// Makes a layer on all cores: its digest, and its bytes to send.
 pub(crate) async fn spool(
     layer: PlannedLayer,
     source: Arc<dyn Source>,
@@ -41,7 +41,7 @@ pub(crate) async fn spool(
 ) -> Outcome<(Digest, Spooled)> {
     let size = layer.size;
     let file = Arc::new(unnamed_file().map_err(|error| no_room(&error))?);
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let cores = files::cores();
     let offsets = (0..size.div_ceil(PIECE_BYTES)).map(|piece| piece * PIECE_BYTES);
     let hasher = futures::stream::iter(offsets)
         .map(|offset| {
@@ -69,6 +69,31 @@ pub(crate) async fn spool(
         })
         .await?;
     Ok((hasher.finish(), Spooled { file, size }))
+}
+
+/// As [`spool`], for a layer that is made from start to end; on a thread that may compute.
+pub(crate) fn spool_in_order(
+    layer: &PlannedLayer,
+    source: &Arc<dyn Source>,
+    meter: &ui::Meter,
+) -> Outcome<(Digest, Spooled)> {
+    let file = Arc::new(unnamed_file().map_err(|error| no_room(&error))?);
+    let mut reader = layer.reader(source);
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    let mut piece = vec![0; PIECE_BYTES.min(layer.size) as usize];
+    let mut at = 0;
+    while at < layer.size {
+        let piece = &mut piece[..PIECE_BYTES.min(layer.size - at) as usize];
+        reader.read_exact(piece).map_err(|error| {
+            let name = layer.name.as_deref().unwrap_or("a layer");
+            Failure::because(format!("cannot make {name}"), &error)
+        })?;
+        hasher.update(piece);
+        file.write_all_at(piece, at).map_err(|error| no_room(&error))?;
+        at += piece.len() as u64;
+        meter.moved(piece.len() as u64);
+    }
+    Ok((hasher.finish(), Spooled { file, size: layer.size }))
 }
 
 fn no_room(error: &io::Error) -> Failure {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lode_client::Progress;
 
 use crate::error::Outcome;
@@ -71,13 +71,7 @@ pub(crate) struct Meter(ProgressBar);
 
 impl Meter {
     pub(crate) fn bytes(what: &str, total: u64) -> Arc<Meter> {
-        let bar = ProgressBar::with_draw_target(Some(total), target());
-        let style = ProgressStyle::with_template(
-            "{msg:>10} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
-        );
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(what.to_owned());
-        Arc::new(Meter(bar))
+        Arc::new(Meter(bytes_bar(what, total, target())))
     }
 
     pub(crate) fn count(what: &str, total: u64) -> Arc<Meter> {
@@ -96,8 +90,36 @@ impl Meter {
         Arc::new(Meter(bar))
     }
 
+    /// That many more are to come than was known.
+    pub(crate) fn expect(&self, more: u64) {
+        self.0.inc_length(more);
+    }
+
     pub(crate) fn end(&self) {
         self.0.finish_and_clear();
+    }
+}
+
+fn bytes_bar(what: &str, total: u64, target: ProgressDrawTarget) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), target);
+    let style = ProgressStyle::with_template(
+        "{msg:>10} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+    );
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(what.to_owned());
+    bar
+}
+
+/// Bars that are seen at the same time, one below the other.
+pub(crate) struct Meters(MultiProgress);
+
+impl Meters {
+    pub(crate) fn new() -> Meters {
+        Meters(MultiProgress::with_draw_target(target()))
+    }
+
+    pub(crate) fn bytes(&self, what: &str, total: u64) -> Arc<Meter> {
+        Arc::new(Meter(self.0.add(bytes_bar(what, total, ProgressDrawTarget::hidden()))))
     }
 }
 

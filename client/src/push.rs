@@ -74,6 +74,8 @@ pub struct Upload {
 const WORTH_ASKING: u64 = 1 << 20;
 /// Up to this a blob is read into memory and sent as one piece.
 const SMALL: u64 = 256 << 10;
+/// How many times as long as the first one a chunk may become.
+const LONGEST: u64 = 16;
 /// Once every byte is sent the registry may take its time to make them durable.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -288,7 +290,8 @@ enum Step {
 impl Sending<'_> {
     async fn run(&self, mut location: Url, mut offset: u64) -> Result<(), Error> {
         let policy = self.registry.inner().options.retry;
-        let chunk_bytes = self.registry.inner().options.chunk_bytes.max(1);
+        let first_bytes = self.registry.inner().options.chunk_bytes.max(1);
+        let mut chunk_bytes = first_bytes;
         let mut failed = 0;
         let mut best = offset;
         self.feed.settle(offset);
@@ -306,6 +309,8 @@ impl Sending<'_> {
                 Step::Stored(stored, next) if stored > offset && stored <= self.size => {
                     (location, offset) = (next, stored);
                     self.feed.settle(offset);
+                    // Between two chunks nothing moves, so a good connection is given longer ones.
+                    chunk_bytes = chunk_bytes.saturating_mul(2).min(first_bytes.saturating_mul(LONGEST));
                     if offset > best {
                         (best, failed) = (offset, 0);
                     }
@@ -318,6 +323,7 @@ impl Sending<'_> {
                 Step::Gone => self.registry.protocol("the upload session is gone"),
             };
             failed += 1;
+            chunk_bytes = first_bytes;
             tracing::debug!(digest = %self.digest, offset, failed, %error, "an upload was interrupted");
             if failed >= policy.attempts {
                 return Err(error);

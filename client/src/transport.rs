@@ -30,7 +30,7 @@ pub struct ClientOptions {
     pub parallel_ranges: usize,
     /// Bytes of one range, and so what a crash may cost.
     pub range_bytes: u64,
-    /// Bytes of one PATCH when a blob is pushed.
+    /// Bytes of the first PATCH when a blob is pushed; those after it grow.
     pub chunk_bytes: u64,
     /// A folder where sessions of unfinished uploads are remembered, so that a push that is repeated goes on where it stopped.
     pub upload_memory: Option<std::path::PathBuf>,

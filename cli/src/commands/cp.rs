@@ -14,7 +14,7 @@ use crate::{
     connect::{self, Connection, Target},
     error::{Failure, Outcome},
     files::{self, FileContent},
-    import::Sent,
+    send::Sent,
     ui,
 };
 

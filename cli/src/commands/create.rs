@@ -21,8 +21,9 @@ use crate::{
     derived,
     error::{Failure, Outcome},
     files::{self, DiskFile, Found},
-    import::{self, Sent},
+    import,
     modelfile::{self, Origin, Recipe},
+    send::Sent,
     ui,
 };
 

@@ -14,18 +14,19 @@ use crate::{
     args::Push,
     connect::Connection,
     error::{Failure, Outcome},
-    files::{self, FileContent, Found},
-    import::{self, Blob},
+    files::{self, Found},
+    send::{self, Blob},
     ui,
 };
 
 pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
     let (target, tag) = connection.target_tag(&args.name)?;
     let found = gather(&args.paths)?;
-    let hashed = hash(found).await?;
+    let (digests, mut sent) = send::send_files(&target.registry, &target.repository, &found).await?;
 
-    let layers: Vec<_> = hashed
+    let layers: Vec<_> = found
         .iter()
+        .zip(digests)
         .map(|(file, digest)| {
             json!({
                 "mediaType": media_type::OCTET_STREAM,
@@ -46,13 +47,8 @@ pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
     });
     let manifest = serde_json::to_vec(&manifest).map_err(|error| Failure::new(error.to_string()))?;
 
-    let mut blobs: Vec<Blob> =
-        vec![Blob { digest: empty_digest, size: empty.len() as u64, content: Arc::new(empty) }];
-    for (file, digest) in hashed {
-        let content = FileContent { path: file.path, size: file.size };
-        blobs.push(Blob { digest, size: file.size, content: Arc::new(content) });
-    }
-    let sent = import::send_blobs(&target.registry, &target.repository, blobs).await?;
+    let config = Blob { digest: empty_digest, size: empty.len() as u64, content: Arc::new(empty) };
+    sent.add(send::send_blobs(&target.registry, &target.repository, vec![config]).await?);
     let put = target
         .registry
         .manifest_put(
@@ -102,26 +98,6 @@ fn gather(paths: &[impl AsRef<Path>]) -> Outcome<Vec<Found>> {
         return Err(Failure::new("there are no files to push"));
     }
     Ok(all)
-}
-
-async fn hash(found: Vec<Found>) -> Outcome<Vec<(Found, Digest)>> {
-    let total = found.iter().map(|file| file.size).sum();
-    let meter = ui::Meter::bytes("hashing", total);
-    let progress = meter.clone();
-    let hashed = files::on_all_cores(found, move |file| {
-        let failed =
-            |error: std::io::Error| Failure::because(format!("cannot read {}", file.path.display()), &error);
-        let mut reader = std::fs::File::open(&file.path).map_err(failed)?;
-        let (digest, size) =
-            import::hash_reader(&mut reader, Algorithm::Sha256, &*progress).map_err(failed)?;
-        if size != file.size {
-            return Err(Failure::new(format!("{} changed while it was read", file.path.display())));
-        }
-        Ok((file, digest))
-    })
-    .await;
-    meter.end();
-    hashed
 }
 
 #[cfg(test)]
