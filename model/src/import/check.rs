@@ -1,64 +1,139 @@
-//! A look at the blocks of a GGUF while its bytes pass by on their way in: a scale that is no number spoils every value that it
-//! touches, and who runs the model would not learn why.
+//! A look at what passes by on its way in: a scale that is no number spoils every value that it touches, and who runs the model
+//! would not learn why. Blocks of a GGUF hold theirs; a quantised tensor of a checkpoint has them in arrays of their own.
 
 use std::io::{self, Read};
 use std::sync::Arc;
 
+use half::{bf16, f16};
+
 use super::layer::LayerReader;
 use crate::gguf::Header;
+use crate::quant::Kind;
 use crate::quant::ggml::{InvalidBlocks, Type, validate};
+use crate::safetensors::Dtype;
 
-/// A tensor of blocks, and where in its layer it lies.
+/// A run of a layer's bytes that is looked at.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Blocks {
+pub(super) struct Watched {
+    /// The tensor that it belongs to.
     name: String,
-    ty: Type,
+    what: What,
     offset: u64,
     length: u64,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum What {
+    Blocks(Type),
+    Numbers { part: &'static str, stored: Number },
+}
+
+/// How one number of an array is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Number {
+    F32,
+    F16,
+    Bf16,
+    E8m0,
+    E4m3,
+}
+
+impl What {
+    /// How many bytes are looked at together.
+    fn size(self) -> usize {
+        match self {
+            What::Blocks(ty) => ty.block_bytes() as usize,
+            What::Numbers { stored: Number::F32, .. } => 4,
+            What::Numbers { stored: Number::F16 | Number::Bf16, .. } => 2,
+            What::Numbers { stored: Number::E8m0 | Number::E4m3, .. } => 1,
+        }
+    }
+}
+
+impl Number {
+    /// Of a scale as a quantised tensor may have it; `None` for what never is one.
+    fn of(kind: Kind, dtype: Dtype) -> Option<Number> {
+        match (dtype, kind) {
+            (Dtype::F32, _) => Some(Number::F32),
+            (Dtype::F16, _) => Some(Number::F16),
+            (Dtype::BF16, _) => Some(Number::Bf16),
+            (Dtype::F8_E4M3, _) | (Dtype::U8, Kind::Nvfp4) => Some(Number::E4m3),
+            (Dtype::F8_E8M0, _) | (Dtype::U8, Kind::Mxfp4 | Kind::Mxfp8) => Some(Number::E8m0),
+            _ => None,
+        }
+    }
+
+    /// The first of these that is not finite, and its position.
+    fn first_bad(self, bytes: &[u8]) -> Option<(usize, f32)> {
+        let found = |size: usize, value: fn(&[u8]) -> f32| {
+            let mut values = bytes.chunks_exact(size).map(value).enumerate();
+            values.find(|(_, value)| !value.is_finite())
+        };
+        match self {
+            Number::F32 => found(4, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            Number::F16 => found(2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
+            Number::Bf16 => found(2, |b| bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+            Number::E8m0 => found(1, |b| if b[0] == 0xff { f32::NAN } else { 0.0 }),
+            Number::E4m3 => found(1, |b| if b[0] & 0x7f == 0x7f { f32::NAN } else { 0.0 }),
+        }
+    }
+}
+
+/// An array of a quantised tensor that is a run of `length` bytes from `offset` on. `None`: whatever it holds is a number.
+pub(super) fn numbers(
+    name: &str,
+    part: &'static str,
+    kind: Kind,
+    dtype: Dtype,
+    (offset, length): (u64, u64),
+) -> Option<Watched> {
+    let stored = Number::of(kind, dtype)?;
+    Some(Watched { name: name.to_owned(), what: What::Numbers { part, stored }, offset, length })
+}
+
 /// The tensors of a file that are made of blocks, in the order of their bytes. Plain floats are a matter of who trained them.
-pub(super) fn blocks(header: &Header) -> Arc<[Blocks]> {
+pub(super) fn blocks(header: &Header) -> Arc<[Watched]> {
     let of = |entry: &crate::gguf::TensorEntry| {
         let length = entry.size_bytes().filter(|_| entry.ty.block_elements() > 1)?;
         let offset = header.data_start.checked_add(entry.offset)?;
-        Some(Blocks { name: entry.name.clone(), ty: entry.ty, offset, length })
+        Some(Watched { name: entry.name.clone(), what: What::Blocks(entry.ty), offset, length })
     };
-    let mut all: Vec<Blocks> = header.tensors.iter().filter_map(of).collect();
-    all.sort_by_key(|blocks| blocks.offset);
+    let mut all: Vec<Watched> = header.tensors.iter().filter_map(of).collect();
+    all.sort_by_key(|watched| watched.offset);
     all.into()
 }
 
-/// Gives a layer's bytes on as they are, or fails at the first block that should not be used, with its tensor's name.
+/// Gives a layer's bytes on as they are, or fails at the first of them that should not be used, with its tensor's name.
 pub struct CheckedReader {
     inner: LayerReader,
-    blocks: Arc<[Blocks]>,
-    /// The tensor that is being looked at, or comes next.
+    /// In the order of their bytes.
+    watched: Arc<[Watched]>,
+    /// The run that is being looked at, or comes next.
     next: usize,
     /// How far the layer has been read.
     at: u64,
-    /// The start of a block whose end has not come yet.
+    /// The start of a block or number whose end has not come yet.
     begun: Vec<u8>,
 }
 
 impl CheckedReader {
-    pub(super) fn new(inner: LayerReader, blocks: Arc<[Blocks]>) -> CheckedReader {
-        CheckedReader { inner, blocks, next: 0, at: 0, begun: Vec::new() }
+    pub(super) fn new(inner: LayerReader, watched: Arc<[Watched]>) -> CheckedReader {
+        CheckedReader { inner, watched, next: 0, at: 0, begun: Vec::new() }
     }
 
     fn look(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        while let Some(blocks) = self.blocks.get(self.next) {
-            // 1. What lies before the tensor.
-            let before = blocks.offset.saturating_sub(self.at).min(bytes.len() as u64);
+        while let Some(watched) = self.watched.get(self.next) {
+            // 1. What lies before the run.
+            let before = watched.offset.saturating_sub(self.at).min(bytes.len() as u64);
             let (_, rest) = bytes.split_at(before as usize);
             self.at += before;
             if rest.is_empty() {
                 return Ok(());
             }
             // 2. What is there of it: the rest of a block that had begun, whole blocks, the start of another.
-            let left = (blocks.offset + blocks.length).saturating_sub(self.at);
+            let left = (watched.offset + watched.length).saturating_sub(self.at);
             let (mut own, rest) = rest.split_at(left.min(rest.len() as u64) as usize);
-            let (size, first) = (blocks.ty.block_bytes() as usize, (self.at - blocks.offset) as usize);
+            let (size, first) = (watched.what.size(), (self.at - watched.offset) as usize);
             self.at += own.len() as u64;
             let mut block = first / size;
             if !self.begun.is_empty() {
@@ -66,15 +141,15 @@ impl CheckedReader {
                 self.begun.extend_from_slice(end);
                 own = more;
                 if self.begun.len() == size {
-                    usable(blocks, block, &self.begun)?;
+                    usable(watched, block, &self.begun)?;
                     self.begun.clear();
                     block += 1;
                 }
             }
             let (whole, end) = own.split_at(own.len() / size * size);
-            usable(blocks, block, whole)?;
+            usable(watched, block, whole)?;
             self.begun.extend_from_slice(end);
-            if self.at >= blocks.offset + blocks.length {
+            if self.at >= watched.offset + watched.length {
                 self.next += 1;
                 self.begun.clear();
             }
@@ -85,12 +160,24 @@ impl CheckedReader {
     }
 }
 
-fn usable(blocks: &Blocks, first: usize, bytes: &[u8]) -> io::Result<()> {
-    let Err(InvalidBlocks::Scale { block, value }) = validate(blocks.ty, bytes) else { return Ok(()) };
-    let (name, ty, block) = (&blocks.name, blocks.ty, first + block);
+/// Looks at whole blocks or numbers, of which the first is that many in its run.
+fn usable(watched: &Watched, first: usize, bytes: &[u8]) -> io::Result<()> {
+    let name = &watched.name;
+    let told = match watched.what {
+        What::Blocks(ty) => match validate(ty, bytes) {
+            Err(InvalidBlocks::Scale { block, value }) => {
+                format!("block {} of {ty} has a scale of {value}", first + block)
+            }
+            Ok(()) | Err(InvalidBlocks::Length { .. }) => return Ok(()),
+        },
+        What::Numbers { part, stored } => match stored.first_bad(bytes) {
+            Some((at, value)) => format!("{part} {} is {value}", first + at),
+            None => return Ok(()),
+        },
+    };
     Err(io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("tensor `{name}`: block {block} of {ty} has a scale of {value}, expected a finite number"),
+        format!("tensor `{name}`: {told}, expected a finite number"),
     ))
 }
 
@@ -111,6 +198,8 @@ mod tests {
     use crate::gguf::{Header, Metadata, NewTensor};
     use crate::import::tests::Folder;
     use crate::import::{Options, Source, plan};
+    use crate::quant::Quantisation;
+    use crate::safetensors::write_header;
 
     /// A file with 3 tensors of 64 elements, of which the second is bad at one byte of its blocks.
     fn file(ty: Type, bad: Option<usize>) -> Vec<u8> {
@@ -154,6 +243,76 @@ mod tests {
             }
             // No scale lies there.
             assert!(read(file(Type::Q8_0, Some(34 * 3 + 10)), step).is_ok());
+        }
+    }
+
+    /// A checkpoint with one quantised tensor of 4 rows and 64 columns, whose scales (or biases) are as given.
+    fn checkpoint(kind: Kind, companions: &[(&str, Dtype, &[u64], &[u8])]) -> Arc<dyn Source> {
+        let quantisation = Quantisation::of(kind);
+        let words = 64 * u64::from(kind.bits()) / 32;
+        let name = |suffix: &str| format!("model.up_proj.weight{suffix}");
+        let names: Vec<String> = companions.iter().map(|(suffix, ..)| name(suffix)).collect();
+        let weight = name("");
+        let shape = [4, words];
+        let mut keys: Vec<(&str, Dtype, &[u64])> = vec![(&weight, Dtype::U32, &shape)];
+        keys.extend(
+            names.iter().zip(companions).map(|(name, (_, dtype, shape, _))| (name.as_str(), *dtype, *shape)),
+        );
+        let said = BTreeMap::from([
+            ("quant_type".to_owned(), kind.to_string()),
+            ("group_size".to_owned(), quantisation.group_size.to_string()),
+        ]);
+        let mut bytes = write_header(&keys, &said);
+        bytes.extend(vec![0xff; (4 * words * 4) as usize]);
+        companions.iter().for_each(|(.., data)| bytes.extend_from_slice(data));
+        Arc::new(Folder(BTreeMap::from([("model.safetensors".to_owned(), bytes)])))
+    }
+
+    #[test]
+    fn bad_scales_of_checkpoints_are_named() {
+        let halves = |values: [f32; 4]| values.map(|value| bf16::from_f32(value).to_le_bytes()).concat();
+        let sound = halves([1.0, -2.0, 0.0, 1e30]);
+        let (nan, infinite) = (halves([1.0, f32::NAN, 0.0, 0.0]), halves([1.0, 0.0, 0.0, f32::NEG_INFINITY]));
+        let affine = |bias: &[u8], scale: &[u8]| {
+            checkpoint(
+                Kind::Int4,
+                &[(".bias", Dtype::BF16, &[4, 1], bias), (".scale", Dtype::BF16, &[4, 1], scale)],
+            )
+        };
+        let scaled = |kind: Kind, per_row: u64, scales: &[u8]| {
+            checkpoint(kind, &[(".scale", Dtype::U8, &[4, per_row], scales)])
+        };
+        let global = |value: f32| {
+            let companions: [(&str, Dtype, &[u64], &[u8]); 2] = [
+                (".global_scale", Dtype::F32, &[], &value.to_le_bytes()),
+                (".scale", Dtype::U8, &[4, 4], &[0x38; 16]),
+            ];
+            checkpoint(Kind::Nvfp4, &companions)
+        };
+        for (source, expect) in [
+            (affine(&sound, &sound), None),
+            (affine(&nan, &sound), Some("bias 1 is NaN")),
+            (affine(&sound, &infinite), Some("scale 3 is -inf")),
+            (scaled(Kind::Mxfp4, 2, &[0x7f; 8]), None),
+            (scaled(Kind::Mxfp8, 2, &[0x7f, 0xfe, 0xff, 0, 0, 0, 0, 0]), Some("scale 2 is NaN")),
+            (global(0.5), None),
+            (global(f32::INFINITY), Some("global scale 0 is inf")),
+        ] {
+            let plan = plan(&*source, &Options::default()).unwrap();
+            let layer = &plan.layers[0];
+            assert!(layer.is_watched());
+            let outcome =
+                layer.checked_reader(&source).read_to_end(&mut Vec::new()).map_err(|e| e.to_string());
+            match expect {
+                None => assert!(outcome.is_ok(), "{outcome:?}"),
+                Some(text) => {
+                    let error = outcome.unwrap_err();
+                    assert!(
+                        error.contains("tensor `model.up_proj.weight`: ") && error.contains(text),
+                        "{error}"
+                    );
+                }
+            }
         }
     }
 }

@@ -109,7 +109,7 @@ pub(super) fn plan(
 /// Has the blocks of the last layer looked at as it is read.
 fn look_at_blocks(layers: &mut [PlannedLayer], header: &Header) {
     if let Some(layer) = layers.last_mut() {
-        layer.content = layer.content.clone().with_blocks(check::blocks(header));
+        layer.content = layer.content.clone().watching(check::blocks(header));
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::Source;
-use super::check::{Blocks, CheckedReader};
+use super::check::{CheckedReader, Watched};
 use crate::convert::{Rows, RowsReader, Segment};
 use crate::quant::affine::{Quantised, quantise};
 use crate::quant::{Quantisation, float};
@@ -19,8 +19,8 @@ const CHUNK_ELEMENTS: u64 = 1 << 17;
 #[derive(Clone, Debug)]
 pub struct Content {
     pieces: Arc<[Piece]>,
-    /// Those of a stranger's GGUF, which should be looked at on the way in.
-    blocks: Arc<[Blocks]>,
+    /// Scales of a stranger's, which should be looked at on the way in.
+    watched: Arc<[Watched]>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -77,11 +77,11 @@ impl Piece {
 
 impl Content {
     pub(super) fn new(pieces: Vec<Piece>) -> Content {
-        Content { pieces: pieces.into(), blocks: Arc::default() }
+        Content { pieces: pieces.into(), watched: Arc::default() }
     }
 
-    pub(super) fn with_blocks(self, blocks: Arc<[Blocks]>) -> Content {
-        Content { blocks, ..self }
+    pub(super) fn watching(self, watched: Arc<[Watched]>) -> Content {
+        Content { watched, ..self }
     }
 
     pub(super) fn file(path: &str, length: u64) -> Content {
@@ -110,12 +110,12 @@ impl Content {
         self.pieces.iter().any(|piece| matches!(piece, Piece::Rows(_) | Piece::Quantised(_)))
     }
 
-    pub(super) fn has_blocks(&self) -> bool {
-        !self.blocks.is_empty()
+    pub(super) fn is_watched(&self) -> bool {
+        !self.watched.is_empty()
     }
 
     pub(super) fn checked(&self, inner: LayerReader) -> CheckedReader {
-        CheckedReader::new(inner, Arc::clone(&self.blocks))
+        CheckedReader::new(inner, Arc::clone(&self.watched))
     }
 
     /// The bytes from `from` up to `to`.

@@ -127,14 +127,14 @@ impl PlannedLayer {
         self.content.reader(source, 0, self.size)
     }
 
-    /// As [`PlannedLayer::reader`], and fails where a GGUF that goes in as it is has a block whose scale is not finite.
+    /// As [`PlannedLayer::reader`], and fails where what was quantised before it came here has a scale that is not finite.
     pub fn checked_reader(&self, source: &Arc<dyn Source>) -> CheckedReader {
         self.content.checked(self.reader(source))
     }
 
     /// Whether [`PlannedLayer::checked_reader`] looks at anything.
-    pub fn has_blocks(&self) -> bool {
-        self.content.has_blocks()
+    pub fn is_watched(&self) -> bool {
+        self.content.is_watched()
     }
 
     /// Reads the layer from `offset` on, to go on with an upload that was cut off.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::PlannedLayer;
+use super::check::{self, Watched};
 use super::checkpoint::{Checkpoint, Shard};
 use super::finish::{FileRecipe, Origin, RecipeSegment};
 use super::layer::{Content, Piece, QuantisedPiece};
@@ -53,6 +54,7 @@ pub(super) fn shards(
         let front = header(&keys, &metadata(checkpoint, &tensor_layer.members));
 
         let mut offset = front.len() as u64;
+        let mut watched = Vec::new();
         let mut pieces = vec![Piece::Bytes(front)];
         for (member, arrays) in tensor_layer.members.iter().zip(arrays) {
             let shard = &checkpoint.shards[member.shard];
@@ -68,13 +70,16 @@ pub(super) fn shards(
                     elements: tensor.elements(),
                     to,
                 })),
-                None => pieces.extend(arrays.iter().filter_map(|array| {
-                    Some(Piece::Range {
-                        path: Arc::clone(&shard.path),
-                        offset: array.from?,
-                        length: array.length,
-                    })
-                })),
+                None => {
+                    pieces.extend(arrays.iter().filter_map(|array| {
+                        Some(Piece::Range {
+                            path: Arc::clone(&shard.path),
+                            offset: array.from?,
+                            length: array.length,
+                        })
+                    }));
+                    watched.extend(companions(tensor, &arrays, start));
+                }
             }
             quantised[member.shard] |= member.quantise.is_some();
             placed[member.shard][member.position] = Some(Placed {
@@ -84,7 +89,7 @@ pub(super) fn shards(
                 arrays,
             });
         }
-        let content = Content::new(pieces);
+        let content = Content::new(pieces).watching(watched.into());
         layers.push(PlannedLayer {
             media_type: media_type::OLLAMA_TENSOR,
             name: Some(tensor_layer.name),
@@ -161,6 +166,26 @@ fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
     } else {
         vec![codes, made(".scale", Dtype::U8, groups)]
     }
+}
+
+/// The scales and biases of a tensor that came quantised; its arrays lie one after the other from `start` on.
+fn companions(tensor: &Tensor, arrays: &[Array], start: u64) -> Vec<Watched> {
+    let Some(Quantisation { kind, .. }) = tensor.quantisation else { return Vec::new() };
+    let mut offset = start;
+    let mut all = Vec::new();
+    for array in arrays {
+        let (key, dtype, _) = &array.key;
+        let part = match key.strip_prefix(tensor.name.as_str()) {
+            Some(".scale") => Some("scale"),
+            Some(".bias") => Some("bias"),
+            Some(".global_scale") => Some("global scale"),
+            _ => None,
+        };
+        let run = (offset, array.length);
+        all.extend(part.and_then(|part| check::numbers(&tensor.name, part, kind, *dtype, run)));
+        offset += array.length;
+    }
+    all
 }
 
 fn header(keys: &[&Key], metadata: &BTreeMap<String, String>) -> Vec<u8> {

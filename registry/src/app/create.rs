@@ -280,8 +280,8 @@ impl Registry {
         source: &Arc<dyn Source>,
         files: &BTreeMap<String, Digest>,
     ) -> Result<(Digest, bool), CreateError> {
-        // 1. A file that is a layer as it is has been sent already. A GGUF's blocks are a stranger's until they are looked at.
-        if layer.has_blocks() {
+        // 1. A file that is a layer as it is has been sent already. Scales are a stranger's until they are looked at.
+        if layer.is_watched() {
             let (looking, reading) = (layer.clone(), source.clone());
             let looked = blocking(move || read_through(&mut looking.checked_reader(&reading))).await?;
             looked.map_err(|error| unreadable(&layer, error))?;
