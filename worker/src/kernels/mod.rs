@@ -6,6 +6,7 @@
 
 pub mod cpu;
 mod decode;
+mod dot_blocks;
 mod dot_rows;
 mod exp;
 mod geglu;

@@ -2,9 +2,20 @@
 //! A table is handed out only after its instructions were found on this processor, so calling through it is safe.
 #![allow(unsafe_code)] // Functions for an instruction set are unsafe to call without it.
 
+use super::dot_blocks::{Block, Columns};
 use super::window::Window;
 use super::{Kind, Pairing, Rows};
-use super::{decode, dot_rows, geglu, gelu, layer_norm, mix_rows, rms_norm, rope, soft_cap, softmax, swiglu};
+use super::{
+    decode, dot_blocks, dot_rows, geglu, gelu, layer_norm, mix_rows, rms_norm, rope, soft_cap, softmax,
+    swiglu,
+};
+
+/// What rows of any kind are multiplied with: columns of numbers and, for the kinds that want them so, the same in eight bits.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a> {
+    pub(super) numbers: &'a [f32],
+    pub(super) columns: &'a Columns,
+}
 
 /// One version of every operation. See the folder of the same name for each contract.
 pub struct Ops {
@@ -12,6 +23,8 @@ pub struct Ops {
     decode_row: unsafe fn(&Rows<'_>, usize, &mut [f32]),
     encode_row: unsafe fn(Kind, &[f32], &mut [u8]),
     dot_rows: unsafe fn(&Rows<'_>, &[f32], &mut Window<'_>, &mut Vec<f32>),
+    pack: unsafe fn(&[f32], usize, &mut [Block]),
+    dot_blocks: unsafe fn(&Rows<'_>, &Columns, &mut Window<'_>, &mut Vec<f32>),
     mix_rows: unsafe fn(&Rows<'_>, &[f32], &mut [f32], &mut Vec<f32>),
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     rotate: unsafe fn(&mut [f32], &[f32], &[f32], Pairing),
@@ -28,6 +41,8 @@ static SCALAR: Ops = Ops {
     decode_row: decode::scalar,
     encode_row: decode::encode_scalar,
     dot_rows: dot_rows::scalar,
+    pack: dot_blocks::pack_scalar,
+    dot_blocks: dot_blocks::scalar,
     mix_rows: mix_rows::scalar,
     rms_norm: rms_norm::scalar,
     rotate: rope::scalar,
@@ -45,6 +60,8 @@ static AVX2: Ops = Ops {
     decode_row: decode::avx2::decode_row,
     encode_row: decode::avx2::encode_row,
     dot_rows: dot_rows::avx2::dot_rows,
+    pack: dot_blocks::avx2::pack,
+    dot_blocks: dot_blocks::avx2::dot_blocks,
     mix_rows: mix_rows::avx2::mix_rows,
     rms_norm: rms_norm::avx2::rms_norm,
     rotate: rope::avx2::rotate,
@@ -59,6 +76,10 @@ static AVX2: Ops = Ops {
 #[cfg(target_arch = "x86_64")]
 static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows, ..AVX2 };
 
+/// The same with VNNI, for the products of packed codes: every x86-64 server since 2019 or 2022.
+#[cfg(target_arch = "x86_64")]
+static VNNI: Ops = Ops { name: "avx512 vnni", dot_blocks: dot_blocks::avx512::dot_blocks, ..AVX512 };
+
 /// NEON, which every processor of this architecture has.
 #[cfg(target_arch = "aarch64")]
 static NEON: Ops = Ops {
@@ -66,6 +87,8 @@ static NEON: Ops = Ops {
     decode_row: decode::neon::decode_row,
     encode_row: decode::neon::encode_row,
     dot_rows: dot_rows::neon::dot_rows,
+    pack: dot_blocks::pack_scalar,
+    dot_blocks: dot_blocks::neon::dot_blocks,
     mix_rows: mix_rows::neon::mix_rows,
     rms_norm: rms_norm::neon::rms_norm,
     rotate: rope::neon::rotate,
@@ -95,6 +118,9 @@ impl Ops {
                 && is_x86_feature_detected!("avx512vl")
             {
                 all.push(&AVX512);
+                if is_x86_feature_detected!("avx512vnni") {
+                    all.push(&VNNI);
+                }
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -124,12 +150,36 @@ impl Ops {
         unsafe { (self.dot_rows)(rows, x, out, scratch) }
     }
 
+    pub(super) fn pack(&self, x: &[f32], cols: usize, tile: &mut [Block]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.pack)(x, cols, tile) }
+    }
+
+    /// Rows times columns, in the way of their kind.
+    pub(super) fn product(
+        &self,
+        rows: &Rows<'_>,
+        x: Input<'_>,
+        out: &mut Window<'_>,
+        scratch: &mut Vec<f32>,
+    ) {
+        if dot_blocks::takes(rows.kind()) {
+            // SAFETY: as for `decode_row`.
+            unsafe { (self.dot_blocks)(rows, x.columns, out, scratch) }
+        } else {
+            self.dot_rows(rows, x.numbers, out, scratch);
+        }
+    }
+
     /// `x[m, cols]` times a weight's transpose, `[m, rows]`.
     #[cfg(test)]
     pub(crate) fn matmul(&self, weight: &super::Weight, x: &[f32]) -> Vec<f32> {
         let (rows, n) = (Rows::of(weight), weight.rows());
         let mut out = vec![f32::NAN; x.len() / weight.cols() * n];
-        self.dot_rows(&rows, x, &mut Window::new(&mut out, n, 0, n), &mut Vec::new());
+        let mut columns = Columns::default();
+        columns.pack(self, x, weight.cols());
+        let x = Input { numbers: x, columns: &columns };
+        self.product(&rows, x, &mut Window::new(&mut out, n, 0, n), &mut Vec::new());
         out
     }
 

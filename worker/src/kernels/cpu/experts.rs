@@ -14,6 +14,8 @@ pub(super) struct Space {
     hidden: Vec<f32>,
     /// `[slots, embedding]`
     outputs: Vec<f32>,
+    /// The columns of each group.
+    packed: Vec<Columns>,
 }
 
 /// A row at one of its experts.
@@ -36,10 +38,10 @@ impl Cpu {
         self.normalise(x, &w.norm);
         let (rows, cols, count) = (step.batch.tokens.len(), x.cols, w.experts.len());
         let hidden_dim = w.experts.first().map_or(0, |expert| expert.gate.rows());
-        let Space { scores, inputs, hidden, outputs } = &mut self.experts;
+        let Space { scores, inputs, hidden, outputs, packed } = &mut self.experts;
         scores.resize(rows * count, 0.0);
         let router = Product { weight: &w.router, bias: None, out: Shared::new(scores, count) };
-        Self::products(&mut self.pool, self.ops, &self.normed, &[router]);
+        Self::products(&mut self.pool, self.ops, &mut self.packed, &self.normed, &[router]);
 
         let mut choices = Vec::with_capacity(rows * w.used);
         for (row, scores) in scores.chunks_exact_mut(count).enumerate() {
@@ -58,37 +60,46 @@ impl Cpu {
         outputs.resize(slots.len() * cols, 0.0);
         let (ops, threads) = (self.ops, self.pool.threads());
 
+        packed.resize_with(groups.len().max(packed.len()), Columns::default);
+        let columns: Vec<Input<'_>> = (groups.iter().zip(&mut *packed))
+            .map(|(group, packed)| {
+                let Expert { gate, up, .. } = &w.experts[group.expert];
+                let x = &inputs[group.first * cols..(group.first + group.n) * cols];
+                input(&mut self.pool, ops, packed, x, [gate, up])
+            })
+            .collect();
         let chunks = deal(&groups, threads, hidden_dim, |group| (&w.experts[group.expert].gate, 2 * group.n));
         let out = Shared::new(hidden, hidden_dim);
         self.pool.run(chunks.len(), &|chunk, scratch| {
-            let (group, first, n) = (&groups[chunks[chunk].0], chunks[chunk].1, chunks[chunk].2);
+            let (index, first, n) = chunks[chunk];
+            let (group, x) = (&groups[index], columns[index]);
             let Expert { gate, up, .. } = &w.experts[group.expert];
-            let input = &inputs[group.first * cols..(group.first + group.n) * cols];
             let Scratch { rows: decoded, numbers: ups, .. } = scratch;
             ups.resize(group.n * n, 0.0);
             // SAFETY: every column of a group belongs to one chunk.
             let mut gates = unsafe { out.block(group.first, group.n, first, n) };
-            ops.dot_rows(&Rows::of(gate).range(first, n), input, &mut gates, decoded);
-            ops.dot_rows(
-                &Rows::of(up).range(first, n),
-                input,
-                &mut window::Window::new(ups, n, 0, n),
-                decoded,
-            );
+            ops.product(&Rows::of(gate).range(first, n), x, &mut gates, decoded);
+            ops.product(&Rows::of(up).range(first, n), x, &mut window::Window::new(ups, n, 0, n), decoded);
             for (row, up) in ups.chunks_exact(n).enumerate() {
                 activate(ops, w.activation, gates.row(row), up);
             }
         });
 
+        let columns: Vec<Input<'_>> = (groups.iter().zip(&mut *packed))
+            .map(|(group, packed)| {
+                let x = &hidden[group.first * hidden_dim..(group.first + group.n) * hidden_dim];
+                input(&mut self.pool, ops, packed, x, [&w.experts[group.expert].down])
+            })
+            .collect();
         let chunks = deal(&groups, threads, cols, |group| (&w.experts[group.expert].down, group.n));
         let out = Shared::new(outputs, cols);
         self.pool.run(chunks.len(), &|chunk, scratch| {
-            let (group, first, n) = (&groups[chunks[chunk].0], chunks[chunk].1, chunks[chunk].2);
-            let input = &hidden[group.first * hidden_dim..(group.first + group.n) * hidden_dim];
+            let (index, first, n) = chunks[chunk];
+            let group = &groups[index];
             // SAFETY: every column of a group belongs to one chunk.
             let mut out = unsafe { out.block(group.first, group.n, first, n) };
             let down = Rows::of(&w.experts[group.expert].down);
-            ops.dot_rows(&down.range(first, n), input, &mut out, &mut scratch.rows);
+            ops.product(&down.range(first, n), columns[index], &mut out, &mut scratch.rows);
         });
 
         let mut place = vec![0; slots.len()];

@@ -5,6 +5,8 @@
 mod attention;
 mod experts;
 
+use super::dot_blocks::{self, Columns, TILE};
+use super::ops::Input;
 use super::pool::{Pool, Scratch};
 use super::window::Shared;
 use super::*;
@@ -15,6 +17,7 @@ pub struct Cpu {
     normed: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    packed: Columns,
     experts: experts::Space,
 }
 
@@ -93,8 +96,8 @@ impl Cpu {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.unwrap_or_else(cores).clamp(1, 1024);
         let ops = if scalar { Ops::scalar() } else { Ops::best() };
-        let (normed, keys, values, experts) = Default::default();
-        Ok(Self { ops, pool: Pool::new(threads)?, normed, keys, values, experts })
+        let (normed, keys, values, packed, experts) = Default::default();
+        Ok(Self { ops, pool: Pool::new(threads)?, normed, keys, values, packed, experts })
     }
 
     /// The norm of all rows of x into `self.normed`.
@@ -114,11 +117,12 @@ impl Cpu {
     }
 
     /// All products of one input in one job.
-    fn products(pool: &mut Pool, ops: &Ops, x: &[f32], products: &[Product<'_>]) {
+    fn products(pool: &mut Pool, ops: &Ops, packed: &mut Columns, x: &[f32], products: &[Product<'_>]) {
         let m = products.first().map_or(0, |p| x.len() / p.weight.cols());
         if m == 0 {
             return;
         }
+        let x = input(pool, ops, packed, x, products.iter().map(|p| p.weight));
         let threads = pool.threads();
         let sizes: Vec<usize> = products.iter().map(|p| chunk_rows(p.weight, m, threads)).collect();
         let counts: Vec<usize> =
@@ -134,7 +138,7 @@ impl Cpu {
             let n = sizes[which].min(weight.rows() - first);
             // SAFETY: every column belongs to one chunk.
             let mut out = unsafe { out.columns(first, n) };
-            ops.dot_rows(&Rows::of(weight).range(first, n), x, &mut out, &mut scratch.rows);
+            ops.product(&Rows::of(weight).range(first, n), x, &mut out, &mut scratch.rows);
             if let Some(bias) = bias {
                 for row in 0..m {
                     add(out.row(row), &bias[first..first + n]);
@@ -148,7 +152,32 @@ impl Cpu {
 fn chunk_rows(weight: &Weight, m: usize, threads: usize) -> usize {
     let row_work = (weight.size_bytes() as usize / weight.rows().max(1)).max(1) * m;
     let share = weight.rows().div_ceil(threads * CHUNKS_A_THREAD);
-    share.max(LEAST_WORK.div_ceil(row_work)).next_multiple_of(4)
+    // Sixteen make a panel.
+    share.max(LEAST_WORK.div_ceil(row_work)).next_multiple_of(16)
+}
+
+/// Columns for products with these weights, packed into `to` if one of them wants them so.
+fn input<'a, 'w>(
+    pool: &mut Pool,
+    ops: &Ops,
+    to: &'a mut Columns,
+    x: &'a [f32],
+    weights: impl IntoIterator<Item = &'w Weight>,
+) -> Input<'a> {
+    let wanted = weights.into_iter().find(|weight| dot_blocks::takes(Rows::of(weight).kind()));
+    if let Some(cols) = wanted.map(Weight::cols) {
+        let m = x.len() / cols;
+        let blocks = to.resize(m, cols);
+        let (all, tile) = (blocks.len(), TILE * blocks.len() / m);
+        let blocks = Shared::new(blocks, all);
+        pool.run(m.div_ceil(TILE), &|index, _| {
+            let x = &x[index * TILE * cols..x.len().min((index + 1) * TILE * cols)];
+            // SAFETY: a tile of its own for each index.
+            let blocks = unsafe { blocks.part(0, index * tile, tile.min(all - index * tile)) };
+            ops.pack(x, cols, blocks);
+        });
+    }
+    Input { numbers: x, columns: to }
 }
 
 /// The norm of some numbers in their own place.
@@ -272,7 +301,7 @@ impl Kernels for Cpu {
             Product::new(&w.k, Shared::new(&mut self.keys, kv_cols)),
             Product::new(&w.v, Shared::new(&mut self.values, kv_cols)),
         ];
-        Self::products(&mut self.pool, self.ops, input, &products);
+        Self::products(&mut self.pool, self.ops, &mut self.packed, input, &products);
 
         let CacheShape { n_kv_heads, head_dim, kind, .. } = cache.shape;
         let (ops, rotation) = (self.ops, w.rope.map(|rope| &step.rotations[rope]));
@@ -344,7 +373,7 @@ impl Kernels for Cpu {
         self.normed.resize(rows * cols, 0.0);
         let out = Shared::new(&mut self.normed, cols);
         let product = Product::new(linear, out);
-        Self::products(&mut self.pool, self.ops, &input.numbers, &[product]);
+        Self::products(&mut self.pool, self.ops, &mut self.packed, &input.numbers, &[product]);
         if let Some(norm) = norm {
             let (ops, rows) = (self.ops, Shared::new(&mut self.normed, cols));
             let chunk = LEAST_WORK.div_ceil(cols);
@@ -364,7 +393,8 @@ impl Kernels for Cpu {
         let (ops, threads) = (self.ops, self.pool.threads());
         let out = Shared::new(out.resize(rows, cols), cols);
         let chunk = chunk_rows(&w.gate.matrix, 2 * rows, threads);
-        let normed = &self.normed;
+        let weights = [&w.gate.matrix, &w.up.matrix];
+        let normed = input(&mut self.pool, ops, &mut self.packed, &self.normed, weights);
         self.pool.run(cols.div_ceil(chunk), &|index, scratch| {
             let first = index * chunk;
             let n = chunk.min(cols - first);
@@ -372,9 +402,9 @@ impl Kernels for Cpu {
             up.resize(rows * n, 0.0);
             // SAFETY: every column belongs to one chunk.
             let mut gate = unsafe { out.columns(first, n) };
-            ops.dot_rows(&Rows::of(&w.gate.matrix).range(first, n), normed, &mut gate, decoded);
+            ops.product(&Rows::of(&w.gate.matrix).range(first, n), normed, &mut gate, decoded);
             let up_rows = Rows::of(&w.up.matrix).range(first, n);
-            ops.dot_rows(&up_rows, normed, &mut window::Window::new(up, n, 0, n), decoded);
+            ops.product(&up_rows, normed, &mut window::Window::new(up, n, 0, n), decoded);
             for (row, up) in up.chunks_exact_mut(n).enumerate() {
                 if let Some(bias) = &w.gate.bias {
                     add(gate.row(row), &bias[first..first + n]);
@@ -404,7 +434,7 @@ impl Kernels for Cpu {
     fn up(&mut self, step: &Step, x: &Buffer, linear: &Linear<Self>, out: &mut Buffer) {
         let (rows, cols, ops) = (step.batch.tokens.len(), linear.matrix.rows(), self.ops);
         let product = Product::new(linear, Shared::new(out.resize(rows, cols), cols));
-        Self::products(&mut self.pool, ops, &x.numbers, &[product]);
+        Self::products(&mut self.pool, ops, &mut self.packed, &x.numbers, &[product]);
         let (chunk, out) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut out.numbers, cols));
         self.pool.run(rows.div_ceil(chunk), &|index, _| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
@@ -432,7 +462,13 @@ impl Kernels for Cpu {
         let out = to.resize(step.batch.logits.len(), head.rows());
         let out = Shared::new(out, head.rows());
         let rows = &self.normed[..step.batch.logits.len() * cols];
-        Self::products(&mut self.pool, self.ops, rows, &[Product { weight: head, bias: None, out }]);
+        Self::products(
+            &mut self.pool,
+            self.ops,
+            &mut self.packed,
+            rows,
+            &[Product { weight: head, bias: None, out }],
+        );
         if let Some(cap) = cap {
             self.ops.soft_cap(&mut to.numbers, 1.0, cap);
         }

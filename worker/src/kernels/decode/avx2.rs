@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows};
+use super::super::rows::{Kind, Rows};
 use super::super::weight::Float;
 
 /// Where the parts of one row begin.
@@ -12,7 +12,7 @@ pub(in super::super) struct RowAt {
     pub(super) codes: *const u8,
     pub(super) scales: *const u8,
     biases: *const u8,
-    pub(super) factor: f32,
+    pub(in super::super) factor: f32,
 }
 
 impl RowAt {
@@ -63,8 +63,6 @@ pub(in super::super) struct F32;
 pub(in super::super) struct F16;
 #[derive(Clone, Copy)]
 pub(in super::super) struct BF16;
-#[derive(Clone, Copy)]
-pub(in super::super) struct Q8_0;
 /// Affine codes; a group has `1 << shift` of them.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Affine<const BITS: u8> {
@@ -75,8 +73,7 @@ pub(in super::super) struct Affine<const BITS: u8> {
 /// Runs an expression with the loader of a kind, if it is one that the operations read as it lies.
 macro_rules! with_loader {
     ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
-        use lode_model::quant::ggml::Type;
-        use $crate::kernels::decode::{avx2 as loaders, blocks, k_blocks};
+        use $crate::kernels::decode::{avx2 as loaders, blocks};
         use $crate::kernels::rows::Kind;
         use $crate::kernels::weight::{Float, Scaled};
         $crate::kernels::decode::avx2::with_loader_of! {
@@ -84,17 +81,12 @@ macro_rules! with_loader {
             Kind::Float(Float::F32) = loaders::F32,
             Kind::Float(Float::F16) = loaders::F16,
             Kind::Float(Float::BF16) = loaders::BF16,
-            Kind::Q8_0 = loaders::Q8_0,
+            Kind::Q8_0 = blocks::Q8_0,
             Kind::Affine { bits: 4, group, scales } =
                 loaders::Affine::<4> { shift: group.trailing_zeros(), scales },
             Kind::Affine { group, scales, .. } = loaders::Affine::<8> { shift: group.trailing_zeros(), scales },
             Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
             Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
-            Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
-            Kind::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
-            Kind::Ggml(Type::Q4_K) = k_blocks::Q4K,
-            Kind::Ggml(Type::Q5_K) = k_blocks::Q5K,
-            Kind::Ggml(Type::Q6_K) = k_blocks::Q6K,
         }
     }};
 }
@@ -110,13 +102,18 @@ macro_rules! with_decoder {
         $crate::kernels::decode::avx2::with_loader_of! {
             $kind, $loader => $run, else $other,
             Kind::Scaled(Scaled::Mxfp8) = blocks::Mxfp8,
+            Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
             Kind::Ggml(Type::Q4_1) = blocks::Q4_1,
             Kind::Ggml(Type::Q5_0) = blocks::Q5_0,
             Kind::Ggml(Type::Q5_1) = blocks::Q5_1,
             Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
+            Kind::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
             Kind::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
             Kind::Ggml(Type::Q2_K) = k_blocks::Q2K,
             Kind::Ggml(Type::Q3_K) = k_blocks::Q3K,
+            Kind::Ggml(Type::Q4_K) = k_blocks::Q4K,
+            Kind::Ggml(Type::Q5_K) = k_blocks::Q5K,
+            Kind::Ggml(Type::Q6_K) = k_blocks::Q6K,
             Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
         }
     }};
@@ -195,37 +192,6 @@ impl Load for BF16 {
         })
     }
     float_rows!(2);
-}
-
-impl Load for Q8_0 {
-    /// d, eight times.
-    type Group = __m256;
-
-    #[inline(always)]
-    fn group_len(self) -> usize {
-        QK8_0
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
-        // SAFETY: block k / 32 belongs to the row; its first two bytes are d.
-        unsafe { broadcast(Float::F16, row.codes.add(k / QK8_0 * BLOCK_Q8_0), 0) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn block(self, row: RowAt, d: __m256, k: usize) -> [__m256; 4] {
-        std::array::from_fn(|v| {
-            // SAFETY: eight of the 32 bytes after d.
-            let codes = unsafe { _mm_loadl_epi64(row.codes.add(k / QK8_0 * BLOCK_Q8_0 + 2 + 8 * v).cast()) };
-            _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)))
-        })
-    }
-
-    unsafe fn tail(self, _: RowAt, _: usize, _: usize) -> [__m256; 4] {
-        unreachable!("rows of Q8_0 are whole blocks")
-    }
 }
 
 impl<const BITS: u8> Load for Affine<BITS> {

@@ -4,9 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::rows::{BLOCK_Q8_0, QK8_0};
-use super::super::weight::Float;
-use super::avx2::{Affine, BF16, F16, F32, Q8_0, RowAt, broadcast};
+use super::avx2::{Affine, BF16, F16, F32, RowAt};
 use super::blocks::{Codes, Terms};
 
 /// As `avx2::Load`, in vectors of sixteen.
@@ -65,29 +63,6 @@ impl Load for BF16 {
             // SAFETY: 64 bytes from 2 k belong to the row.
             let halves = unsafe { _mm256_loadu_si256(row.codes.add(2 * (k + 16 * v)).cast()) };
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
-        })
-    }
-}
-
-impl Load for Q8_0 {
-    /// d, sixteen times.
-    type Group = __m512;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    unsafe fn group(self, row: RowAt, k: usize) -> __m512 {
-        // SAFETY: block k / 32 belongs to the row; its first two bytes are d.
-        let d = unsafe { broadcast(Float::F16, row.codes.add(k / QK8_0 * BLOCK_Q8_0), 0) };
-        _mm512_broadcastss_ps(_mm256_castps256_ps128(d))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    unsafe fn block(self, row: RowAt, d: __m512, k: usize) -> [__m512; 2] {
-        std::array::from_fn(|v| {
-            // SAFETY: sixteen of the 32 bytes after d.
-            let codes = unsafe { _mm_loadu_si128(row.codes.add(k / QK8_0 * BLOCK_Q8_0 + 2 + 16 * v).cast()) };
-            _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)))
         })
     }
 }

@@ -12,8 +12,8 @@ use super::avx2::{Load, RowAt, broadcast};
 /// What sixteen codes have in common, in every lane: value = `scale * code - offset`.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Terms {
-    pub(super) scale: __m256,
-    pub(super) offset: __m256,
+    pub(in super::super) scale: __m256,
+    pub(in super::super) offset: __m256,
 }
 
 /// A format whose numbers are integers of a byte times a scale.
@@ -65,10 +65,7 @@ impl<C: Codes> Load for C {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn block(self, row: RowAt, group: C::Group, k: usize) -> [__m256; 4] {
         // SAFETY: the caller's promise is the same.
-        let (mut codes, terms) = unsafe { (self.codes(row, k), self.terms(group, k)) };
-        if let Some(table) = C::TABLE {
-            codes = look_up(table, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
-        }
+        let (codes, terms) = unsafe { (values(self, row, k), self.terms(group, k)) };
         let (low, high) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
         let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
         std::array::from_fn(|v| {
@@ -86,6 +83,21 @@ impl<C: Codes> Load for C {
 
     unsafe fn tail(self, _: RowAt, _: usize, _: usize) -> [__m256; 4] {
         unreachable!("rows of blocks are whole blocks")
+    }
+}
+
+/// Codes k..k + 32 as the integers that they stand for.
+///
+/// # Safety
+/// As for [`Codes::codes`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn values<C: Codes>(format: C, row: RowAt, k: usize) -> __m256i {
+    // SAFETY: the caller's promise is the same.
+    let codes = unsafe { format.codes(row, k) };
+    match C::TABLE {
+        Some(table) => look_up(table, _mm256_and_si256(codes, _mm256_set1_epi8(15))),
+        None => codes,
     }
 }
 
@@ -212,6 +224,7 @@ macro_rules! thirty_two {
 }
 
 thirty_two! {
+    Q8_0: 34, None, |at| _mm256_loadu_si256(at.add(2).cast());
     Q4_0: 18, Some(AROUND_8), |at| halves(at.add(2));
     /// The fifth bit is stored where it means "nothing is taken off".
     Q5_0: 22, None, |at| _mm256_or_si256(

@@ -3,7 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::super::decode::avx2::{BF16, F16, F32, Load, Q8_0, RowAt, with_loader_of};
+use super::super::decode::avx2::{BF16, F16, F32, Load, RowAt, with_loader_of};
+use super::super::decode::blocks::Q8_0;
 use super::super::rows::{Kind, Rows};
 use super::super::weight::Float;
 
