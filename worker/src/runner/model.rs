@@ -66,17 +66,30 @@ impl Model {
             max_sequences: request.num_parallel,
             ..LoadOptions::default()
         };
-        let engine = native::load(&files, options)
-            .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, chain(&error))))?;
-        let model = Model::read(spec, &config, engine.info().clone())?;
+        // A vocabulary of a hundred thousand tokens takes longer to read than its weights to map.
+        let (engine, text) = std::thread::scope(|scope| {
+            let text = scope.spawn(|| TextSide::read(spec, &config));
+            let engine = native::load(&files, options)
+                .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, chain(&error))));
+            let text =
+                text.join().unwrap_or_else(|_| Err(RunnerError::failed("reading the tokenizer failed")));
+            (engine, text)
+        });
+        let engine = engine?;
+        let model = Model::new(spec, text?, engine.info().clone());
         Ok((model, engine))
     }
 
     /// The text side alone.
+    #[cfg(test)]
     pub(crate) fn read(spec: &ModelSpec, config: &Value, info: ModelInfo) -> Result<Model, RunnerError> {
-        let TextSide { tokenizer, template, special, embedding } = TextSide::read(spec, config)?;
+        Ok(Model::new(spec, TextSide::read(spec, config)?, info))
+    }
+
+    fn new(spec: &ModelSpec, text: TextSide, info: ModelInfo) -> Model {
+        let TextSide { tokenizer, template, special, embedding } = text;
         let eos = Arc::new(special.eos.clone());
-        Ok(Model { name: spec.name.clone(), info, tokenizer, template, special, eos, embedding })
+        Model { name: spec.name.clone(), info, tokenizer, template, special, eos, embedding }
     }
 
     pub(crate) fn loaded(&self) -> Loaded {

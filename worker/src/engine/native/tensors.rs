@@ -2,7 +2,6 @@
 //! used. The arch modules take them from here; what does not fit is refused with the tensor named as its file names it.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 
 use bytes::Bytes;
@@ -11,11 +10,11 @@ use lode_model::quant::{self, Quantisation, ggml};
 use lode_model::safetensors::{Dtype as StoredDtype, Header};
 use lode_model::tensor::{Part, Tensor, read_blob};
 
-use super::map::map;
+use super::map::{map, prefault};
 use super::parts;
 use crate::arch::gguf::{Contents, Place, place};
 use crate::arch::{Config, Tensors};
-use crate::engine::{BlobFile, Extent, Format, LoadError};
+use crate::engine::{BlobFile, Format, LoadError};
 use crate::kernels::{Dtype, Float, Scaled, Weight};
 
 /// Mapped files and where each tensor lies in them.
@@ -35,17 +34,12 @@ struct Entry {
 impl Mapped {
     pub(super) fn open(files: &[BlobFile]) -> Result<Self, LoadError> {
         let mut mapped = Self { tensors: BTreeMap::new(), files: Vec::new(), metadata: None, taken_bytes: 0 };
-        let mut headers = Vec::new();
+        let (mut headers, mut ahead) = (Vec::new(), Vec::new());
         for file in files {
             let path = file.path.clone();
-            let cut = |bytes: Bytes| match file.extent {
-                Some(Extent { offset, size }) => part(&bytes, offset, size).ok_or_else(|| {
-                    io::Error::new(io::ErrorKind::UnexpectedEof, "it ends before the file in it does")
-                }),
-                None => Ok(bytes),
-            };
-            let bytes =
-                map(&path).and_then(cut).map_err(|source| LoadError::File { path: path.clone(), source })?;
+            let (bytes, part) =
+                map(&path, file.extent).map_err(|source| LoadError::File { path: path.clone(), source })?;
+            ahead.push(part);
             // A file of its own names its tensors itself, also one named `data`.
             let layer_name = if file.whole_file { None } else { file.name.as_deref() };
             let tensors = match file.format {
@@ -65,6 +59,7 @@ impl Mapped {
             }
         }
         mapped.metadata = parts::join(headers)?;
+        prefault(ahead);
         Ok(mapped)
     }
 
