@@ -72,7 +72,7 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
             let input = Input::Chat { messages, tools: body.tools.clone().unwrap_or_default() };
             let request = merged(&model.params, asked_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
-            stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+            stream::answer(ticket, request, records, body.stream.unwrap_or(true)).await
         })
     })
     .await

@@ -91,7 +91,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
             };
             let request = merged(&model.params, asked_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
-            stream::answer(ticket, &request, records, body.stream.unwrap_or(true)).await
+            stream::answer(ticket, request, records, body.stream.unwrap_or(true)).await
         })
     })
     .await

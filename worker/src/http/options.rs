@@ -86,6 +86,7 @@ impl Options {
             stop: self.stop,
             truncate: common.truncate.unwrap_or(true),
             shift: common.shift.unwrap_or(true),
+            whole: false,
             logprobs: common.logprobs.unwrap_or(false),
             top_logprobs: top_logprobs as usize,
         })

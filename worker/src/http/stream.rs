@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use http::{StatusCode, header};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -48,11 +48,12 @@ pub(super) fn timestamp(at: SystemTime) -> String {
 /// Asks the runner and passes on what comes. The ticket is held to the end of the answer.
 pub(super) async fn answer(
     ticket: Ticket,
-    request: &GenerateRequest,
+    mut request: GenerateRequest,
     records: Records,
     stream: bool,
 ) -> Result<Response, Error> {
-    let mut events = ticket.model().client().generate(request).await?;
+    request.whole = !stream;
+    let mut events = ticket.model().client().generate(&request).await?;
     // The first event decides the status.
     let first = match events.next().await {
         Some(Event::Error(error)) => return Err(Error::Runner(error)),
@@ -81,7 +82,11 @@ impl Rest {
                     Some(event) => event,
                     None => rest.events.next().await?,
                 };
-                let lines = rest.records.lines(event);
+                let mut lines = rest.records.lines(event);
+                // What is here already leaves with it.
+                while let Some(Some(event)) = rest.events.next().now_or_never() {
+                    lines.extend(rest.records.lines(event));
+                }
                 if !lines.is_empty() {
                     return Some((Ok(Bytes::from(lines)), rest));
                 }

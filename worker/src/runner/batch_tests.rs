@@ -51,6 +51,7 @@ impl Bench {
             eos: Arc::new(BTreeSet::from([EOS])),
             tokenizer: self.tokenizer.clone(),
             top_logprobs: None,
+            whole: false,
             events,
         };
         set(&mut job);
@@ -98,6 +99,17 @@ async fn one_answer() {
         assert_eq!((done.prompt_tokens, done.eval_tokens, tokens), (10, expected.len(), expected.len()));
         assert_eq!(text, bench.text(&expected));
         assert_eq!(done.reason == DoneReason::Length, expected.len() == 24);
+
+        // The same in one piece, and a stop text counts there, too.
+        let (whole, tokens, done) = read(bench.job(&ids, |job| job.whole = true)).await;
+        assert_eq!(
+            (whole.as_str(), tokens, done.unwrap().context.len()),
+            (text.as_str(), 0, 10 + expected.len())
+        );
+        let Some((at, last)) = text.char_indices().next_back() else { continue };
+        let stop = |job: &mut Job| (job.whole, job.stop) = (true, StopMatcher::new(vec![last.to_string()]));
+        let (stopped, tokens, _) = read(bench.job(&ids, stop)).await;
+        assert_eq!((stopped.as_str(), tokens), (&text[..text.find(last).unwrap_or(at)], 0));
     }
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct Job {
     pub(crate) tokenizer: Arc<Tokenizer>,
     /// How many alternatives to report, where log-probabilities are asked for.
     pub(crate) top_logprobs: Option<usize>,
+    /// Nobody reads along: the text comes at the end, in one piece.
+    pub(crate) whole: bool,
     pub(crate) events: mpsc::Sender<Event>,
 }
 
@@ -37,6 +39,8 @@ pub(crate) struct Generation {
     pub(crate) job: Job,
     detokenizer: Detokenizer,
     answer: Vec<Generated>,
+    /// Text that waits for the end.
+    text: String,
     /// Bytes of text so far, held back or not.
     text_len: usize,
     cached_tokens: usize,
@@ -68,6 +72,7 @@ impl Generation {
             detokenizer: job.tokenizer.detokenizer(),
             job,
             answer: Vec::new(),
+            text: String::new(),
             text_len: 0,
             cached_tokens,
             started: Instant::now(),
@@ -104,7 +109,9 @@ impl Generation {
         self.text_len += piece.len();
         let released = self.job.stop.push(&piece);
         let logprob = self.job.top_logprobs.map(|top| self.logprob(logits, id, top));
-        if !self.send(Event::Token { text: released.text, logprob }) {
+        if self.job.whole && logprob.is_none() {
+            self.text.push_str(&released.text);
+        } else if !self.send(Event::Token { text: released.text, logprob }) {
             return Next::Finished;
         }
         if let Some(at) = released.stopped_at {
@@ -142,7 +149,8 @@ impl Generation {
         self.done(String::new(), DoneReason::Stop)
     }
 
-    fn done(&mut self, text: String, reason: DoneReason) -> Next {
+    fn done(&mut self, rest: String, reason: DoneReason) -> Next {
+        let text = std::mem::take(&mut self.text) + &rest;
         let now = Instant::now();
         let prompt_done = self.prompt_done.unwrap_or(now);
         let mut context = std::mem::take(&mut self.job.prompt);

@@ -129,6 +129,7 @@ impl Model {
             eos: self.eos.clone(),
             tokenizer,
             top_logprobs: request.logprobs.then_some(request.top_logprobs),
+            whole: request.whole,
             prompt,
             events,
         })

@@ -92,6 +92,9 @@ pub struct GenerateRequest {
     pub truncate: bool,
     /// Whether a full context makes room and goes on, or ends the answer.
     pub shift: bool,
+    /// Whether the answer is wanted at its end, in one piece, rather than token by token.
+    #[serde(default)]
+    pub whole: bool,
     /// Whether to report log-probabilities.
     pub logprobs: bool,
     pub top_logprobs: usize,

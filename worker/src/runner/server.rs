@@ -157,14 +157,13 @@ async fn generate(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Resp
     // Dropping the receiver, when the worker hangs up, is what cancels.
     let lines = futures::stream::unfold(Some(receiver), |receiver| async move {
         let mut receiver = receiver?;
-        let event = receiver.recv().await;
-        let (event, last) = match event {
-            Some(event @ (Event::Done(_) | Event::Error(_))) => (event, true),
-            Some(event) => (event, false),
-            None => (Event::Error(RunnerError::failed("the model stopped while answering")), true),
-        };
-        let line = line(&event);
-        Some((Ok::<_, Infallible>(line), (!last).then_some(receiver)))
+        // What has piled up leaves together.
+        let mut events = Vec::new();
+        if receiver.recv_many(&mut events, EVENT_QUEUE).await == 0 {
+            events.push(Event::Error(RunnerError::failed("the model stopped while answering")));
+        }
+        let is_last = matches!(events.last(), Some(Event::Done(_) | Event::Error(_)));
+        Some((Ok::<_, Infallible>(lines(&events)), (!is_last).then_some(receiver)))
     });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
@@ -242,8 +241,12 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-fn line(event: &Event) -> Bytes {
-    let mut line = serde_json::to_vec(event).unwrap_or_default();
-    line.push(b'\n');
-    line.into()
+fn lines(events: &[Event]) -> Bytes {
+    let mut lines = Vec::new();
+    for event in events {
+        // What is made of texts and numbers is always JSON.
+        serde_json::to_writer(&mut lines, event).unwrap_or_default();
+        lines.push(b'\n');
+    }
+    lines.into()
 }

@@ -57,6 +57,7 @@ fn request(input: Input) -> GenerateRequest {
         shift: true,
         logprobs: false,
         top_logprobs: 0,
+        whole: false,
     }
 }
 
@@ -192,6 +193,11 @@ async fn dropping_the_stream_cancels() {
     for _ in 0..6 {
         let mut events = client.generate(&endless).await.unwrap();
         assert!(matches!(events.next().await, Some(Event::Token { .. })));
+    }
+    // One that is wanted whole says nothing before its end.
+    endless.whole = true;
+    for _ in 0..6 {
+        drop(client.generate(&endless).await.unwrap());
     }
     let mut short = request(Input::Raw { prompt: "y".into() });
     short.num_predict = Some(2);
