@@ -86,7 +86,11 @@ impl<'a> Product<'a> {
 }
 
 /// Chunks a thread should get of a job, so that one held up costs the others little.
-const CHUNKS_A_THREAD: usize = 6;
+const CHUNKS_A_THREAD: usize = 16;
+/// The same where there are many columns: each of them passes by every chunk.
+const LARGE_CHUNKS_A_THREAD: usize = 6;
+/// How many are many.
+const MANY_COLUMNS: usize = 16;
 /// Below this many bytes times columns a chunk costs more to deal out than to do.
 const LEAST_WORK: usize = 1 << 14;
 
@@ -151,7 +155,8 @@ impl Cpu {
 /// Rows of a weight that make a chunk.
 fn chunk_rows(weight: &Weight, m: usize, threads: usize) -> usize {
     let row_work = (weight.size_bytes() as usize / weight.rows().max(1)).max(1) * m;
-    let share = weight.rows().div_ceil(threads * CHUNKS_A_THREAD);
+    let chunks = if m < MANY_COLUMNS { CHUNKS_A_THREAD } else { LARGE_CHUNKS_A_THREAD };
+    let share = weight.rows().div_ceil(threads * chunks);
     // Sixteen make a panel.
     share.max(LEAST_WORK.div_ceil(row_work)).next_multiple_of(16)
 }
@@ -374,17 +379,18 @@ impl Kernels for Cpu {
         let out = Shared::new(&mut self.normed, cols);
         let product = Product::new(linear, out);
         Self::products(&mut self.pool, self.ops, &mut self.packed, &input.numbers, &[product]);
-        if let Some(norm) = norm {
-            let (ops, rows) = (self.ops, Shared::new(&mut self.normed, cols));
-            let chunk = LEAST_WORK.div_ceil(cols);
-            self.pool.run(step.batch.tokens.len().div_ceil(chunk), &|index, scratch| {
-                for row in index * chunk..step.batch.tokens.len().min((index + 1) * chunk) {
-                    // SAFETY: every row belongs to one chunk.
-                    normalise(ops, unsafe { rows.part(row, 0, cols) }, norm, scratch);
+        let (ops, from) = (self.ops, Shared::new(&mut self.normed, cols));
+        let (chunk, to) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
+        self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
+            for row in index * chunk..rows.min((index + 1) * chunk) {
+                // SAFETY: every row belongs to one chunk.
+                let (from, to) = unsafe { (from.part(row, 0, cols), to.part(row, 0, cols)) };
+                if let Some(norm) = norm {
+                    normalise(ops, from, norm, scratch);
                 }
-            });
-        }
-        add(&mut x.numbers, &self.normed);
+                add(to, from);
+            }
+        });
     }
 
     fn gate_up(&mut self, step: &Step, x: &Buffer, w: &GateUp<Self>, out: &mut Buffer) {
