@@ -167,7 +167,7 @@ impl Registry {
         // 2. The link. A collection that came first wins, and the client uploads.
         let linked = again!(self.blob_link_live(target, digest).await)?;
         Ok(linked.map(|size_bytes| {
-            tracing::info!(repository = %target, %digest, "blob mounted");
+            tracing::debug!(repository = %target, %digest, "blob mounted");
             BlobInfo { digest: digest.clone(), size_bytes }
         }))
     }

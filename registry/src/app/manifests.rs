@@ -130,7 +130,10 @@ impl Registry {
                 Lying::Fresh { placed: Placed { temporary: Some(temporary), .. }, .. } => {
                     let certain = match &recorded {
                         Ok(_) => true,
-                        Err(Error::ManifestBlobsUnknown(_)) => self.blob_unplace(&put.digest).await.is_ok(),
+                        // Where the index says that it has no room, it took nothing.
+                        Err(Error::ManifestBlobsUnknown(_) | Error::StorageFull) => {
+                            self.blob_unplace(&put.digest).await.is_ok()
+                        }
                         Err(_) => false,
                     };
                     if certain {

@@ -215,7 +215,7 @@ impl Store {
     pub(crate) async fn begin(&self) -> Result<Tx, Error> {
         let begun = async {
             Ok::<_, sqlx::Error>(match &self.0 {
-                Engine::Sqlite(pools) => Engine::Sqlite(pools.write.begin_with("begin immediate").await?),
+                Engine::Sqlite(pools) => Engine::Sqlite(begin_sqlite(&pools.write).await?),
                 Engine::Postgres(pool) => Engine::Postgres(postgres::in_time(pool.begin()).await?),
             })
         };
@@ -236,6 +236,20 @@ impl Store {
             }
             Engine::Postgres(pool) => pool.close().await,
         }
+    }
+}
+
+async fn begin_sqlite(write: &SqlitePool) -> sqlx::Result<Transaction<'static, Sqlite>> {
+    const BEGIN: &str = "begin immediate";
+    match write.begin_with(BEGIN).await {
+        // Where the disk is full SQLite may end a transaction by itself. The connection still believes to be in it, and would
+        // never begin another.
+        Err(sqlx::Error::InvalidSavePointStatement) => {
+            tracing::warn!("the connection that writes to the index is opened anew");
+            write.acquire().await?.close().await?;
+            write.begin_with(BEGIN).await
+        }
+        begun => begun,
     }
 }
 

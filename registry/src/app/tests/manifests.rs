@@ -1,6 +1,7 @@
 //! Manifests: what is refused, what moves together, what deleting takes along.
 
 use super::*;
+use crate::store::Engine;
 
 #[tokio::test]
 async fn bytes_come_back_as_they_went() {
@@ -36,6 +37,27 @@ async fn bytes_come_back_as_they_went() {
         f.assert_sound().await;
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_index_without_room_leaves_no_bytes() {
+    let f = Fixture::start(None, None, &|_| {}, WriteLimit::default()).await;
+    let config = f.push("r", b"{}").await;
+    let Engine::Sqlite(pool) = f.registry.store().write() else { panic!("the index is a file") };
+    let pages: i64 = sqlx::query_scalar("pragma page_count").fetch_one(pool).await.unwrap();
+    let at_most = async |pages: i64| {
+        let pragma = sqlx::AssertSqlSafe(format!("pragma max_page_count = {pages}"));
+        sqlx::query_scalar::<_, i64>(pragma).fetch_one(pool).await.unwrap()
+    };
+    assert_eq!(at_most(pages).await, pages);
+    let mut manifest = image(&config, &[]);
+    manifest["annotations"] = serde_json::json!({ "long": "x".repeat(100_000) });
+    let refused = f.put("r", "t", &manifest).await;
+    assert!(matches!(refused, Err(Error::StorageFull)), "{refused:?}");
+    assert_eq!(f.leftovers().await, Vec::<String>::new());
+    at_most(1 << 20).await;
+    f.put("r", "t", &manifest).await.unwrap();
+    f.assert_sound().await;
 }
 
 #[tokio::test]
