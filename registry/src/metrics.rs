@@ -1,13 +1,14 @@
 //! What the server counts and measures, by name; `GET /metrics` shows it in Prometheus' text format.
 //! Whoever does the work records it here. Label values come from the code (routes, operations, statuses), never from a request.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::future::Future;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use http::{Method, StatusCode};
-use metrics::{counter, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tracing::Instrument;
 
@@ -134,22 +135,62 @@ pub(crate) fn method_label(method: &Method) -> &'static str {
     KNOWN.into_iter().find(|known| method.as_str() == *known).unwrap_or("other")
 }
 
-pub(crate) fn requests_in_flight() -> metrics::Gauge {
-    gauge!(IN_FLIGHT)
+pub(crate) fn requests_in_flight() -> &'static Gauge {
+    static KEPT: LazyLock<Gauge> = LazyLock::new(|| {
+        install();
+        gauge!(IN_FLIGHT)
+    });
+    &KEPT
+}
+
+/// What is recorded of the answers of one route with one method and one status.
+struct Answers {
+    method: &'static str,
+    status: StatusCode,
+    count: Counter,
+    seconds: Histogram,
 }
 
 pub(crate) fn request_answered(route: &str, method: &'static str, status: StatusCode, took: Duration) {
-    let status = status.as_str().to_owned();
-    counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => status).increment(1);
-    histogram!(REQUEST_SECONDS, "route" => route.to_owned(), "method" => method).record(took);
+    /// By their routes. Finding a metric by its labels costs the recorder as much as a small answer does us.
+    static KEPT: LazyLock<RwLock<HashMap<String, Vec<Answers>>>> = LazyLock::new(RwLock::default);
+    let record = |answers: &Answers| {
+        answers.count.increment(1);
+        answers.seconds.record(took);
+    };
+    {
+        let kept = KEPT.read().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |answers: &&Answers| answers.method == method && answers.status == status;
+        if let Some(answers) = kept.get(route).and_then(|all| all.iter().find(is_it)) {
+            return record(answers);
+        }
+    }
+    install();
+    let labelled = status.as_str().to_owned();
+    let answers = Answers {
+        method,
+        status,
+        count: counter!(REQUESTS, "route" => route.to_owned(), "method" => method, "status" => labelled),
+        seconds: histogram!(REQUEST_SECONDS, "route" => route.to_owned(), "method" => method),
+    };
+    record(&answers);
+    KEPT.write().unwrap_or_else(PoisonError::into_inner).entry(route.to_owned()).or_default().push(answers);
 }
 
-pub(crate) fn bytes_received() -> metrics::Counter {
-    counter!(RECEIVED)
+pub(crate) fn bytes_received() -> &'static Counter {
+    static KEPT: LazyLock<Counter> = LazyLock::new(|| {
+        install();
+        counter!(RECEIVED)
+    });
+    &KEPT
 }
 
-pub(crate) fn bytes_sent() -> metrics::Counter {
-    counter!(SENT)
+pub(crate) fn bytes_sent() -> &'static Counter {
+    static KEPT: LazyLock<Counter> = LazyLock::new(|| {
+        install();
+        counter!(SENT)
+    });
+    &KEPT
 }
 
 /// Measures one collection that was not a dry run.

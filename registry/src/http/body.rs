@@ -29,7 +29,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 #[error("nothing arrived for {} s", STALL.as_secs())]
 pub(crate) struct Stalled;
 
-/// The middleware: guards the body of every request.
+/// Guards the body of a request, whoever answers it.
 pub(crate) async fn guard(request: Request, next: Next) -> Response {
     let unread = Arc::new(Mutex::new(None));
     // A client that asks before it sends is not told to go on just to have its bytes thrown away.
@@ -52,7 +52,7 @@ struct Guarded {
     /// Runs only while somebody waits for bytes: time that the reader takes for itself is not the client's.
     idle: Pin<Box<Sleep>>,
     waiting: bool,
-    received: ::metrics::Counter,
+    received: &'static ::metrics::Counter,
     over: bool,
     /// Takes the body when it is dropped before its end.
     unread: Arc<Mutex<Option<Body>>>,

@@ -10,6 +10,9 @@ use crate::oci::DOCKER_CONTENT_DIGEST;
 
 /// The answer to a request whose client has this content.
 pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Response> {
+    if !headers.contains_key(header::IF_NONE_MATCH) {
+        return None;
+    }
     let etag = format!("\"{digest}\"");
     let names = |value: &HeaderValue| value.to_str().is_ok_and(|list| lists(list, &etag));
     if !headers.get_all(header::IF_NONE_MATCH).iter().any(names) {

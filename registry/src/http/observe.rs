@@ -98,7 +98,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 }
 
 /// Counts the requests without an answer, also those whose clients leave.
-struct InFlight(::metrics::Gauge);
+struct InFlight(&'static ::metrics::Gauge);
 
 impl InFlight {
     fn new() -> InFlight {
@@ -129,7 +129,7 @@ fn count_sent(method: &Method, response: Response) -> Response {
 /// A body whose bytes count as they leave.
 struct Counted {
     body: Body,
-    sent: ::metrics::Counter,
+    sent: &'static ::metrics::Counter,
 }
 
 impl HttpBody for Counted {

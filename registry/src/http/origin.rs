@@ -3,9 +3,7 @@
 
 use std::net::IpAddr;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use http::request::Parts;
 use http::{Uri, header};
 use url::Url;
 
@@ -13,14 +11,10 @@ use super::{Failure, links};
 use crate::serve::Arrival;
 use crate::{Config, Registry};
 
-pub(crate) async fn check(State(registry): State<Registry>, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
+pub(crate) fn check(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
     let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let internal = parts.extensions.get::<Arrival>().is_some_and(|arrival| arrival.internal);
-    match verdict(registry.config(), internal, links::host(&parts), origin.as_deref()) {
-        Ok(()) => next.run(Request::from_parts(parts, body)).await,
-        Err(failure) => failure.into_response(),
-    }
+    verdict(registry.config(), internal, links::host(parts), origin.as_deref())
 }
 
 fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&str>) -> Result<(), Failure> {

@@ -104,10 +104,11 @@ fn tags_of(query: &Query, reference: &Reference) -> Result<Vec<Tag>, Failure> {
 }
 
 fn headers_of(manifest: &StoredManifest) -> HeaderMap {
-    HeaderMap::from_iter([
-        (header::CONTENT_TYPE, header_value(&manifest.media_type)),
-        (header::CONTENT_LENGTH, manifest.bytes.len().into()),
-        (header::ETAG, header_value(&format!("\"{}\"", manifest.digest))),
-        (DOCKER_CONTENT_DIGEST, header_value(manifest.digest.as_str())),
-    ])
+    // Room for these and for what middleware adds.
+    let mut headers = HeaderMap::with_capacity(8);
+    headers.insert(header::CONTENT_TYPE, header_value(&manifest.media_type));
+    headers.insert(header::CONTENT_LENGTH, manifest.bytes.len().into());
+    headers.insert(header::ETAG, header_value(&format!("\"{}\"", manifest.digest)));
+    headers.insert(DOCKER_CONTENT_DIGEST, header_value(manifest.digest.as_str()));
+    headers
 }
