@@ -281,12 +281,12 @@ impl Registry {
         files: &BTreeMap<String, Digest>,
     ) -> Result<(Digest, bool), CreateError> {
         // 1. A file that is a layer as it is has been sent already. Scales are a stranger's until they are looked at.
-        if layer.is_watched() {
+        let whole = layer.content.whole_file().and_then(|path| files.get(path));
+        if layer.is_watched() && whole.is_some() {
             let (looking, reading) = (layer.clone(), source.clone());
             let looked = blocking(move || read_through(&mut looking.checked_reader(&reading))).await?;
             looked.map_err(|error| unreadable(&layer, error))?;
         }
-        let whole = layer.content.whole_file().and_then(|path| files.get(path));
         if let Some(digest) = whole
             && let Some(info) = self.blob_mount(caller, repository, digest, Some(&staging())).await?
             && info.size_bytes == layer.size
@@ -307,7 +307,7 @@ impl Registry {
         }
         // 3. Another one may be here, from a relative of the model.
         let (hashing, reading) = (layer.clone(), source.clone());
-        let digest = blocking(move || hash(&mut hashing.reader(&reading))).await?;
+        let digest = blocking(move || hash(&mut hashing.checked_reader(&reading))).await?;
         let digest = digest.map_err(|error| unreadable(&layer, error))?;
         if self.blob_mount(caller, repository, &digest, None).await?.is_some() {
             return Ok((digest, false));
