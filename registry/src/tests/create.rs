@@ -5,6 +5,7 @@ use lode_model::digest::Digest;
 use lode_model::gguf::{Header, Metadata, NewTensor};
 use lode_model::media_type;
 use lode_model::quant::ggml::Type;
+use lode_model::safetensors::{Dtype, write_header};
 use serde_json::{Value, json};
 
 use super::App;
@@ -157,6 +158,16 @@ fn gguf(ty: Type, byte: u8) -> Vec<u8> {
     bytes
 }
 
+/// A checkpoint of one mxfp8 matrix, whose bytes all are 255, the scales among them.
+fn packed() -> Vec<u8> {
+    let said = [("quant_type", "mxfp8"), ("group_size", "32")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+    let keys: [(&str, Dtype, &[u64]); 2] =
+        [("model.up_proj.weight", Dtype::U32, &[4, 16]), ("model.up_proj.weight.scale", Dtype::U8, &[4, 2])];
+    let mut bytes = write_header(&keys, &said.into());
+    bytes.extend([0xff; 4 * 16 * 4 + 4 * 2]);
+    bytes
+}
+
 #[tokio::test]
 async fn a_model_is_quantised_here() {
     let app = App::new().await;
@@ -177,13 +188,19 @@ async fn a_model_is_quantised_here() {
     assert_eq!(app.post_json("/api/create", body("Q4_0")).await.status, 200);
     assert_eq!(app.get("/v2/made/manifests/latest").await.json(), made);
     // Values that no type holds, and scales that nobody can use.
-    for (file, quantize, part) in [
-        (gguf(Type::F32, 0xff), json!("q8_0"), "blk.0.ffn_up.weight"),
-        (gguf(Type::Q8_0, 0xff), Value::Null, "`blk.0.ffn_up.weight`: block 0 of Q8_0 has a scale of NaN"),
+    for (name, file, quantize, part) in [
+        ("m.gguf", gguf(Type::F32, 0xff), json!("q8_0"), "blk.0.ffn_up.weight"),
+        (
+            "m.gguf",
+            gguf(Type::Q8_0, 0xff),
+            Value::Null,
+            "`blk.0.ffn_up.weight`: block 0 of Q8_0 has a scale of NaN",
+        ),
+        ("model.safetensors", packed(), Value::Null, "`model.up_proj.weight`: scale 0 is NaN"),
     ] {
         let file = stage(&app, &file).await;
         let answer = app
-            .post_json("/api/create", json!({"model": "m", "files": {"m.gguf": file}, "quantize": quantize}))
+            .post_json("/api/create", json!({"model": "m", "files": {name: file}, "quantize": quantize}))
             .await;
         let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
         assert!(last["error"].as_str().unwrap().contains(part), "{last}");
