@@ -310,7 +310,7 @@ impl Sending<'_> {
                     (location, offset) = (next, stored);
                     self.feed.settle(offset);
                     // Between two chunks nothing moves, so a good connection is given longer ones.
-                    chunk_bytes = chunk_bytes.saturating_mul(2).min(first_bytes.saturating_mul(LONGEST));
+                    chunk_bytes = chunk_bytes.saturating_mul(4).min(first_bytes.saturating_mul(LONGEST));
                     if offset > best {
                         (best, failed) = (offset, 0);
                     }
