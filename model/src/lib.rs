@@ -7,6 +7,7 @@ pub mod diff;
 pub mod digest;
 pub mod files_view;
 pub mod gguf;
+pub mod go_template;
 pub mod import;
 pub mod index;
 pub mod lineage;

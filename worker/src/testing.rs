@@ -83,16 +83,27 @@ impl TinyRegistry {
 
     /// The demo model as files; `seed` makes manifests differ.
     pub(crate) fn put_demo(&self, seed: u8, with_weights: bool) -> Digest {
+        self.put_demo_with(seed, with_weights, &[])
+    }
+
+    /// The demo model with more layers.
+    pub(crate) fn put_demo_with(
+        &self,
+        seed: u8,
+        with_weights: bool,
+        more: &[(&str, &str, Vec<u8>)],
+    ) -> Digest {
         let read = |name: &str| std::fs::read(demo_file(name)).unwrap();
         let weights = if with_weights { read("model.safetensors") } else { vec![seed; 100] };
-        self.put_model(&[
+        let demo = [
             (mt::OCTET_STREAM, "model.safetensors", weights),
             (mt::OLLAMA_JSON, "config.json", read("config.json")),
             (mt::OLLAMA_JSON, "generation_config.json", read("generation_config.json")),
             (mt::OLLAMA_JSON, "tokenizer.json", read("tokenizer.json")),
             (mt::OLLAMA_JSON, "tokenizer_config.json", read("tokenizer_config.json")),
             (mt::OLLAMA_LICENSE, "", vec![seed]),
-        ])
+        ];
+        self.put_model(&[&demo[..], more].concat())
     }
 
     /// How often bytes of this blob were asked for.

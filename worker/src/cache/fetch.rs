@@ -159,14 +159,18 @@ impl Models {
             format: layer.format,
             extent: extent(&layer.file),
         };
+        let read = async |blob: Option<&Descriptor>| match blob {
+            Some(blob) => read_small(path(blob), 0, blob.size).await.map(Some),
+            None => Ok(None),
+        };
+        let details = read(model.config.as_ref()).await?;
+        let details = details.and_then(|bytes| ModelConfig::parse(&bytes).ok()).unwrap_or_default();
         let spec = ModelSpec {
             name: name.to_owned(),
             files: model.files.iter().map(|(name, file)| (name.clone(), small(file))).collect(),
             tensors: model.tensors.iter().map(tensor).collect(),
-        };
-        let read = async |blob: Option<&Descriptor>| match blob {
-            Some(blob) => read_small(path(blob), 0, blob.size).await.map(Some),
-            None => Ok(None),
+            template: model.template.as_ref().map(|blob| SmallFile::from(path(blob))),
+            has_renderer: !details.renderer.is_empty() || !details.parser.is_empty(),
         };
         let json = |what: &str, bytes: Option<Vec<u8>>| -> Result<Value, Error> {
             let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
@@ -187,14 +191,13 @@ impl Models {
         let params = json("its parameters", read(model.params.as_ref()).await?)?;
         let messages = json("its messages", read(model.messages.as_ref()).await?)?;
         let system = read(model.system.as_ref()).await?;
-        let details = read(model.config.as_ref()).await?;
         Ok(Model {
             repository: repository.clone(),
             digest: digest.clone(),
             spec,
             tensor_bytes: model.tensor_bytes(),
             config,
-            details: details.and_then(|bytes| ModelConfig::parse(&bytes).ok()).unwrap_or_default(),
+            details,
             system: system.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
             params: match params {
                 Value::Object(params) => params,

@@ -31,6 +31,7 @@ pub struct Recognised {
     pub files: BTreeMap<String, ModelFile>,
     pub tensors: Vec<TensorLayer>,
     /// What ollama's Modelfile added.
+    pub template: Option<Descriptor>,
     pub system: Option<Descriptor>,
     pub params: Option<Descriptor>,
     pub messages: Option<Descriptor>,
@@ -125,6 +126,7 @@ impl Recognised {
                 Role::Projector if artifact.layout == Layout::Ollama => {
                     return Err(Unrunnable::Projector(label()));
                 }
+                Role::Template => model.template = Some(file.layer.clone()),
                 Role::System => model.system = Some(file.layer.clone()),
                 Role::Params => model.params = Some(file.layer.clone()),
                 Role::Messages => model.messages = Some(file.layer.clone()),
@@ -172,7 +174,8 @@ impl Recognised {
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
         let tensors = self.tensors.iter().map(|layer| &layer.file.layer);
         let files = self.files.values().map(|file| &file.layer);
-        files.chain(tensors).chain(&self.system).chain(&self.params).chain(&self.messages).chain(&self.config)
+        let on_top = [&self.template, &self.system, &self.params, &self.messages, &self.config];
+        files.chain(tensors).chain(on_top.into_iter().flatten())
     }
 
     /// Bytes of tensors.
@@ -242,6 +245,7 @@ mod tests {
                 (mt::OLLAMA_JSON, Some("draft/config.json"), None),
                 (mt::OCTET_STREAM, Some("chat_template.jinja"), None),
                 (mt::OCTET_STREAM, Some("README.md"), None),
+                (mt::OLLAMA_TEMPLATE, None, None),
                 (mt::OLLAMA_SYSTEM, None, None),
                 (mt::OLLAMA_PARAMS, None, None),
                 (mt::OLLAMA_LICENSE, None, None),
@@ -254,9 +258,10 @@ mod tests {
             !model.tensors[0].whole_file
                 && model.system.is_some()
                 && model.params.is_some()
+                && model.template.is_some()
                 && model.config.is_some()
         );
-        assert_eq!((model.tensor_bytes(), model.blobs().count()), (10, 7));
+        assert_eq!((model.tensor_bytes(), model.blobs().count()), (10, 8));
     }
 
     #[test]

@@ -48,15 +48,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
     if raw && (is_set(&body.template) || is_set(&body.system) || !context.is_empty()) {
         return Err(Error::Invalid("raw mode does not support template, system, or context".into()));
     }
-    if is_set(&body.suffix) {
-        return Err(Error::Invalid(format!("{name:?} does not support insert")));
-    }
-    if is_set(&body.template) {
-        return Err(Error::Invalid(
-            "a template in a request is not supported yet: use raw, or the model's own".into(),
-        ));
-    }
-    refuse_unsupported(name, &body.format, &body.think, body.debug_render_only)?;
+    refuse_unsupported(name, &body.format, &body.think)?;
     if body.images.as_ref().is_some_and(|images| !images.is_empty()) {
         return Err(Error::Invalid(format!("{name:?} does not support images")));
     }
@@ -74,6 +66,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
         shift: body.shift,
         logprobs: body.logprobs,
         top_logprobs: body.top_logprobs,
+        think: said(&body.think),
     };
     let (common, records) = (&common, &records);
     with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
@@ -87,10 +80,15 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
                     messages: if context.is_empty() { model.messages.clone() } else { Vec::new() },
                     prompt,
                     context: context.to_vec(),
+                    template: body.template.clone(),
+                    suffix: body.suffix.clone().unwrap_or_default(),
                 },
             };
             let request = merged(&model.params, asked_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
+            if body.debug_render_only == Some(true) {
+                return stream::rendered(ticket, &request, &records).await;
+            }
             stream::answer(ticket, request, records, body.stream.unwrap_or(true)).await
         })
     })
@@ -113,7 +111,6 @@ pub(super) fn refuse_unsupported(
     name: &str,
     format: &Option<Value>,
     think: &Option<Value>,
-    debug_render_only: Option<bool>,
 ) -> Result<(), Error> {
     match format {
         None | Some(Value::Null) => {}
@@ -125,10 +122,12 @@ pub(super) fn refuse_unsupported(
         Some(Value::String(text)) if text.is_empty() => {}
         Some(_) => return Err(Error::Invalid(format!("{name:?} does not support thinking"))),
     }
-    if debug_render_only == Some(true) {
-        return Err(Error::Invalid("`_debug_render_only` is not supported yet".into()));
-    }
     Ok(())
+}
+
+/// Whether the request says that the model is to think, or that it is not to.
+pub(super) fn said(think: &Option<Value>) -> Option<bool> {
+    think.as_ref().and_then(Value::as_bool)
 }
 
 /// An empty prompt loads the model; with a keep_alive of zero it unloads it.

@@ -40,6 +40,7 @@ pub(super) struct Common {
     pub(super) shift: Option<bool>,
     pub(super) logprobs: Option<bool>,
     pub(super) top_logprobs: Option<i64>,
+    pub(super) think: Option<bool>,
 }
 
 impl Options {
@@ -89,6 +90,7 @@ impl Options {
             whole: false,
             logprobs: common.logprobs.unwrap_or(false),
             top_logprobs: top_logprobs as usize,
+            think: common.think,
         })
     }
 }

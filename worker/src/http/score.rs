@@ -10,8 +10,11 @@ use super::Api;
 use super::request::{Asked, with_model};
 use super::stream;
 use crate::error::Error;
-use crate::runner::protocol::ScoreRequest;
+use crate::runner::protocol::{ScoreRequest, WindowScores};
 use crate::scheduler::KeepAlive;
+
+/// As many as for generated ids.
+const MAX_TOP: usize = 20;
 
 #[derive(Deserialize)]
 pub(super) struct Body {
@@ -19,6 +22,8 @@ pub(super) struct Body {
     keep_alive: Option<KeepAlive>,
     /// Whether to answer with every single log-probability, beside the sums.
     logprobs: Option<bool>,
+    /// How many of the likeliest ids to answer with at each place.
+    top_logprobs: Option<usize>,
 }
 
 /// A window of n ids has n - 1 scores: of each id after the first, given those before it in the window.
@@ -26,19 +31,26 @@ pub(super) async fn score(State(api): State<Api>, asked: Asked<Body>) -> Result<
     let longest = asked.body.windows.iter().map(|window| window.len().saturating_sub(1)).max();
     let wanted = asked.wanted(longest, asked.body.keep_alive);
     let with_logprobs = asked.body.logprobs.unwrap_or(true);
-    let request = &ScoreRequest { windows: asked.body.windows };
+    let top = asked.body.top_logprobs.unwrap_or(0);
+    if top > MAX_TOP {
+        return Err(Error::Invalid(format!("top_logprobs must be between 0 and {MAX_TOP}")));
+    }
+    let request = &ScoreRequest { windows: asked.body.windows, top };
     let scores = with_model(&api, wanted, move |ticket| {
         Box::pin(async move { Ok(ticket.model().client().score(request).await?) })
     })
     .await?;
-    let sum = |window: &Vec<f32>| {
-        let nll: f64 = window.iter().map(|&logprob| -f64::from(logprob)).sum();
-        json!({"nll": nll, "tokens": window.len()})
+    let sum = |window: &WindowScores| {
+        let nll: f64 = window.logprobs.iter().map(|&logprob| -f64::from(logprob)).sum();
+        json!({"nll": nll, "tokens": window.logprobs.len()})
     };
-    let windows: Vec<_> = scores.logprobs.iter().map(sum).collect();
+    let windows: Vec<_> = scores.windows.iter().map(sum).collect();
     let mut answer = json!({"model": asked.name, "windows": windows});
     if with_logprobs {
-        answer["logprobs"] = json!(scores.logprobs);
+        answer["logprobs"] = scores.windows.iter().map(|window| json!(window.logprobs)).collect();
+    }
+    if top > 0 {
+        answer["top_logprobs"] = scores.windows.iter().map(|window| json!(window.top)).collect();
     }
     Ok(stream::json(StatusCode::OK, &answer))
 }

@@ -67,6 +67,19 @@ pub(super) async fn answer(
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rest.lines())).into_response())
 }
 
+/// The prompt in place of an answer.
+pub(super) async fn rendered(
+    ticket: Ticket,
+    request: &GenerateRequest,
+    records: &Records,
+) -> Result<Response, Error> {
+    let rendered = ticket.model().client().render(request).await?;
+    let mut record = records.record(String::new(), Vec::new());
+    record.insert("done".into(), json!(false));
+    record.insert("_debug_info".into(), json!({"rendered_template": rendered.text}));
+    Ok(json(StatusCode::OK, &record))
+}
+
 struct Rest {
     first: Option<Event>,
     events: EventStream,

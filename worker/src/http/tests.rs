@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use lode_model::digest::Digest;
+use lode_model::media_type as mt;
 use serde_json::{Value, json};
 
 use crate::Config;
@@ -139,6 +140,57 @@ async fn the_demo_model_answers_as_expected() {
     assert_eq!(sum("tokens"), 1024.0);
     let perplexity = (sum("nll") / 1024.0).exp();
     assert!((30.0..130.0).contains(&perplexity), "{perplexity}");
+    bench.worker.stop().await;
+}
+
+#[tokio::test]
+async fn go_templates_make_the_prompt() {
+    let mut bench = bench(InProcess::native(), true).await;
+    let with = |template: &str| {
+        let layer = (mt::OLLAMA_TEMPLATE, "", template.as_bytes().to_vec());
+        bench.tiny.put_demo_with(0, true, &[layer])
+    };
+    let chatml = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n";
+    let by_turns = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}<|im_start|>user\n{{ .Prompt }}<|im_end|>\n\
+        <|im_start|>assistant\n{{ .Response }}<|im_end|>\n";
+    let fill = "{{ if .Suffix }}<a>{{ .Prompt }}<b>{{ .Suffix }}<c>{{ else }}{{ .Prompt }}{{ end }}";
+    let [chatml, by_turns, fill, bad] = [chatml, by_turns, fill, "\n{{ nothing }}"].map(with);
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(demo_file("expected.json")).unwrap()).unwrap();
+    let case = &expected["cases"][0];
+    let options = json!({"temperature": 0});
+    for digest in [chatml, by_turns] {
+        bench.digest = digest;
+        let messages = json!([{"role": "user", "content": case["user"]}]);
+        let body = json!({"messages": messages, "stream": false, "options": options});
+        assert_eq!(bench.post("/api/chat", body).await["message"]["content"], case["answer"]);
+        let body = json!({"prompt": case["user"], "stream": false, "options": options});
+        assert_eq!(bench.post("/api/generate", body).await["response"], case["answer"]);
+        let body = json!({"prompt": "x", "system": "s", "_debug_render_only": true});
+        let answer = bench.post("/api/generate", body).await;
+        let prompt =
+            "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(answer["_debug_info"]["rendered_template"], prompt);
+    }
+    let own = json!({"prompt": "x", "system": "s", "template": "[{{ .System }}|{{ .Prompt }}]", "_debug_render_only": true});
+    let answer = bench.post("/api/generate", own).await;
+    assert_eq!(answer["_debug_info"]["rendered_template"], "[s|x]");
+    let (status, error) =
+        bench.refused("/api/generate", json!({"prompt": "x", "template": "{{ nothing }}"})).await;
+    assert!(
+        status == StatusCode::BAD_REQUEST && error.contains("\"nothing\" not defined (line 1)"),
+        "{error}"
+    );
+    bench.digest = fill;
+    let body = json!({"prompt": "x", "suffix": "y", "_debug_render_only": true});
+    let answer = bench.post("/api/generate", body).await;
+    assert_eq!(answer["_debug_info"]["rendered_template"], "<a>x<b>y<c>");
+    bench.digest = bad;
+    let (status, error) = bench.refused("/api/generate", json!({"prompt": "x"})).await;
+    assert!(
+        status == StatusCode::BAD_REQUEST && error.contains("\"nothing\" not defined (line 2)"),
+        "{error}"
+    );
     bench.worker.stop().await;
 }
 
@@ -292,12 +344,19 @@ async fn what_is_refused() {
     let answer = bench
         .post("/api/generate", json!({"prompt": long, "stream": false, "options": {"num_predict": 1}}))
         .await;
-    assert_eq!(answer["prompt_eval_count"], 512);
+    assert_eq!(answer["prompt_eval_count"], 512 - (512 - 4) / 2);
 
     let response = bench.http.post(url("/api/generate")).bearer_auth(SECRET).body("{}").send().await.unwrap();
     assert_eq!(response.json::<Value>().await.unwrap(), json!({"error": "model is required"}));
     let (status, error) = bench.refused("/api/generate", Value::Null).await;
     assert_eq!((status, error.contains("invalid type: null")), (StatusCode::BAD_REQUEST, true));
+
+    let request = bench.http.post(url("/api/generate")).bearer_auth(SECRET);
+    let request = request.header("lode-model", format!("{}@{}", repository(), bench.digest));
+    let response = request.body(b"{\"prompt\": \"\xff\xfe\"}".to_vec()).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    check("/api/generate", json!({"prompt": long, "shift": false}), "longer than the context length").await;
+    check("/lode/v1/score", json!({"windows": [[1]], "top_logprobs": 21}), "between 0 and 20").await;
 
     // A crash answers those in flight, and the next request starts another runner.
     let (status, _) = bench.refused("/api/generate", json!({"prompt": "x", "context": [PANIC]})).await;

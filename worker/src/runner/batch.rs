@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::embed::{EmbedJob, Pool};
 use super::generate::{Generation, Job, Next};
-use super::protocol::RunnerError;
+use super::protocol::{RunnerError, WindowScores};
 use crate::engine::{Engine, Full, Logits, SequenceId, Slice, StepError, Want};
 use crate::text::sampler::LogSoftmax;
 
@@ -37,7 +37,9 @@ enum Command {
 /// Windows of ids to score.
 pub(crate) struct ScoreJob {
     pub(crate) windows: Vec<Vec<u32>>,
-    pub(crate) answer: oneshot::Sender<Result<Vec<Vec<f32>>, RunnerError>>,
+    /// How many of the likeliest ids are wanted at each place.
+    pub(crate) top: usize,
+    pub(crate) answer: oneshot::Sender<Result<Vec<WindowScores>, RunnerError>>,
 }
 
 impl Batch {
@@ -126,7 +128,7 @@ enum Work {
 struct Scoring {
     job: ScoreJob,
     window: usize,
-    done: Vec<Vec<f32>>,
+    done: Vec<WindowScores>,
 }
 
 /// The part of a step that belongs to one slot.
@@ -319,7 +321,7 @@ impl Loop {
         let slot = &mut self.slots[at];
         let Work::Score(scoring) = &mut slot.work else { return };
         while let Some(window) = scoring.job.windows.get(scoring.window) {
-            scoring.done.push(Vec::with_capacity(window.len().saturating_sub(1)));
+            scoring.done.push(WindowScores::default());
             if window.len() >= 2 {
                 slot.pending = window[..window.len() - 1].to_vec();
                 return;
@@ -419,9 +421,14 @@ impl Loop {
                 match logits.rows(index) {
                     Ok(rows) => {
                         let targets = &window[from + 1..];
-                        let scores = rows.zip(targets).map(|(row, &target)| LogSoftmax::new(row).of(target));
                         if let Some(done) = scoring.done.last_mut() {
-                            done.extend(scores);
+                            for (row, &target) in rows.zip(targets) {
+                                let row = LogSoftmax::new(row);
+                                done.logprobs.push(row.of(target));
+                                if scoring.job.top > 0 {
+                                    done.top.push(row.top(scoring.job.top));
+                                }
+                            }
                         }
                         if slot.pending.is_empty() {
                             scoring.window += 1;

@@ -13,7 +13,7 @@ use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
 use super::testing::{
     BREAK, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, hidden, row,
 };
-use crate::text::sampler::LogSoftmax;
+use crate::text::sampler::{LogSoftmax, argmax};
 use crate::text::{Sampler, SamplerOptions, StopMatcher, Tokenizer};
 
 struct Bench {
@@ -150,6 +150,30 @@ async fn a_conversation_goes_on_where_it_was() {
     assert_eq!(done.cached_tokens, context.len() - 1);
     assert_eq!(*bench.log.lock().unwrap(), [[4]]);
     assert_eq!(done.context[second.len()..], answer(&second, 1));
+}
+
+#[tokio::test]
+async fn what_is_kept_gives_way_to_what_is_asked() {
+    let bench = bench(2, 512);
+    let system = prompt(7, 100);
+    let ask = async |ids: Vec<u32>| {
+        let (_, _, done) = read(bench.job(&ids, |job| job.num_predict = 4)).await;
+        let done = done.unwrap();
+        assert_eq!(done.context[ids.len()..], answer(&ids, 4));
+        done.cached_tokens
+    };
+    let chat = |seed: u32, len: usize| [system.clone(), prompt(seed, len)].concat();
+    assert_eq!(ask(chat(1, 200)).await, 0);
+    // Another chat takes over the system prompt, and the first one is still there to go on.
+    assert_eq!(ask(chat(2, 20)).await, 100);
+    assert_eq!(ask(chat(1, 230)).await, 300);
+    // Prompts that fill the context find room, one after the other and the least recently used first.
+    let full = |seed: u32| prompt(seed, CONTEXT - 10);
+    assert_eq!(ask(full(20)).await, 0);
+    assert_eq!(ask(chat(1, 231)).await, 330);
+    assert_eq!(ask(full(21)).await, 0);
+    assert_eq!(ask(full(22)).await, 0);
+    assert_eq!(ask(chat(1, 10)).await, 0);
 }
 
 #[tokio::test]
@@ -303,17 +327,20 @@ async fn scores() {
     let company = bench.job(&prompt(9, 30), |_| {});
     let windows = vec![prompt(1, 60), vec![], vec![300], prompt(1, 2), prompt(2, 33)];
     let (sender, receiver) = oneshot::channel();
-    bench.batch.score(ScoreJob { windows: windows.clone(), answer: sender }).unwrap();
+    bench.batch.score(ScoreJob { windows: windows.clone(), top: 2, answer: sender }).unwrap();
     let scores = tokio::time::timeout(Duration::from_secs(20), receiver).await.unwrap().unwrap().unwrap();
     for (window, scores) in windows.iter().zip(&scores) {
         let expected: Vec<f32> =
             (1..window.len()).map(|at| LogSoftmax::new(&row(&window[..at])).of(window[at])).collect();
-        assert_eq!(*scores, expected);
+        assert_eq!(scores.logprobs, expected);
+        let likeliest: Vec<u32> = (1..window.len()).map(|at| argmax(&row(&window[..at])).unwrap()).collect();
+        assert_eq!(scores.top.iter().map(|top| top[0].0).collect::<Vec<_>>(), likeliest);
+        assert!(scores.top.iter().all(|top| top.len() == 2 && top[0].1 >= top[1].1));
     }
     assert_eq!(scores.len(), windows.len());
     assert!(read(company).await.2.is_ok());
     let (sender, receiver) = oneshot::channel();
-    bench.batch.score(ScoreJob { windows: vec![vec![300, POISON, 301]], answer: sender }).unwrap();
+    bench.batch.score(ScoreJob { windows: vec![vec![300, POISON, 301]], top: 0, answer: sender }).unwrap();
     assert!(receiver.await.unwrap().is_err());
 }
 

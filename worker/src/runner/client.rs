@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::protocol::{
-    EmbedRequest, EmbedResponse, Event, GenerateRequest, LoadRequest, Loaded, RunnerError, ScoreRequest,
-    ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, Event, GenerateRequest, LoadRequest, Loaded, Rendered, RunnerError,
+    ScoreRequest, ScoreResponse, Status,
 };
 
 /// An answer that is not a stream is at most this long.
@@ -65,6 +65,11 @@ impl Client {
 
     pub async fn embed(&self, request: &EmbedRequest) -> Result<EmbedResponse, CallError> {
         self.call(Method::POST, "/embed", request).await
+    }
+
+    /// The text that a generation would begin with.
+    pub async fn render(&self, request: &GenerateRequest) -> Result<Rendered, CallError> {
+        self.call(Method::POST, "/render", request).await
     }
 
     /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of them.

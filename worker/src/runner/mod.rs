@@ -7,6 +7,7 @@ mod embed;
 mod generate;
 mod model;
 pub mod process;
+mod prompt;
 pub mod protocol;
 mod server;
 mod text_side;

@@ -33,6 +33,12 @@ pub struct ModelSpec {
     /// Small files by their name in the checkpoint: `config.json`, `tokenizer.json`, `chat_template.jinja`, ...
     pub files: BTreeMap<String, SmallFile>,
     pub tensors: Vec<TensorFile>,
+    /// A prompt template in Go's language, which the manifest puts on top of what the weights bring.
+    #[serde(default)]
+    pub template: Option<SmallFile>,
+    /// Whether the manifest names a renderer that is built into ollama.
+    #[serde(default)]
+    pub has_renderer: bool,
 }
 
 /// A small file of the model.
@@ -98,6 +104,15 @@ pub struct GenerateRequest {
     /// Whether to report log-probabilities.
     pub logprobs: bool,
     pub top_logprobs: usize,
+    /// Whether the model is to think, where that was said; templates are told.
+    #[serde(default)]
+    pub think: Option<bool>,
+}
+
+/// The answer to `POST /render`: the text that a generation would begin with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rendered {
+    pub text: String,
 }
 
 /// What to continue.
@@ -108,7 +123,16 @@ pub enum Input {
     Raw { prompt: String },
     /// One turn: through the chat template where the model has one, after the messages that the model brings along, or after
     /// the ids of earlier turns.
-    Prompt { system: Option<String>, messages: Vec<Value>, prompt: String, context: Vec<u32> },
+    Prompt {
+        system: Option<String>,
+        messages: Vec<Value>,
+        prompt: String,
+        context: Vec<u32>,
+        /// A Go template in place of the model's own.
+        template: Option<String>,
+        /// What comes behind the answer; empty where nothing does.
+        suffix: String,
+    },
     /// A conversation, through the chat template.
     Chat { messages: Vec<Value>, tools: Vec<Value> },
 }
@@ -174,12 +198,24 @@ pub struct TokenChance {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ScoreRequest {
     pub windows: Vec<Vec<u32>>,
+    /// How many of the likeliest ids are wanted at each place.
+    #[serde(default)]
+    pub top: usize,
 }
 
-/// The answer to `/score`: a window of n ids has n - 1 log-probabilities, for its second id to its last.
+/// The answer to `/score`, window by window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScoreResponse {
-    pub logprobs: Vec<Vec<f32>>,
+    pub windows: Vec<WindowScores>,
+}
+
+/// A window of n ids has n - 1 scores, for its second id to its last.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct WindowScores {
+    pub logprobs: Vec<f32>,
+    /// The likeliest ids in each of these places, with their log-probabilities.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub top: Vec<Vec<(u32, f32)>>,
 }
 
 /// `POST /embed`: the vectors of texts.

@@ -23,8 +23,8 @@ use super::embed::{EmbedJob, normalised};
 use super::generate::EVENT_QUEUE;
 use super::model::Model;
 use super::protocol::{
-    EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, RunnerError, ScoreRequest,
-    ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, Rendered, RunnerError,
+    ScoreRequest, ScoreResponse, Status,
 };
 
 /// Bodies come from our own worker, which has its own limits; this one only bounds memory.
@@ -118,6 +118,7 @@ fn router(runner: Arc<Runner>) -> Router {
         .route("/status", get(status))
         .route("/load", post(load))
         .route("/generate", post(generate))
+        .route("/render", post(render))
         .route("/score", post(score))
         .route("/embed", post(embed))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
@@ -168,6 +169,13 @@ async fn generate(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Resp
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
+async fn render(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
+    let request: GenerateRequest = parse(&body)?;
+    let model = runner.served()?.model.clone();
+    let text = blocking(move || model.render(&request)).await?;
+    Ok(json(StatusCode::OK, &Rendered { text }))
+}
+
 async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
     let request: ScoreRequest = parse(&body)?;
     let served = runner.served()?;
@@ -188,10 +196,10 @@ async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Respons
         }
     }
     let (answer, scores) = oneshot::channel();
-    served.batch.score(ScoreJob { windows: request.windows, answer })?;
-    let logprobs =
+    served.batch.score(ScoreJob { windows: request.windows, top: request.top, answer })?;
+    let windows =
         scores.await.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while scoring")))?;
-    Ok(json(StatusCode::OK, &ScoreResponse { logprobs }))
+    Ok(json(StatusCode::OK, &ScoreResponse { windows }))
 }
 
 async fn embed(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {

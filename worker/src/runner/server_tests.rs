@@ -36,6 +36,8 @@ fn load_request(name: &str) -> LoadRequest {
             name: name.into(),
             files: ["config.json", "tokenizer.json", "tokenizer_config.json"].map(file).into(),
             tensors: Vec::new(),
+            template: None,
+            has_renderer: false,
         },
         kv_cache_type: "f32".into(),
         context_length: CONTEXT,
@@ -58,7 +60,13 @@ fn request(input: Input) -> GenerateRequest {
         logprobs: false,
         top_logprobs: 0,
         whole: false,
+        think: None,
     }
+}
+
+fn continuing(context: Vec<u32>) -> Input {
+    let (system, messages, template) = (None, Vec::new(), None);
+    Input::Prompt { system, messages, prompt: "x".into(), context, template, suffix: String::new() }
 }
 
 async fn start() -> (Client, tempfile::TempDir, oneshot::Receiver<std::convert::Infallible>) {
@@ -115,6 +123,8 @@ async fn load_then_generate() {
         system: system.map(Into::into),
         prompt: "Define water.".into(),
         context: context.to_vec(),
+        template: None,
+        suffix: String::new(),
     };
     let ids = tokenizer.encode(&turn(""), true).unwrap();
     let first = context(&client, &request(prompt(None, &[]))).await.unwrap();
@@ -149,7 +159,13 @@ async fn what_does_not_fit() {
     raw.num_predict = Some(1);
     let ids = demo_tokenizer().encode(&long, true).unwrap();
     let got = context(&client, &raw).await.unwrap();
-    assert_eq!(got[..CONTEXT], [&ids[..4], &ids[ids.len() - CONTEXT + 4..]].concat());
+    // Half of what is not kept is left free.
+    let len = CONTEXT - (CONTEXT - 4) / 2;
+    assert_eq!(got[..len], [&ids[..4], &ids[ids.len() - len + 4..]].concat());
+    assert_eq!(got.len(), len + 1);
+    raw.shift = false;
+    let error = refusal(context(&client, &raw).await.unwrap_err());
+    assert!(error.kind == ErrorKind::Invalid && error.message.contains("longer than the context"), "{error}");
 
     // Old turns go first, the system message and the last turn stay.
     let user = |content: &str| json!({"role": "user", "content": content});
@@ -165,7 +181,7 @@ async fn what_does_not_fit() {
     );
 
     for (ids, expect) in [(vec![4096], "outside"), (vec![u32::MAX], "outside")] {
-        let input = Input::Prompt { system: None, messages: Vec::new(), prompt: "x".into(), context: ids };
+        let input = continuing(ids);
         assert!(refusal(context(&client, &request(input)).await.unwrap_err()).message.contains(expect));
     }
     let tools = Input::Chat { messages: vec![user("x")], tools: vec![json!({})] };
@@ -174,12 +190,14 @@ async fn what_does_not_fit() {
             .message
             .contains("does not support tools")
     );
-    let error = client.score(&ScoreRequest { windows: vec![vec![0; CONTEXT + 2]] }).await.unwrap_err();
+    let error =
+        client.score(&ScoreRequest { windows: vec![vec![0; CONTEXT + 2]], top: 0 }).await.unwrap_err();
     assert!(refusal(error).message.contains("longer than the context"));
-    let error = client.score(&ScoreRequest { windows: vec![vec![1, 9999]] }).await.unwrap_err();
+    let error = client.score(&ScoreRequest { windows: vec![vec![1, 9999]], top: 0 }).await.unwrap_err();
     assert!(refusal(error).message.contains("outside"));
-    let scores = client.score(&ScoreRequest { windows: vec![vec![300; 100], vec![1]] }).await.unwrap();
-    assert_eq!(scores.logprobs.iter().map(Vec::len).collect::<Vec<_>>(), [99, 0]);
+    let scores =
+        client.score(&ScoreRequest { windows: vec![vec![300; 100], vec![1]], top: 0 }).await.unwrap();
+    assert_eq!(scores.windows.iter().map(|window| window.logprobs.len()).collect::<Vec<_>>(), [99, 0]);
 }
 
 #[tokio::test]
@@ -211,8 +229,7 @@ async fn dropping_the_stream_cancels() {
 async fn a_lost_engine_ends_the_streams() {
     let (client, _folder, lost) = start().await;
     client.load(&load_request("demo")).await.unwrap();
-    let input =
-        Input::Prompt { system: None, messages: Vec::new(), prompt: "x".into(), context: vec![PANIC] };
+    let input = continuing(vec![PANIC]);
     let error = refusal(context(&client, &request(input)).await.unwrap_err());
     assert_eq!(
         (error.kind, error.message.as_str()),

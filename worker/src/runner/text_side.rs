@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::embed::Embedding;
 use super::protocol::{Extent, Format, ModelSpec, RunnerError, SmallFile, TensorFile};
 use crate::text::template::TemplateSources;
-use crate::text::{ChatTemplate, SpecialTokens, Tokenizer, TokenizerError, gguf};
+use crate::text::{ChatTemplate, GoChat, PromptTemplate, SpecialTokens, Tokenizer, TokenizerError, gguf};
 
 /// Small files of a checkpoint are refused beyond this.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -22,7 +22,7 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 #[derive(Debug, Default)]
 pub(super) struct TextSide {
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
-    pub(super) template: Option<ChatTemplate>,
+    pub(super) template: Option<PromptTemplate>,
     pub(super) special: SpecialTokens,
     pub(super) embedding: Embedding,
 }
@@ -47,6 +47,7 @@ impl TextSide {
             read => read.map_err(|error| failed(&error))?,
         };
         let template = gguf::chat_template(metadata, &special).map_err(|error| failed(&error))?;
+        let template = chosen(spec, template)?;
         let embedding = Embedding::of_gguf(metadata);
         Ok(Some(TextSide { tokenizer: Some(Arc::new(tokenizer)), template, special, embedding }))
     }
@@ -83,8 +84,27 @@ impl TextSide {
         };
         let template = ChatTemplate::find(sources, &special)
             .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?;
+        let template = chosen(spec, template)?;
         Ok(TextSide { tokenizer, template, special, embedding: Embedding::of_checkpoint(spec)? })
     }
+}
+
+/// The checkpoint's own template, or the one that its manifest put on top.
+fn chosen(spec: &ModelSpec, jinja: Option<ChatTemplate>) -> Result<Option<PromptTemplate>, RunnerError> {
+    let on_top = match &spec.template {
+        Some(file) => {
+            let source = read_limited("the prompt template", file)?;
+            let source = String::from_utf8_lossy(&source);
+            Some(GoChat::new(&source).map_err(|error| {
+                RunnerError::unsupported(format!(
+                    "{}: the prompt template cannot be read: {error}",
+                    spec.name
+                ))
+            })?)
+        }
+        None => None,
+    };
+    Ok(PromptTemplate::choose(on_top, jinja, spec.has_renderer))
 }
 
 /// The header of a GGUF on disk.

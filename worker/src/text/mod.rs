@@ -3,6 +3,8 @@
 
 pub mod detokenizer;
 pub mod gguf;
+pub mod go_chat;
+pub mod prompt;
 pub mod sampler;
 pub mod special;
 pub mod stop;
@@ -10,6 +12,8 @@ pub mod template;
 pub mod tokenizer;
 
 pub use detokenizer::Detokenizer;
+pub use go_chat::GoChat;
+pub use prompt::PromptTemplate;
 pub use sampler::{Sampler, SamplerOptions};
 pub use special::SpecialTokens;
 pub use stop::StopMatcher;

@@ -26,6 +26,8 @@ pub enum TemplateError {
     Raised(String),
     #[error("the chat template fails: {}", describe(.0))]
     Render(#[source] Error),
+    #[error("the prompt template fails: {0}")]
+    Go(#[source] lode_model::go_template::ExecError),
 }
 
 /// The template(s) of one model.
@@ -33,6 +35,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
     has_tools: bool,
+    has_thinking: bool,
+    has_tool_results: bool,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -48,6 +52,9 @@ pub struct Conversation<'a> {
     pub tools: Option<&'a [Value]>,
     /// Whether to end with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
+    /// Whether the model is to think, where that was said.
+    #[serde(rename = "enable_thinking", skip_serializing_if = "Option::is_none")]
+    pub think: Option<bool>,
 }
 
 /// The files of a checkpoint that may hold a template, in order of precedence.
@@ -99,7 +106,14 @@ impl ChatTemplate {
         special: &SpecialTokens,
     ) -> Result<ChatTemplate, TemplateError> {
         let mut environment = environment()?;
+        let all = format!("{source}{}", tool_use.unwrap_or_default());
         let has_tools = tool_use.is_some() || source.contains("tools");
+        let has_thinking = all.contains("<think>") && all.contains("</think>");
+        let has_tool_results = has_tools
+            && all.contains("tool_calls")
+            && ["tool_response", "tool_results", "'tool'", "\"tool\"", "ipython"]
+                .iter()
+                .any(|mark| all.contains(mark));
         for (name, source) in [("chat", Some(source)), ("tool_use", tool_use)] {
             let Some(source) = source else { continue };
             if source.len() > MAX_SOURCE_BYTES {
@@ -109,7 +123,17 @@ impl ChatTemplate {
                 .add_template_owned(name.to_owned(), without_generation_tags(source))
                 .map_err(TemplateError::Syntax)?;
         }
-        Ok(ChatTemplate { environment, special: special.clone(), has_tools })
+        Ok(ChatTemplate { environment, special: special.clone(), has_tools, has_thinking, has_tool_results })
+    }
+
+    /// Whether it writes out what a model thinks.
+    pub fn has_thinking(&self) -> bool {
+        self.has_thinking
+    }
+
+    /// Whether it knows calls of tools and their results.
+    pub fn has_tool_results(&self) -> bool {
+        self.has_tool_results
     }
 
     /// Whether the template mentions tools at all.
@@ -333,7 +357,12 @@ mod tests {
         let names = [("bos_token".to_owned(), "<s>".to_owned())].into();
         let template = ChatTemplate::new(source, None, &SpecialTokens { names, ..Default::default() })?;
         let messages: Vec<Value> = serde_json::from_value(messages).unwrap();
-        template.render(&Conversation { messages: &messages, tools: None, add_generation_prompt: true })
+        template.render(&Conversation {
+            messages: &messages,
+            tools: None,
+            add_generation_prompt: true,
+            think: None,
+        })
     }
 
     #[test]
@@ -346,7 +375,8 @@ mod tests {
         let expected: Value = serde_json::from_slice(&file("expected.json")).unwrap();
         for case in expected["cases"].as_array().unwrap() {
             let messages = [json!({"role": "user", "content": case["user"]})];
-            let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+            let conversation =
+                Conversation { messages: &messages, tools: None, add_generation_prompt: true, think: None };
             let text = template.render(&conversation).unwrap();
             let ids = tokenizer.encode_with(&text, crate::text::Special::PARSE).unwrap();
             assert_eq!(json!(ids), case["prompt_ids"], "{}", case["user"]);
@@ -411,7 +441,8 @@ mod tests {
         let sources = TemplateSources { tokenizer_config: Some(&config), ..Default::default() };
         let template = ChatTemplate::find(sources, &SpecialTokens::default()).unwrap().unwrap();
         let tools = [json!({})];
-        let with = Conversation { messages: &[], tools: Some(&tools), add_generation_prompt: true };
+        let with =
+            Conversation { messages: &[], tools: Some(&tools), add_generation_prompt: true, think: None };
         assert_eq!(template.render(&with).unwrap(), "T1");
         assert_eq!(template.render(&Conversation::default()).unwrap(), "D");
         assert!(ChatTemplate::find(TemplateSources::default(), &SpecialTokens::default()).unwrap().is_none());

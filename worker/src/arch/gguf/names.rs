@@ -9,6 +9,14 @@ pub struct Place {
     pub expert: Option<u64>,
 }
 
+impl Place {
+    /// What an expert is called where it is a tensor of its own, as in the first Mixtral files.
+    pub fn alone(&self) -> Option<Place> {
+        let name = self.name.replacen("_exps.", &format!(".{}.", self.expert?), 1);
+        Some(Place { name, expert: None })
+    }
+}
+
 /// The place of a tensor, named as the checkpoint names it. A name that no checkpoint has is the GGUF's own.
 pub fn place(architecture: &str, name: &str) -> Place {
     known(architecture, name).unwrap_or_else(|| Place { name: name.to_owned(), expert: None })

@@ -197,6 +197,33 @@ fn split_files_are_one_model() {
     assert_eq!(refused(&["e", "b"]), "DIR/e: there are 2 GGUF files, and this is no part of a split one");
 }
 
+/// The first Mixtral files have a tensor for each expert.
+#[test]
+fn experts_may_be_tensors_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m");
+    let Parts { metadata, tensors } = parts("mixtral-q8_0");
+    let mut alone = Vec::new();
+    for (tensor, bytes) in tensors {
+        let &[width, rows, experts] = tensor.dims.as_slice() else {
+            alone.push((tensor, bytes));
+            continue;
+        };
+        for (expert, bytes) in bytes.chunks_exact(bytes.len() / experts as usize).enumerate() {
+            let name = tensor.name.replace("_exps.", &format!(".{expert}."));
+            alone.push((NewTensor { name, dims: vec![width, rows], ty: tensor.ty }, bytes.to_vec()));
+        }
+    }
+    assert!(alone.iter().any(|(tensor, _)| tensor.name == "blk.1.ffn_down.3.weight"));
+    write(&path, metadata, &alone);
+    let logits = |path: PathBuf| {
+        let mut engine = load(&gguf(&[path]), f32_cache()).unwrap();
+        let sequence = engine.open(8).unwrap();
+        last(engine.as_mut(), sequence, &[3, 1, 4, 1, 5])
+    };
+    assert!(logits(path) == logits(fixture("mixtral-q8_0")));
+}
+
 #[test]
 fn what_cannot_run_is_refused_by_name() {
     type Change = fn(&mut Parts);

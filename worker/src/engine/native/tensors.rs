@@ -94,6 +94,11 @@ impl Mapped {
     fn find(&self, name: &str) -> (Place, Option<&Entry>) {
         if let Some(metadata) = &self.metadata {
             let place = place(metadata.architecture().unwrap_or_default(), name);
+            if let (None, Some(alone)) = (self.tensors.get(&place.name), place.alone())
+                && let Some(entry) = self.tensors.get(&alone.name)
+            {
+                return (alone, Some(entry));
+            }
             let entry = self.tensors.get(&place.name);
             return (place, entry);
         }

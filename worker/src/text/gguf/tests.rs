@@ -110,7 +110,8 @@ fn what_a_file_leaves_out() {
     let (_, special) = read(&metadata).unwrap();
     let template = chat_template(&metadata, &special).unwrap().unwrap();
     let messages = [serde_json::json!({"role": "user", "content": "a"})];
-    let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+    let conversation =
+        Conversation { messages: &messages, tools: None, add_generation_prompt: true, think: None };
     assert_eq!(template.render(&conversation).unwrap(), "<s>a");
 }
 

@@ -1,0 +1,154 @@
+//! Go's text/template, as far as prompt templates of ollama use it: `application/vnd.ollama.image.template` layers are written in it.
+//! The registry reads them to say what a model can do, and workers run them; what they are run over is for those to build.
+//!
+//! The language is whole (pipelines, variables, ranges, definitions, trim markers, comparisons, `printf`), with the functions that
+//! ollama adds. Values behave as Go's do where a template can tell: the zero value of a missing key, the order of a map's keys,
+//! numbers from JSON being floats. Steps, output and nesting are bounded.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+mod exec;
+mod functions;
+mod lex;
+mod parse;
+mod print;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+pub use functions::Dates;
+pub use value::{Field, List, Map, Omitted, Printed, Record, Value};
+
+use parse::{Branch, Node, Operand, Pipeline};
+
+/// Limits on what a template may cost.
+pub const MAX_SOURCE_BYTES: usize = 1 << 20;
+const MAX_OUTPUT_BYTES: usize = 16 << 20;
+const MAX_STEPS: usize = 2_000_000;
+const MAX_DEPTH: usize = 100;
+
+/// A text that is no template.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} (line {line})")]
+pub struct SyntaxError {
+    pub line: usize,
+    pub what: String,
+}
+
+/// A template that fails on what it is given.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} (line {line})")]
+pub struct ExecError {
+    pub line: usize,
+    pub what: String,
+}
+
+/// A template that can be run.
+#[derive(Clone, Debug)]
+pub struct Template {
+    root: parse::List,
+    defined: BTreeMap<String, parse::List>,
+}
+
+impl Template {
+    pub fn parse(source: &str) -> Result<Template, SyntaxError> {
+        if source.len() > MAX_SOURCE_BYTES {
+            let what = format!("larger than {MAX_SOURCE_BYTES} bytes");
+            return Err(SyntaxError { line: 1, what });
+        }
+        let (root, defined) = parse::parse(source)?;
+        Ok(Template { root, defined })
+    }
+
+    pub fn execute(&self, data: &Value, dates: &Dates) -> Result<String, ExecError> {
+        exec::execute(&self.root, &self.defined, data, dates)
+    }
+
+    /// The names of all fields and variables that it mentions.
+    pub fn mentions(&self) -> BTreeSet<&str> {
+        let mut names = BTreeSet::new();
+        for list in self.defined.values().chain([&self.root]) {
+            mentioned(list, &mut names);
+        }
+        names
+    }
+
+    /// The same template with a field printed at its end.
+    pub fn followed_by(mut self, field: &str) -> Template {
+        let operand = Operand::Field(vec![field.to_owned()]);
+        self.root.push(Node::Action(Pipeline {
+            line: 0,
+            variables: Vec::new(),
+            assigns: false,
+            commands: vec![vec![operand]],
+        }));
+        self
+    }
+
+    /// The same template without anything behind the first mention of a field.
+    pub fn up_to(&self, field: &str) -> Template {
+        let mut template = self.clone();
+        cut(&mut template.root, field);
+        template
+    }
+}
+
+fn mentioned<'a>(list: &'a [Node], names: &mut BTreeSet<&'a str>) {
+    for node in list {
+        match node {
+            Node::Text(_) | Node::Break | Node::Continue => {}
+            Node::Action(pipeline) => in_pipeline(pipeline, names),
+            Node::If(branch) | Node::With(branch) | Node::Range(branch) => {
+                in_pipeline(&branch.pipeline, names);
+                mentioned(&branch.list, names);
+                branch.otherwise.iter().for_each(|list| mentioned(list, names));
+            }
+            Node::Call { pipeline, .. } => pipeline.iter().for_each(|pipeline| in_pipeline(pipeline, names)),
+        }
+    }
+}
+
+fn in_pipeline<'a>(pipeline: &'a Pipeline, names: &mut BTreeSet<&'a str>) {
+    pipeline.commands.iter().flatten().for_each(|operand| in_operand(operand, names));
+}
+
+fn in_operand<'a>(operand: &'a Operand, names: &mut BTreeSet<&'a str>) {
+    match operand {
+        Operand::Field(found) | Operand::Variable(found) => names.extend(found.iter().map(String::as_str)),
+        Operand::Pipeline(pipeline) => in_pipeline(pipeline, names),
+        Operand::Chain(inner, found) => {
+            in_operand(inner, names);
+            names.extend(found.iter().map(String::as_str));
+        }
+        _ => {}
+    }
+}
+
+/// Takes away what stands behind the first mention of a field; true once there was one. Conditions count as before both of
+/// their sides, and do not count as a mention.
+fn cut(list: &mut Vec<Node>, field: &str) -> bool {
+    let found = list.iter_mut().position(|node| match node {
+        Node::Action(pipeline) => prints(pipeline, field),
+        Node::If(branch) | Node::With(branch) | Node::Range(branch) => cut_branch(branch, field),
+        _ => false,
+    });
+    list.truncate(found.map_or(list.len(), |at| at + 1));
+    found.is_some()
+}
+
+fn cut_branch(branch: &mut Branch, field: &str) -> bool {
+    if cut(&mut branch.list, field) {
+        branch.otherwise = None;
+        return true;
+    }
+    branch.otherwise.as_mut().is_some_and(|list| cut(list, field))
+}
+
+fn prints(pipeline: &Pipeline, field: &str) -> bool {
+    pipeline.commands.iter().flatten().any(|operand| match operand {
+        Operand::Field(names) => names.iter().any(|name| name == field),
+        Operand::Pipeline(inner) => prints(inner, field),
+        _ => false,
+    })
+}
