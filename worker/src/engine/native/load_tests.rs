@@ -122,7 +122,13 @@ fn every_spelling_of_a_blob_gives_the_same_bits() {
     }
 }
 
-/// A model with packed codes computes exactly what one with the decoded floats does.
+/// Normalised, squared.
+fn error(found: &[f32], expect: &[f32]) -> f32 {
+    let size: f32 = expect.iter().map(|v| v * v).sum();
+    found.iter().zip(expect).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / size
+}
+
+/// A model with packed codes computes what one with the decoded floats does, but for what activations lose in eight bits.
 #[test]
 fn packed_codes_run_as_they_decode() {
     for (kind, group, dtype, shift) in [
@@ -173,11 +179,14 @@ fn packed_codes_run_as_they_decode() {
         }
         let files = ModelFiles { config_json: plain.config.to_string().into_bytes(), tensors: blobs };
         let decoded = tempfile::tempdir().unwrap();
-        assert!(logits(&files) == logits(&plain.whole(decoded.path())), "{kind} {group} {dtype}");
+        let (found, expect) = (logits(&files), logits(&plain.whole(decoded.path())));
+        assert!(kind != Kind::Mxfp8 || found == expect, "{kind} {group} {dtype}");
+        assert!(error(&found, &expect) <= 1e-2, "{kind} {group} {dtype}");
     }
 }
 
-/// The golden vectors of MLX: decoded bit for bit, products to the last ulp of their terms.
+/// The golden vectors of MLX: decoded bit for bit, products to the last ulp of their terms, but for what activations lose in
+/// eight bits.
 #[test]
 fn codes_match_the_vectors() {
     let folder = repository("tests/fixtures/mlx-quant");
@@ -212,10 +221,17 @@ fn codes_match_the_vectors() {
                 }
                 let found = ops.matmul(&weight, &act);
                 for (index, (found, expect)) in found.iter().zip(&matmul).enumerate() {
-                    let (column, row) = (index / 3, index % 3);
-                    let terms = act[column * 128..][..128].iter().zip(&dequant[row * 128..][..128]);
-                    let size: f32 = terms.map(|(a, w)| (a * w).abs()).sum();
-                    assert!((found - expect).abs() <= 128.0 * f32::EPSILON * size, "{case} {}", ops.name);
+                    let (act, row) = (&act[index / 3 * 128..][..128], &dequant[index % 3 * 128..][..128]);
+                    let size = |w: &[f32]| w.iter().map(|w| w.abs()).sum::<f32>();
+                    let terms: Vec<f32> = act.iter().zip(row).map(|(a, w)| a * w).collect();
+                    let mut bound = 256.0 * f32::EPSILON * size(&terms);
+                    if format != "mxfp8" {
+                        // Each of 32 activations may be half a step off.
+                        for (act, row) in act.chunks(32).zip(row.chunks(32)) {
+                            bound += act.iter().fold(0.0f32, |m, v| m.max(v.abs())) / 254.0 * size(row);
+                        }
+                    }
+                    assert!((found - expect).abs() <= bound, "{case} {}", ops.name);
                 }
             }
         }

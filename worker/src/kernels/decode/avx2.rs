@@ -9,9 +9,9 @@ use super::super::weight::Float;
 /// Where the parts of one row begin.
 #[derive(Clone, Copy)]
 pub(in super::super) struct RowAt {
-    pub(super) codes: *const u8,
-    pub(super) scales: *const u8,
-    biases: *const u8,
+    pub(in super::super) codes: *const u8,
+    pub(in super::super) scales: *const u8,
+    pub(in super::super) biases: *const u8,
     pub(in super::super) factor: f32,
 }
 
@@ -75,18 +75,13 @@ macro_rules! with_loader {
     ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
         use $crate::kernels::decode::{avx2 as loaders, blocks};
         use $crate::kernels::rows::Kind;
-        use $crate::kernels::weight::{Float, Scaled};
+        use $crate::kernels::weight::Float;
         $crate::kernels::decode::avx2::with_loader_of! {
             $kind, $loader => $run, else $other,
             Kind::Float(Float::F32) = loaders::F32,
             Kind::Float(Float::F16) = loaders::F16,
             Kind::Float(Float::BF16) = loaders::BF16,
             Kind::Q8_0 = blocks::Q8_0,
-            Kind::Affine { bits: 4, group, scales } =
-                loaders::Affine::<4> { shift: group.trailing_zeros(), scales },
-            Kind::Affine { group, scales, .. } = loaders::Affine::<8> { shift: group.trailing_zeros(), scales },
-            Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
-            Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
         }
     }};
 }
@@ -96,11 +91,16 @@ pub(in super::super) use with_loader;
 macro_rules! with_decoder {
     ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
         use lode_model::quant::ggml::Type;
-        use $crate::kernels::decode::{blocks, k_blocks};
+        use $crate::kernels::decode::{avx2 as loaders, blocks, k_blocks};
         use $crate::kernels::rows::Kind;
         use $crate::kernels::weight::Scaled;
         $crate::kernels::decode::avx2::with_loader_of! {
             $kind, $loader => $run, else $other,
+            Kind::Affine { bits: 4, group, scales } =
+                loaders::Affine::<4> { shift: group.trailing_zeros(), scales },
+            Kind::Affine { group, scales, .. } = loaders::Affine::<8> { shift: group.trailing_zeros(), scales },
+            Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
+            Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
             Kind::Scaled(Scaled::Mxfp8) = blocks::Mxfp8,
             Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
             Kind::Ggml(Type::Q4_1) = blocks::Q4_1,

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::avx2::{Affine, BF16, F16, F32, RowAt};
+use super::avx2::{BF16, F16, F32, RowAt};
 use super::blocks::{Codes, Terms};
 
 /// As `avx2::Load`, in vectors of sixteen.
@@ -63,62 +63,6 @@ impl Load for BF16 {
             // SAFETY: 64 bytes from 2 k belong to the row.
             let halves = unsafe { _mm256_loadu_si256(row.codes.add(2 * (k + 16 * v)).cast()) };
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
-        })
-    }
-}
-
-impl Load for Affine<4> {
-    /// The value of every code.
-    type Group = __m512;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    unsafe fn group(self, row: RowAt, k: usize) -> __m512 {
-        // SAFETY: the caller's promise is the same.
-        let (scale, bias) = unsafe { super::avx2::Load::group(self, row, k) };
-        let spread = |v: __m256| _mm512_broadcastss_ps(_mm256_castps256_ps128(v));
-        let codes = _mm512_setr_ps(0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.);
-        _mm512_add_ps(_mm512_mul_ps(spread(scale), codes), spread(bias))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    unsafe fn block(self, row: RowAt, values: __m512, k: usize) -> [__m512; 2] {
-        std::array::from_fn(|v| {
-            // SAFETY: eight bytes, sixteen codes, from (k + 16 v) / 2 belong to the row.
-            let at = unsafe { row.codes.add(k / 2 + 8 * v).cast::<i32>() };
-            // SAFETY: as above.
-            let (low, high) = unsafe { (at.read_unaligned(), at.add(1).read_unaligned()) };
-            // Lanes 0 to 7 from the first four bytes, 8 to 15 from the others, each moved to its code's bits.
-            let both = _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
-            let shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-            // The look-up uses the lowest four bits of a lane and ignores those above.
-            _mm512_permutexvar_ps(_mm512_srlv_epi32(both, shifts), values)
-        })
-    }
-}
-
-impl Load for Affine<8> {
-    /// Scale and bias, sixteen times each.
-    type Group = (__m512, __m512);
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    unsafe fn group(self, row: RowAt, k: usize) -> (__m512, __m512) {
-        // SAFETY: the caller's promise is the same.
-        let (scale, bias) = unsafe { super::avx2::Load::group(self, row, k) };
-        let spread = |v: __m256| _mm512_broadcastss_ps(_mm256_castps256_ps128(v));
-        (spread(scale), spread(bias))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    unsafe fn block(self, row: RowAt, (scale, bias): (__m512, __m512), k: usize) -> [__m512; 2] {
-        std::array::from_fn(|v| {
-            // SAFETY: sixteen bytes from k + 16 v belong to the row.
-            let codes = unsafe { _mm_loadu_si128(row.codes.add(k + 16 * v).cast()) };
-            let q = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
-            _mm512_add_ps(_mm512_mul_ps(scale, q), bias)
         })
     }
 }

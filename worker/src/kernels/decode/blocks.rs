@@ -144,7 +144,7 @@ unsafe fn clean_halves(at: *const u8) -> __m256i {
 /// The bytes are there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn neighbours(at: *const u8) -> __m256i {
+pub(in super::super) unsafe fn neighbours(at: *const u8) -> __m256i {
     // SAFETY: by the caller's promise.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
     let high = _mm_srli_epi16::<4>(bytes);

@@ -4,9 +4,10 @@
 
 use std::arch::x86_64::*;
 
-use super::super::decode::avx2::{RowAt, with_loader_of};
-use super::super::decode::blocks::{Codes, values};
+use super::super::decode::avx2::{RowAt, broadcast, with_loader_of};
+use super::super::decode::blocks::{Codes, Terms, neighbours, values};
 use super::super::rows::Rows;
+use super::super::weight::{Float, Scaled};
 use super::super::window::Window;
 use super::columns::{Block, TILE};
 use super::{Columns, Order, QK};
@@ -43,6 +44,52 @@ pub(in super::super) fn dot_blocks(
         Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
         Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
         Kind::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
+        Kind::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
+        Kind::Affine { bits: 4, group, scales } = Affine::<4> { shift: group.trailing_zeros(), scales },
+        Kind::Affine { group, scales, .. } = Affine::<8> { shift: group.trailing_zeros(), scales },
+        Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
+        Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
+    }
+}
+
+/// Affine codes of tensor blobs; those of eight bits are taken 128 lower. A group has `1 << shift` of them.
+#[derive(Clone, Copy)]
+struct Affine<const BITS: u8> {
+    shift: u32,
+    scales: Float,
+}
+
+impl<const BITS: u8> Codes for Affine<BITS> {
+    type Group = Terms;
+    const GROUP: usize = 32;
+    const HAS_OFFSET: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> Terms {
+        let group = k >> self.shift;
+        // SAFETY: a row has a scale and a bias for each group of its numbers.
+        let (scale, bias) =
+            unsafe { (broadcast(self.scales, row.scales, group), broadcast(self.scales, row.biases, group)) };
+        let below = if BITS == 4 { 0.0 } else { 128.0 };
+        Terms { scale, offset: _mm256_fnmsub_ps(scale, _mm256_set1_ps(below), bias) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+        if BITS == 4 {
+            // SAFETY: sixteen bytes from k / 2 belong to the row.
+            return _mm256_and_si256(unsafe { neighbours(row.codes.add(k / 2)) }, _mm256_set1_epi8(15));
+        }
+        // SAFETY: 32 bytes from k belong to the row.
+        _mm256_xor_si256(unsafe { _mm256_loadu_si256(row.codes.add(k).cast()) }, _mm256_set1_epi8(-128))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn terms(self, group: Terms, _: usize) -> [Terms; 2] {
+        [group; 2]
     }
 }
 

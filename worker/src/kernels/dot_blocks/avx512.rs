@@ -5,9 +5,10 @@
 use std::arch::x86_64::*;
 
 use super::super::rows::{Kind, Rows};
+use super::super::weight::Scaled;
 use super::super::window::Window;
 use super::columns::Block;
-use super::{Columns, Order, QK, blocks, k_blocks, panel};
+use super::{Columns, Order, QK, blocks, groups, k_blocks, panel};
 
 /// From this many columns on rows are laid out in panels first.
 const PANELS: usize = 4;
@@ -18,6 +19,9 @@ const AHEAD: usize = 1536;
 #[derive(Clone, Copy)]
 pub(super) struct At {
     pub(super) codes: *const u8,
+    pub(super) scales: *const u8,
+    pub(super) biases: *const u8,
+    pub(super) factor: f32,
 }
 
 /// How a kind is unpacked, 256 numbers at a time.
@@ -26,8 +30,13 @@ pub(super) trait Unpack: Copy {
     type Lanes: Lanes;
     /// Whether codes stand 128 above their values. If not, something may be taken off each number.
     const SIGNED: bool;
-    /// Bytes of 256 numbers.
+    /// Bytes of the codes of 256 numbers, with all else that a block has.
     const BYTES: usize;
+
+    /// Bytes of the scales that 256 numbers have elsewhere, and of their biases.
+    fn beside(self) -> (usize, usize) {
+        (0, 0)
+    }
 
     /// The codes, none of them negative.
     ///
@@ -178,6 +187,11 @@ pub(in super::super) fn dot_blocks(
         Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
         Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
         Kind::Ggml(Type::MXFP4) = blocks::Mxfp4,
+        Kind::Ggml(Type::NVFP4) = groups::Nvfp4Block,
+        Kind::Affine { bits: 4, group, scales } = groups::Affine::<4> { shift: group.trailing_zeros(), scales },
+        Kind::Affine { group, scales, .. } = groups::Affine::<8> { shift: group.trailing_zeros(), scales },
+        Kind::Scaled(Scaled::Nvfp4) = groups::Nvfp4,
+        Kind::Scaled(Scaled::Mxfp4) = groups::Mxfp4,
     }
 }
 
@@ -192,79 +206,119 @@ fn products<U: Unpack>(
     match x.len() {
         0 => (),
         1 => by_rows::<U, 1>(unpack, rows, x, out),
-        2 => by_rows::<U, 2>(unpack, rows, x, out),
-        3 => by_rows::<U, 3>(unpack, rows, x, out),
+        2..PANELS => by_rows::<U, PANELS>(unpack, rows, x, out),
         _ => panel::products(unpack, rows, x, out, scratch),
     }
 }
-const _: () = assert!(PANELS == 4);
-
 /// The blocks of one row: whole ones as they lie, the rest of a row with zeros behind it.
 pub(super) struct RowBlocks<'a> {
-    codes: &'a [u8],
-    rest: [u8; MOST_BYTES],
+    parts: (&'a [u8], &'a [u8], &'a [u8]),
+    factor: f32,
+    whole: usize,
+    rest: Option<Rest>,
 }
 
-/// The most that 256 numbers take.
-const MOST_BYTES: usize = 272;
+/// Codes, scales and biases, as many bytes as 256 numbers can have.
+type Rest = ([u8; 272], [u8; 32], [u8; 32]);
 
 impl<'a> RowBlocks<'a> {
     #[inline]
-    pub(super) fn new<U: Unpack>(rows: &Rows<'a>, i: usize) -> Self {
-        let (codes, _, _) = rows.row(i);
-        let mut rest = [0; MOST_BYTES];
-        let whole = codes.len() / U::BYTES * U::BYTES;
-        rest[..codes.len() - whole].copy_from_slice(&codes[whole..]);
-        Self { codes, rest }
+    pub(super) fn new<U: Unpack>(unpack: U, rows: &Rows<'a>, i: usize) -> Self {
+        let parts = rows.row(i);
+        let whole = parts.0.len() / U::BYTES;
+        let rest = (whole * U::BYTES < parts.0.len()).then(|| {
+            let (beside, mut rest) = (unpack.beside(), ([0; 272], [0; 32], [0; 32]));
+            let pad = |to: &mut [u8], from: &[u8]| to[..from.len()].copy_from_slice(from);
+            pad(&mut rest.0, &parts.0[whole * U::BYTES..]);
+            pad(&mut rest.1, &parts.1[whole * beside.0..]);
+            pad(&mut rest.2, &parts.2[whole * beside.1..]);
+            rest
+        });
+        Self { parts, factor: rows.factor(), whole, rest }
     }
 
-    /// Block b, which is one of the row's.
+    /// Where the whole blocks begin and how many there are, and the same of the rest: one or none.
     #[inline]
-    pub(super) fn at<U: Unpack>(&self, b: usize) -> At {
-        let first = b * U::BYTES;
-        if first + U::BYTES <= self.codes.len() {
-            At { codes: self.codes[first..].as_ptr() }
-        } else {
-            At { codes: self.rest.as_ptr() }
+    pub(super) fn runs(&self) -> [(At, usize); 2] {
+        let at = |codes: &[u8], scales: &[u8], biases: &[u8]| At {
+            codes: codes.as_ptr(),
+            scales: scales.as_ptr(),
+            biases: biases.as_ptr(),
+            factor: self.factor,
+        };
+        let whole = at(self.parts.0, self.parts.1, self.parts.2);
+        match &self.rest {
+            Some((codes, scales, biases)) => [(whole, self.whole), (at(codes, scales, biases), 1)],
+            None => [(whole, self.whole), (whole, 0)],
         }
     }
 }
 
-/// Each row times all CN columns, which are one tile.
+impl At {
+    /// Block b from here.
+    #[inline]
+    pub(super) fn block<U: Unpack>(self, unpack: U, b: usize) -> Self {
+        let beside = unpack.beside();
+        Self {
+            codes: self.codes.wrapping_add(b * U::BYTES),
+            scales: self.scales.wrapping_add(b * beside.0),
+            biases: self.biases.wrapping_add(b * beside.1),
+            ..self
+        }
+    }
+}
+
+/// Each row times all columns, of which there are at most CN.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn by_rows<U: Unpack, const CN: usize>(unpack: U, rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>) {
     let (_, tile) = x.tiles().next().expect("there are columns");
-    let (tile, []) = tile.as_chunks::<CN>() else { unreachable!("all columns are one tile") };
+    let t = if CN == 1 { 1 } else { x.len() };
+    assert!(t <= CN && tile.len() == t * x.depth());
     for i in 0..rows.len() {
-        let row = RowBlocks::new::<U>(rows, i);
+        let row = RowBlocks::new(unpack, rows, i);
         // SAFETY: as this function's.
         let mut sums = [unsafe { U::Lanes::zero() }; CN];
-        for (b, x) in tile.iter().enumerate() {
-            let at = row.at::<U>(b);
-            for line in 0..U::BYTES.div_ceil(64) {
-                // Asking for what is not there does no harm.
-                _mm_prefetch::<_MM_HINT_T0>(at.codes.wrapping_add(AHEAD + 64 * line).cast());
-            }
-            // SAFETY: a block of the row.
-            let (codes, (scale, minimum)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
-            for (x, sums) in x.iter().zip(&mut sums) {
-                let dots = std::array::from_fn(|v| {
-                    // SAFETY: 64 of the block's 256 codes.
-                    let x = unsafe { _mm512_loadu_si512(x.codes.as_ptr().add(64 * v).cast()) };
-                    _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[v], x)
-                });
-                // SAFETY: as this function's.
-                *sums = unsafe {
-                    let dots = U::Lanes::dots(fold(dots), x, U::SIGNED);
-                    sums.add(dots, scale, (!U::SIGNED).then_some(minimum), x)
-                };
+        let mut tile = tile.chunks_exact(t);
+        for (first, n) in row.runs() {
+            for (b, x) in (0..n).zip(&mut tile) {
+                let at = first.block(unpack, b);
+                for line in 0..U::BYTES.div_ceil(64) {
+                    // Asking for what is not there does no harm.
+                    _mm_prefetch::<_MM_HINT_T0>(at.codes.wrapping_add(AHEAD + 64 * line).cast());
+                }
+                // SAFETY: a block of the row.
+                let (codes, (scale, minimum)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
+                let minimum = (!U::SIGNED).then_some(minimum);
+                for (x, sums) in x.iter().zip(&mut sums) {
+                    // SAFETY: as this function's.
+                    *sums =
+                        unsafe { sums.add(U::Lanes::dots(dots(codes, x), x, U::SIGNED), scale, minimum, x) };
+                }
             }
         }
-        for (j, sums) in sums.into_iter().enumerate() {
+        for (j, sums) in sums.into_iter().enumerate().take(t) {
             // SAFETY: as this function's.
             out.row(j)[i] = unsafe { sums.total() };
         }
     }
+}
+
+/// Sums of sixteen products each, in the order of lanes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn dots(codes: [__m512i; 4], x: &Block) -> __m512i {
+    let x = x.codes.as_ptr();
+    // SAFETY: 256 codes.
+    let x = unsafe {
+        [
+            _mm512_loadu_si512(x.cast()),
+            _mm512_loadu_si512(x.add(64).cast()),
+            _mm512_loadu_si512(x.add(128).cast()),
+            _mm512_loadu_si512(x.add(192).cast()),
+        ]
+    };
+    let dot = |v: usize| _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[v], x[v]);
+    fold([dot(0), dot(1), dot(2), dot(3)])
 }
 
 /// Adds each four lanes: lane 4 l + v of what comes out has those of lanes 4 l to 4 l + 3 of vector v.

@@ -78,7 +78,7 @@ const fn above(values: [i8; 16]) -> [u8; 16] {
 
 const AROUND_8: [u8; 16] = above([-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7]);
 /// Twice the values of E2M1.
-const E2M1: [u8; 16] = above([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
+pub(super) const E2M1: [u8; 16] = above([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 /// The values of IQ4_NL and IQ4_XS.
 pub(super) const NON_LINEAR: [u8; 16] =
     above([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
@@ -192,7 +192,7 @@ impl Unpack for Mxfp4 {
 /// Powers of two from exponents; the last one is no number.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn e8m0(codes: __m256i) -> __m256 {
+pub(super) fn e8m0(codes: __m256i) -> __m256 {
     // The smallest is half of what a float without leading zeros can be.
     let bits = _mm256_max_epi32(_mm256_slli_epi32::<23>(codes), _mm256_set1_epi32(0x0040_0000));
     let none = _mm256_cmpeq_epi32(codes, _mm256_set1_epi32(255));

@@ -123,17 +123,19 @@ fn pack_block(x: &[f32; QK], block: &mut Block) {
             () if !inverse.is_finite() => (0.0, 0.0),
             () => (largest / 127.0, inverse),
         };
-        let codes = &mut block.codes[32 * g..32 * g + 32];
-        for (code, v) in codes.iter_mut().zip(x) {
-            *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32) as i8;
+        let mut codes = [0; 32];
+        if !d.is_nan() {
+            for (code, v) in codes.iter_mut().zip(x) {
+                *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+            }
         }
-        if d.is_nan() {
-            codes.fill(0);
+        for (to, code) in block.codes[32 * g..32 * g + 32].iter_mut().zip(codes) {
+            *to = code as i8;
         }
         let lane = Order::lane(g);
         let mut whole = 0;
         for (half, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
-            let sum: i32 = codes.iter().map(|code| i32::from(*code)).sum();
+            let sum: i32 = codes.iter().sum();
             let lane = Order::fine_lane(2 * g + half);
             (block.fine_sums[lane], block.fine_less[lane]) = (d * sum as f32, -128 * sum);
             whole += sum;

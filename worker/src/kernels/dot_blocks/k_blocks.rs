@@ -141,8 +141,7 @@ impl Unpack for Q6K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
-            let n = v / 2;
+        let part = |n: usize| {
             // SAFETY: 64 of the block's bytes, and 32 others.
             let (low, high) = unsafe {
                 (
@@ -155,16 +154,20 @@ impl Unpack for Q6K {
                 _mm512_setr_epi64(low, low, low, low, high, high, high, high)
             };
             // The two bits above go to bits 4 and 5.
-            let (low, high) = match v % 2 {
-                0 => (low, _mm512_sllv_epi16(high, by(4, 2))),
-                _ => (_mm512_srli_epi16::<4>(low), _mm512_srlv_epi16(high, by(0, 2))),
+            let join = |low, high| {
+                let low = _mm512_and_si512(low, _mm512_set1_epi8(15));
+                // low | (high & 0x30)
+                let codes = _mm512_ternarylogic_epi32::<0xf8>(low, high, _mm512_set1_epi8(0x30));
+                // 128 - 32
+                _mm512_add_epi8(codes, _mm512_set1_epi8(96))
             };
-            let low = _mm512_and_si512(low, _mm512_set1_epi8(15));
-            // low | (high & 0x30)
-            let codes = _mm512_ternarylogic_epi32::<0xf8>(low, high, _mm512_set1_epi8(0x30));
-            // 128 - 32
-            _mm512_add_epi8(codes, _mm512_set1_epi8(96))
-        })
+            (
+                join(low, _mm512_sllv_epi16(high, by(4, 2))),
+                join(_mm512_srli_epi16::<4>(low), _mm512_srlv_epi16(high, by(0, 2))),
+            )
+        };
+        let (a, b) = (part(0), part(1));
+        [a.0, a.1, b.0, b.1]
     }
 
     #[inline]

@@ -7,6 +7,7 @@
 use lode_model::quant::ggml::Type;
 
 use super::rows::{Kind, Rows};
+use super::weight::Scaled;
 use super::window::Window;
 
 #[cfg(target_arch = "x86_64")]
@@ -16,6 +17,8 @@ pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 mod columns;
+#[cfg(target_arch = "x86_64")]
+mod groups;
 #[cfg(target_arch = "x86_64")]
 mod k_blocks;
 #[cfg(target_arch = "aarch64")]
@@ -48,8 +51,12 @@ pub(super) fn takes(kind: Kind) -> bool {
                 | Type::IQ4_NL
                 | Type::IQ4_XS
                 | Type::MXFP4
+                | Type::NVFP4
         ),
-        Kind::Float(_) | Kind::Affine { .. } | Kind::Scaled(_) => false,
+        // The codes of MXFP8 are no integers.
+        Kind::Scaled(format) => format != Scaled::Mxfp8,
+        Kind::Affine { .. } => true,
+        Kind::Float(_) => false,
     }
 }
 

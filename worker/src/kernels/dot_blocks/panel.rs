@@ -85,19 +85,23 @@ fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m512i] {
 fn lay_out<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, panel: &mut [__m512i]) {
     let len = block_len(U::Lanes::N, U::SIGNED);
     let n = n_rows(rows.len(), first / R);
-    let blocks: [RowBlocks<'_>; R] = std::array::from_fn(|r| RowBlocks::new::<U>(rows, first + r.min(n - 1)));
+    let blocks: [RowBlocks<'_>; R] =
+        std::array::from_fn(|r| RowBlocks::new(unpack, rows, first + r.min(n - 1)));
     let mut raw: Raw = [[_mm512_setzero_si512(); R]; 6];
-    for (b, to) in panel.chunks_exact_mut(len).enumerate() {
-        for (r, row) in blocks.iter().enumerate().take(n) {
-            let at = row.at::<U>(b);
-            // SAFETY: a block of the row.
-            let (codes, (scale, minimum)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
-            codes.into_iter().enumerate().for_each(|(v, codes)| raw[v][r] = codes);
-            // SAFETY: as this function's.
-            let (scale, minimum) = unsafe { (scale.wide(), minimum.wide()) };
-            (raw[4][r], raw[5][r]) = (_mm512_castps_si512(scale), _mm512_castps_si512(minimum));
+    let mut to = panel.chunks_exact_mut(len);
+    for run in 0..2 {
+        for (b, to) in (0..blocks[0].runs()[run].1).zip(&mut to) {
+            for (r, row) in blocks.iter().enumerate().take(n) {
+                let at = row.runs()[run].0.block(unpack, b);
+                // SAFETY: a block of the row.
+                let (codes, (scale, minimum)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
+                codes.into_iter().enumerate().for_each(|(v, codes)| raw[v][r] = codes);
+                // SAFETY: as this function's.
+                let (scale, minimum) = unsafe { (scale.wide(), minimum.wide()) };
+                (raw[4][r], raw[5][r]) = (_mm512_castps_si512(scale), _mm512_castps_si512(minimum));
+            }
+            interleave(&raw, U::Lanes::N, to);
         }
-        interleave(&raw, U::Lanes::N, to);
     }
 }
 
