@@ -123,6 +123,18 @@ impl Logits {
         self.data.extend_from_slice(data);
     }
 
+    /// The rows of all slices, one after the other: of each slice how many numbers it has, and how wide its rows are.
+    pub fn of(data: Vec<f32>, slices: impl IntoIterator<Item = (usize, usize)>) -> Self {
+        let mut logits = Self { data, slices: Vec::new() };
+        let mut first = 0;
+        for (len, width) in slices {
+            let finite = are_finite(&logits.data[first..first + len]);
+            logits.slices.push(SliceRows { first, rows: len / width.max(1), width, finite });
+            first += len;
+        }
+        logits
+    }
+
     /// How many slices the step had.
     pub fn slices(&self) -> usize {
         self.slices.len()

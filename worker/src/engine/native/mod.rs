@@ -67,6 +67,8 @@ struct Native<K: Kernels> {
     sequences: BTreeMap<SequenceId, Sequence>,
     max_sequences: usize,
     next_id: u64,
+    /// Space for the rows of a pass.
+    output: Output,
 }
 
 struct Sequence {
@@ -74,6 +76,12 @@ struct Sequence {
     pages: Vec<u32>,
     len: usize,
     max_len: usize,
+}
+
+/// The numbers that the passes of a step leave, slice by slice, and how many each slice has.
+struct Rows {
+    numbers: Vec<f32>,
+    lengths: Vec<usize>,
 }
 
 /// What a pass computes of one slice.
@@ -121,7 +129,8 @@ impl<K: Kernels + 'static> Native<K> {
             device: kernels.describe(),
         };
         let (pages, sequences) = (Pages::new(pages), BTreeMap::new());
-        Ok(Self { info, kernels, model, cache, pages, sequences, max_sequences, next_id: 0 })
+        let output = Output::default();
+        Ok(Self { info, kernels, model, cache, pages, sequences, max_sequences, next_id: 0, output })
     }
 
     /// Promises the pages of a new sequence.
@@ -192,13 +201,8 @@ impl<K: Kernels + 'static> Native<K> {
         }
     }
 
-    /// Computes some pieces of the slices; the rows they want are added to each slice's numbers.
-    fn pass(
-        &mut self,
-        slices: &[Slice<'_>],
-        pieces: &[Piece],
-        rows: &mut [Vec<f32>],
-    ) -> Result<(), StepError> {
+    /// Computes some pieces of the slices, which come in the slices' order; the rows they want are added to `rows`.
+    fn pass(&mut self, slices: &[Slice<'_>], pieces: &[Piece], rows: &mut Rows) -> Result<(), StepError> {
         let mut batch = Batch::default();
         for piece in pieces {
             let slice = &slices[piece.slice];
@@ -218,10 +222,12 @@ impl<K: Kernels + 'static> Native<K> {
                 Want::Hidden => batch.hidden.extend(first_row..end),
             }
         }
-        let mut output = Output::default();
-        self.model.forward(&mut self.kernels, &batch, &mut self.cache, &mut output)?;
+        self.output.logits.clear();
+        self.output.hidden.clear();
+        self.model.forward(&mut self.kernels, &batch, &mut self.cache, &mut self.output)?;
 
-        let (mut logits, mut hidden) = (output.logits.as_slice(), output.hidden.as_slice());
+        let (mut logits, mut hidden) = (self.output.logits.as_slice(), self.output.hidden.as_slice());
+        rows.numbers.reserve(logits.len() + hidden.len());
         for piece in pieces {
             let want = slices[piece.slice].want;
             let wanted = match want {
@@ -231,7 +237,8 @@ impl<K: Kernels + 'static> Native<K> {
             };
             let from = if want == Want::Hidden { &mut hidden } else { &mut logits };
             let (numbers, rest) = from.split_at(wanted * self.width(want));
-            rows[piece.slice].extend_from_slice(numbers);
+            rows.numbers.extend_from_slice(numbers);
+            rows.lengths[piece.slice] += numbers.len();
             *from = rest;
         }
         Ok(())
@@ -291,7 +298,7 @@ impl<K: Kernels + 'static> Engine for Native<K> {
 
     fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError> {
         self.check(slices)?;
-        let mut rows: Vec<Vec<f32>> = vec![Vec::new(); slices.len()];
+        let mut rows = Rows { numbers: Vec::new(), lengths: vec![0; slices.len()] };
         let (mut pieces, mut free_rows, mut free_logits) = (Vec::new(), PASS_ROWS, PASS_LOGITS);
         for (index, slice) in slices.iter().enumerate() {
             let mut done = 0;
@@ -323,10 +330,8 @@ impl<K: Kernels + 'static> Engine for Native<K> {
         if !pieces.is_empty() {
             self.pass(slices, &pieces, &mut rows)?;
         }
-        let mut logits = Logits::default();
-        for (slice, rows) in slices.iter().zip(&rows) {
-            logits.push_slice(rows, self.width(slice.want));
-        }
-        Ok(logits)
+        let Rows { numbers, lengths } = rows;
+        let widths = slices.iter().map(|slice| self.width(slice.want));
+        Ok(Logits::of(numbers, lengths.into_iter().zip(widths)))
     }
 }
