@@ -30,6 +30,7 @@ pub(super) const BLOCK_Q8_0: usize = 2 + QK8_0;
 
 impl Kind {
     /// Bytes of a row's codes. `cols` suits the kind: see [`Kind::multiple`].
+    #[inline]
     pub fn row_bytes(self, cols: usize) -> usize {
         match self {
             Self::Float(float) => cols * float.size(),
@@ -51,6 +52,7 @@ impl Kind {
         }
     }
 
+    #[inline]
     fn row_scale_bytes(self, cols: usize) -> usize {
         match self {
             Self::Affine { group, scales, .. } => cols / group * scales.size(),
@@ -59,6 +61,7 @@ impl Kind {
         }
     }
 
+    #[inline]
     fn row_bias_bytes(self, cols: usize) -> usize {
         if matches!(self, Self::Affine { .. }) { self.row_scale_bytes(cols) } else { 0 }
     }
@@ -128,6 +131,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The codes, scales and biases of row `row`.
+    #[inline]
     pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
         let part = |bytes: &'a [u8], size: usize| &bytes[row * size..(row + 1) * size];
         (
