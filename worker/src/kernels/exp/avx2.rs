@@ -1,4 +1,5 @@
-//! `exp` with AVX2: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+//! `exp` with AVX2: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; and walks over rows, eight numbers at a time.
+#![allow(unsafe_code)] // Vector loads and stores at any alignment.
 
 use std::arch::x86_64::*;
 
@@ -31,6 +32,50 @@ pub(in super::super) fn exp(x: __m256) -> __m256 {
     let result = _mm256_mul_ps(_mm256_mul_ps(p, power(half)), power(_mm256_sub_epi32(n, half)));
     let tiny = _mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(-87.3));
     _mm256_andnot_ps(tiny, result)
+}
+
+/// `x = change(x)`, the last few numbers in the company of zeros.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) fn each(x: &mut [f32], change: impl Fn(__m256) -> __m256) {
+    let (eights, rest) = x.as_chunks_mut::<8>();
+    for eight in eights {
+        // SAFETY: eight numbers.
+        unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), change(_mm256_loadu_ps(eight.as_ptr()))) };
+    }
+    if !rest.is_empty() {
+        let mut padded = [0.0; 8];
+        padded[..rest.len()].copy_from_slice(rest);
+        // SAFETY: eight numbers.
+        unsafe { _mm256_storeu_ps(padded.as_mut_ptr(), change(_mm256_loadu_ps(padded.as_ptr()))) };
+        rest.copy_from_slice(&padded[..rest.len()]);
+    }
+}
+
+/// `x = change(x, y)`, both of one length.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) fn each_with(x: &mut [f32], y: &[f32], change: impl Fn(__m256, __m256) -> __m256) {
+    assert!(x.len() == y.len());
+    let ((eights, rest), (others, other)) = (x.as_chunks_mut::<8>(), y.as_chunks::<8>());
+    for (eight, y) in eights.iter_mut().zip(others) {
+        // SAFETY: eight numbers each.
+        unsafe {
+            let changed = change(_mm256_loadu_ps(eight.as_ptr()), _mm256_loadu_ps(y.as_ptr()));
+            _mm256_storeu_ps(eight.as_mut_ptr(), changed);
+        }
+    }
+    if !rest.is_empty() {
+        let (mut padded, mut y) = ([0.0; 8], [0.0; 8]);
+        padded[..rest.len()].copy_from_slice(rest);
+        y[..rest.len()].copy_from_slice(other);
+        // SAFETY: eight numbers each.
+        unsafe {
+            let changed = change(_mm256_loadu_ps(padded.as_ptr()), _mm256_loadu_ps(y.as_ptr()));
+            _mm256_storeu_ps(padded.as_mut_ptr(), changed);
+        }
+        rest.copy_from_slice(&padded[..rest.len()]);
+    }
 }
 
 #[cfg(test)]

@@ -1,44 +1,24 @@
 //! `gelu` with AVX2.
-#![allow(unsafe_code)] // Vector loads and stores at any alignment.
 
 use std::arch::x86_64::*;
 
-use super::super::exp::avx2::exp;
+use super::super::exp::avx2::{each, exp};
 use super::FIT;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn gelu(x: &mut [f32]) {
-    let whole = x.len() / 8 * 8;
-    for k in (0..whole).step_by(8) {
-        // SAFETY: k + 8 <= len.
-        unsafe {
-            let at = x.as_mut_ptr().add(k);
-            _mm256_storeu_ps(at, eight(_mm256_loadu_ps(at)));
+    each(x, |x| {
+        let (one, sign) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
+        let z = _mm256_mul_ps(x, _mm256_set1_ps(std::f32::consts::FRAC_1_SQRT_2));
+        let t = _mm256_div_ps(one, _mm256_fmadd_ps(_mm256_set1_ps(0.5), _mm256_andnot_ps(sign, z), one));
+        let mut fit = _mm256_setzero_ps();
+        for c in FIT {
+            fit = _mm256_fmadd_ps(fit, t, _mm256_set1_ps(c));
         }
-    }
-    if whole < x.len() {
-        let tail = &mut x[whole..];
-        let mut padded = [0.0; 8];
-        padded[..tail.len()].copy_from_slice(tail);
-        // SAFETY: eight numbers.
-        unsafe { _mm256_storeu_ps(padded.as_mut_ptr(), eight(_mm256_loadu_ps(padded.as_ptr()))) };
-        tail.copy_from_slice(&padded[..tail.len()]);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn eight(x: __m256) -> __m256 {
-    let (one, sign) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
-    let z = _mm256_mul_ps(x, _mm256_set1_ps(std::f32::consts::FRAC_1_SQRT_2));
-    let t = _mm256_div_ps(one, _mm256_fmadd_ps(_mm256_set1_ps(0.5), _mm256_andnot_ps(sign, z), one));
-    let mut fit = _mm256_setzero_ps();
-    for c in FIT {
-        fit = _mm256_fmadd_ps(fit, t, _mm256_set1_ps(c));
-    }
-    let tail = exp(_mm256_fnmadd_ps(z, z, fit));
-    let tail = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(0.5), t), tail);
-    // The tail is the distribution function of what is negative, and what is missing to 1 otherwise.
-    let share = _mm256_blendv_ps(_mm256_sub_ps(one, tail), tail, z);
-    _mm256_mul_ps(x, share)
+        let tail = exp(_mm256_fnmadd_ps(z, z, fit));
+        let tail = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(0.5), t), tail);
+        // The tail is the distribution function of what is negative, and what is missing to 1 otherwise.
+        let share = _mm256_blendv_ps(_mm256_sub_ps(one, tail), tail, z);
+        _mm256_mul_ps(x, share)
+    });
 }

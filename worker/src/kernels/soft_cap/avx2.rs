@@ -1,33 +1,14 @@
 //! `soft_cap` with AVX2.
-#![allow(unsafe_code)] // Vector loads and stores at any alignment.
 
 use std::arch::x86_64::*;
 
+use super::super::exp::avx2::each;
 use super::{ABOVE, BELOW, BOUND, TINY};
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
     let (scales, caps) = (_mm256_set1_ps(scale / cap), _mm256_set1_ps(cap));
-    let whole = x.len() / 8 * 8;
-    for k in (0..whole).step_by(8) {
-        // SAFETY: k + 8 <= len.
-        unsafe {
-            let at = x.as_mut_ptr().add(k);
-            let capped = tanh(_mm256_mul_ps(_mm256_loadu_ps(at), scales));
-            _mm256_storeu_ps(at, _mm256_mul_ps(capped, caps));
-        }
-    }
-    if whole < x.len() {
-        let tail = &mut x[whole..];
-        let mut padded = [0.0; 8];
-        padded[..tail.len()].copy_from_slice(tail);
-        // SAFETY: eight numbers.
-        unsafe {
-            let capped = tanh(_mm256_mul_ps(_mm256_loadu_ps(padded.as_ptr()), scales));
-            _mm256_storeu_ps(padded.as_mut_ptr(), _mm256_mul_ps(capped, caps));
-        }
-        tail.copy_from_slice(&padded[..tail.len()]);
-    }
+    each(x, |x| _mm256_mul_ps(tanh(_mm256_mul_ps(x, scales)), caps));
 }
 
 /// The hyperbolic tangent; see [`ABOVE`].
