@@ -265,3 +265,41 @@ fn runners_of(pid: u32) -> Vec<u32> {
         .filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_child(&stat)))
         .collect()
 }
+
+/// The worker beside the registry takes the weights from the registry's own folder.
+#[tokio::test]
+async fn weights_are_mapped_where_the_registry_keeps_them() {
+    let server = with_model().await;
+    let body = json!({"model": "team/demo", "prompt": "Define water.", "raw": true, "stream": false, "options": {"num_predict": 4}});
+    server.registry().post_json("/api/generate", &body).await.expect(200);
+
+    let data = server.folder().data().canonicalize().unwrap();
+    let copies = walk(&data.join("worker/blobs"));
+    assert!(copies.is_empty(), "nothing is copied: {copies:?}");
+    let runner = child_of(server.pid());
+    let maps = std::fs::read_to_string(format!("/proc/{runner}/maps")).unwrap();
+    let mapped =
+        maps.lines().filter(|line| line.contains(data.join("blobs/sha256").to_str().unwrap())).count();
+    // Its 28 matrices and its embedding; what the norms need is read once.
+    assert!(mapped >= 29, "{maps}");
+}
+
+fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+/// The one process that this one started.
+fn child_of(parent: u32) -> u32 {
+    let is_child = |id: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        // What stands before the last parenthesis is a name, which may be anything.
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        fields.split_whitespace().nth(1) == Some(parent.to_string().as_str())
+    };
+    let entries = std::fs::read_dir("/proc").unwrap();
+    let ids = entries.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<u32>().ok());
+    let children: Vec<u32> = ids.filter(is_child).collect();
+    assert_eq!(children.len(), 1, "{children:?}");
+    children[0]
+}
