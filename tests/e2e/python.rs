@@ -10,6 +10,7 @@ use lode_tests::clients;
 use lode_tests::server::Server;
 use serde_json::{Value, json};
 
+use crate::families::gguf_families;
 use crate::gguf::fixture;
 use crate::text::with_model;
 
@@ -110,19 +111,7 @@ async fn llama_cpp_answers_from_what_is_made() {
         expect.push(answer.to_owned());
     }
     // Each family as floats says what transformers says.
-    for family in [
-        "llama",
-        "llama3-rope",
-        "qwen2",
-        "qwen2-yarn",
-        "qwen3",
-        "qwen3-moe",
-        "gemma2",
-        "gemma3",
-        "phi3",
-        "mixtral",
-    ] {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/arch").join(family);
+    for (family, source) in gguf_families() {
         let (prompt, answer) = expected(&source);
         assert!(answer.len() > 2, "{family}: {answer:?}");
         questions.push(json!({"path": made(&server, &source, "F32").await, "prompt": prompt}));

@@ -96,18 +96,14 @@ fn tensor<'a>(file: &'a [u8], header: &Header, name: &str) -> (Type, Vec<u64>, &
 
 #[test]
 fn checkpoints_become_what_others_made_of_them() {
-    for name in [
-        "llama",
-        "llama3-rope",
-        "mixtral",
-        "qwen2",
-        "qwen2-yarn",
-        "qwen3",
-        "qwen3-moe",
-        "gemma2",
-        "gemma3",
-        "phi3",
-    ] {
+    let folders = fs::read_dir(repository("tests/fixtures/arch")).unwrap();
+    let names = folders.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned());
+    // One family's window is nothing that a GGUF can tell.
+    let made_by_others =
+        |name: &String| repository(&format!("tests/fixtures/gguf/{name}-q8_0.gguf")).exists();
+    let names: Vec<String> = names.filter(made_by_others).collect();
+    assert!(names.len() >= 10, "{names:?}");
+    for name in names {
         let (file, plan) = made(&Folder::read(&format!("tests/fixtures/arch/{name}")), FileType::Q8_0);
         let header = Header::parse(&file, file.len() as u64).unwrap();
         let theirs = fs::read(repository(&format!("tests/fixtures/gguf/{name}-q8_0.gguf"))).unwrap();
