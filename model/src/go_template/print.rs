@@ -29,7 +29,7 @@ fn write_plain(out: &mut String, value: &Value) {
                 write_plain(out, item);
             }
         }
-        Value::List(list) => between(out, ("[", "]"), &list.items, |out, item| write_plain(out, item)),
+        Value::List(list) => between(out, ("[", "]"), &list.items, write_plain),
         Value::Map(map) if map.printed == Printed::Json && map.is_nil => out.push_str("{}"),
         Value::Map(map) if map.printed == Printed::Json => out.push_str(&json(value)),
         Value::Map(map) => between(out, ("map[", "]"), &map.entries, |out, (key, item)| {
