@@ -130,4 +130,4 @@ macro_rules! tests {
     };
 }
 
-tests!(safetensors, gguf, onnx, conversion, modelfile, manifest, tar, reference, texts);
+tests!(safetensors, gguf, onnx, conversion, modelfile, manifest, tar, reference, texts, template);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed, and says where")]
 
+mod agreement;
 mod attached_worker;
 mod bad_input;
 mod bad_models;
@@ -28,6 +29,7 @@ mod moving;
 mod ollama;
 mod oras;
 mod postgres;
+mod prompts;
 mod push_pull;
 mod python;
 mod quantised;

@@ -14,12 +14,12 @@ use crate::families::gguf_families;
 use crate::gguf::fixture;
 use crate::text::with_model;
 
-fn script(name: &str) -> PathBuf {
+pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python").join(name)
 }
 
 /// Makes a model a GGUF of a type, and gives the file that it comes back as.
-async fn made(server: &Server, source: &Path, ty: &str) -> PathBuf {
+pub(crate) async fn made(server: &Server, source: &Path, ty: &str) -> PathBuf {
     let lode = server.lode();
     let model = format!("team/{}-{}", source.file_name().unwrap().to_string_lossy(), ty.to_lowercase());
     lode.create(&model, source, &["--quantize", ty]).await.ok();

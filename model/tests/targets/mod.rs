@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use lode_model::digest::Digest;
 use lode_model::files_view::{FileView, check_path};
+use lode_model::go_template::{Dates, Template, Value};
 use lode_model::gguf::{self, Array, Metadata, NewTensor, Strings};
 use lode_model::import::{self, Options, Quantize, ReadAt, Source, SourceFile};
 use lode_model::manifest::Manifest;
@@ -43,6 +44,7 @@ pub(crate) fn all() -> Vec<Target> {
         tars(),
         references(),
         texts_about_models(),
+        templates(),
     ]
 }
 
@@ -395,5 +397,29 @@ fn texts_about_models() -> Target {
         let _ = lineage::of_file("README.md", bytes);
         let _ = lineage::of_file("adapter_config.json", bytes);
         let _ = lode_model::config::ModelConfig::parse(bytes);
+    })
+}
+
+fn templates() -> Target {
+    let data = Value::of_json(&json!({
+        "Messages": [{"Role": "system", "Content": "a"}, {"Role": "user", "Content": "<b>é"}],
+        "Tools": [{"Type": "function", "Function": {"Name": "f", "Parameters": {"n": 1.5, "t": null}}}],
+        "System": "a", "Prompt": "b", "Response": "", "Think": false, "n": 3, "deep": [[[1]]],
+    }));
+    let seeds: [&[u8]; 6] = [
+        br"{{ if .System }}<s>{{ .System }}</s>{{ end }}{{ if .Prompt }}[INST] {{ .Prompt }} [/INST]{{ end }}{{ .Response }}",
+        br"{{- range $i, $_ := .Messages }}{{- $last := eq (len (slice $.Messages $i)) 1 }}{{ .Role }}: {{ .Content }}{{ if $last }}!{{ else if and .Role (ne .Role `user`) }}?{{ end }}{{- end }}",
+        br"{{ range .Tools }}{{ json . }}{{ with .Function }}{{ .Name | printf `%q %v %5.2f %-3d %x` }}{{ end }}{{ break }}{{ else }}none{{ end }}",
+        br"{{ define `x` }}{{ . }}{{ template `y` .n }}{{ end }}{{ define `y` }}({{ . }}){{ end }}{{ template `x` . }}{{ block `z` .deep }}{{ index . 0 0 0 }}{{ end }}",
+        br"{{ $a := 1 }}{{ range $k, $v := . }}{{ $a = $v }}{{ continue }}{{ end }}{{ $a }}{{ range .n }}{{ . }}{{ end }}{{ slice .System 0 1 }}{{ html .Prompt | js | urlquery }}",
+        br#"{{/* c */ -}} {{ not (or (lt 1 2) (ge 2.5 1) (le "a" "b")) }} {{ currentDate }} {{ 'a' }} {{ 0x1F }} {{ "\u00e9\t" }} {{ println 1 nil true }}"#,
+    ];
+    target("template", seeds.map(<[u8]>::to_vec).to_vec(), move |bytes| {
+        let Ok(source) = std::str::from_utf8(bytes) else { return };
+        let Ok(template) = Template::parse(source) else { return };
+        let _ = template.mentions();
+        let _ = template.execute(&data, &Dates::default());
+        // What is left of a template is one, too.
+        let _ = template.up_to("Response").followed_by("Response").execute(&data, &Dates::default());
     })
 }

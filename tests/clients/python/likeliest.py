@@ -1,0 +1,39 @@
+"""Opens GGUF files in llama.cpp, as the xllamacpp package carries it, and says which ids it finds likeliest where.
+
+Standard input: lines `{"path", "windows", "top"}`. Standard output: for each line, as JSON, for each window the likeliest ids after each
+beginning of it that is shorter than the window, as pairs of id and log-probability.
+"""
+
+import json
+import os
+import sys
+
+import xllamacpp
+
+# llama.cpp talks on standard output, too; the answers are to stand there alone.
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    asked = json.loads(line)
+    params = xllamacpp.CommonParams()
+    params.model.path = asked["path"]
+    params.n_ctx = max(map(len, asked["windows"])) + 8
+    params.n_parallel = 1
+    params.warmup = False
+    # Threads that spin for one another are slow beside other work.
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    server = xllamacpp.Server(params)
+    how = {"max_tokens": 1, "temperature": 0, "logprobs": asked["top"], "cache_prompt": True}
+    windows = []
+    for ids in asked["windows"]:
+        places = []
+        for end in range(1, len(ids)):
+            answer = server.handle_completions(how | {"prompt": ids[:end]})
+            top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            places.append([[chance["id"], chance["logprob"]] for chance in top])
+        windows.append(places)
+    print(json.dumps(windows), file=out, flush=True)
+    del server
+# Its threads are not waited for.
+os._exit(0)

@@ -1,0 +1,118 @@
+//! What the demo model finds likely, beside llama.cpp on the same files: every type of GGUF, on text that it was not trained on.
+//!
+//! Both read the same packed weights, so what is left between them is how each of them computes: llama.cpp rounds the
+//! activations to 8 bits (to 16 for weights of 16). Two roundings of the same kind differ by as much as either is off.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use lode_tests::checkpoint::demo;
+use lode_tests::clients;
+use serde_json::json;
+
+use crate::python::{made, script};
+use crate::text::with_model;
+
+/// Places in a window. `LODE_AGREEMENT_WINDOWS` says how many windows of the text are looked at.
+const WINDOW: usize = 128;
+const TOP: usize = 10;
+
+/// Each type, and what the log-probabilities of its likeliest ids may differ by, on average.
+const TYPES: [(&str, f64); 17] = [
+    ("F32", 0.005),
+    ("F16", 0.02),
+    ("BF16", 0.05),
+    ("Q8_0", 0.08),
+    ("Q6_K", 0.08),
+    ("Q5_K_M", 0.08),
+    ("Q5_K_S", 0.08),
+    ("Q5_1", 0.08),
+    ("Q5_0", 0.08),
+    ("Q4_K_M", 0.08),
+    ("Q4_K_S", 0.08),
+    ("Q4_1", 0.08),
+    ("Q4_0", 0.08),
+    ("Q3_K_L", 0.08),
+    ("Q3_K_M", 0.08),
+    ("Q3_K_S", 0.08),
+    ("Q2_K", 0.08),
+];
+/// No single one differs by more than so many times that.
+const FARTHEST: f64 = 15.0;
+
+/// The likeliest ids and their log-probabilities, for each window and place.
+type Likeliest = Vec<Vec<Vec<(u32, f64)>>>;
+
+/// What llama.cpp says of several files.
+fn llama_cpp(python: &Path, files: &[PathBuf], windows: &[Vec<u32>]) -> Vec<Likeliest> {
+    let mut child = Command::new(python)
+        .arg(script("likeliest.py"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let questions = files.iter().map(|path| json!({"path": path, "windows": windows, "top": TOP}));
+    let questions: String = questions.map(|question| format!("{question}\n")).collect();
+    // It answers before it has read them all.
+    let writer = std::thread::spawn(move || stdin.write_all(questions.as_bytes()));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    assert!(output.status.success());
+    let answers = String::from_utf8(output.stdout).unwrap();
+    answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn every_type_agrees_with_llama_cpp() {
+    let Some(python) = clients::python("every_type_agrees_with_llama_cpp") else { return };
+    let server = with_model().await;
+    let lode = server.lode();
+    let text = std::fs::read_to_string(demo().join("heldout.txt")).unwrap();
+    let tokenize = ["tokenize", "team/demo", "--no-special", "--json"];
+    let ids = lode.run_with_input(&tokenize, text.as_bytes()).await.ok();
+    let ids: Vec<u32> = serde_json::from_value(ids.json()["ids"].clone()).unwrap();
+    let windows: usize =
+        std::env::var("LODE_AGREEMENT_WINDOWS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
+    // From all over the text.
+    let all: Vec<&[u32]> = ids.chunks_exact(WINDOW + 1).collect();
+    let windows: Vec<Vec<u32>> =
+        all.iter().step_by((all.len() / windows).max(1)).take(windows).map(|ids| ids.to_vec()).collect();
+
+    let (mut files, mut ours) = (Vec::new(), Vec::new());
+    for (ty, _) in TYPES {
+        files.push(made(&server, &demo(), ty).await);
+        let model = format!("team/lode-demo-{}", ty.to_lowercase());
+        let ask = json!({"model": model, "windows": windows, "logprobs": false, "top_logprobs": TOP, "keep_alive": 0});
+        let answer = server.registry().post_json("/lode/v1/score", &ask).await.expect(200).json();
+        let likeliest: Likeliest = serde_json::from_value(answer["top_logprobs"].clone()).unwrap();
+        ours.push(likeliest);
+    }
+    let theirs = llama_cpp(&python, &files, &windows);
+    assert_eq!(theirs.len(), TYPES.len());
+    let mut wrong = Vec::new();
+    for ((ty, bound), (ours, theirs)) in TYPES.iter().zip(ours.iter().zip(&theirs)) {
+        let places: Vec<_> = ours.iter().flatten().zip(theirs.iter().flatten()).collect();
+        assert_eq!(places.len(), windows.len() * WINDOW);
+        let same = places.iter().filter(|(ours, theirs)| ours[0].0 == theirs[0].0).count();
+        let (mut sum, mut count, mut max) = (0.0, 0usize, 0.0f64);
+        for (ours, theirs) in &places {
+            // What is likely for one is at hand from the other, too, but at the end of its list.
+            for (id, logprob) in &ours[..TOP / 2] {
+                if let Some((_, other)) = theirs.iter().find(|(other, _)| other == id) {
+                    sum += (logprob - other).abs();
+                    max = max.max((logprob - other).abs());
+                    count += 1;
+                }
+            }
+        }
+        let (share, mean) = (same as f64 / places.len() as f64, sum / count as f64);
+        println!("{ty:8} same {:.1} %  mean {mean:.5}  max {max:.4}", share * 100.0);
+        if share < 0.95 || mean > *bound || max > bound * FARTHEST || count < places.len() * TOP * 2 / 5 {
+            wrong.push(format!("{ty}: {:.1} % the same, mean {mean:.5}, max {max:.4}", share * 100.0));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

@@ -1,0 +1,177 @@
+//! What becomes of a request before a model sees it: Go templates as ollama's models bring them, and prompts too long for the context.
+
+use std::path::Path;
+
+use lode_tests::checkpoint::{copy_folder, demo, demo_expected};
+use lode_tests::server::{Folder, Options, Server};
+use serde_json::{Value, json};
+
+/// Says what the demo model's own template says.
+const CHATML: &str = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n";
+/// The same from before templates knew of conversations.
+const BY_TURNS: &str = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}{{ if .Prompt }}<|im_start|>user\n\
+    {{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n{{ .Response }}<|im_end|>\n";
+
+/// A server with its worker that holds the demo model as `team/demo`, and under a Go template as `team/NAME`.
+async fn with_templates(templates: &[(&str, &str)]) -> Server {
+    let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_CONTEXT_LENGTH", "256");
+    let server = Folder::new().start(options).await;
+    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    for (name, template) in templates {
+        let body = json!({"model": format!("team/{name}"), "from": "team/demo", "template": template, "stream": false});
+        server.registry().post_json("/api/create", &body).await.expect(200);
+    }
+    server
+}
+
+async fn ask(server: &Server, path: &str, body: Value) -> Value {
+    let mut body = body;
+    body["stream"] = false.into();
+    server.registry().post_json(path, &body).await.expect(200).json()
+}
+
+async fn refused(server: &Server, path: &str, body: Value) -> String {
+    let answer = server.registry().post_json(path, &body).await.expect(400).json();
+    answer["error"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn go_templates_make_the_prompt() {
+    let echo =
+        "{{ range .Messages }}{{ .Role }}:{{ .Content }};{{ end }}{{ if .Tools }}{{ json .Tools }}{{ end }}";
+    let fill = "{{ if .Suffix }}<a>{{ .Prompt }}<b>{{ .Suffix }}<c>{{ else }}{{ .Prompt }}{{ end }}";
+    let server =
+        with_templates(&[("chatml", CHATML), ("turns", BY_TURNS), ("echo", echo), ("fill", fill)]).await;
+    let options = json!({"temperature": 0, "num_predict": 100});
+    let expected = demo_expected();
+    for case in expected["cases"].as_array().unwrap().iter().take(2) {
+        for model in ["team/chatml", "team/turns"] {
+            let messages = json!([{"role": "user", "content": case["user"]}]);
+            let chat = json!({"model": model, "messages": messages, "options": options});
+            let got = ask(&server, "/api/chat", chat).await;
+            assert_eq!(got["message"]["content"], case["answer"], "{model}");
+            let generate = json!({"model": model, "prompt": case["user"], "options": options});
+            assert_eq!(ask(&server, "/api/generate", generate).await["response"], case["answer"], "{model}");
+        }
+    }
+
+    let rendered = async |path: &str, mut body: Value| {
+        body["_debug_render_only"] = true.into();
+        let got = ask(&server, path, body).await;
+        got["_debug_info"]["rendered_template"].as_str().unwrap().to_owned()
+    };
+    let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]);
+    let chat = |model: &str| json!({"model": model, "messages": messages});
+    assert_eq!(rendered("/api/chat", chat("team/echo")).await, "system:S;user:a\n\nb;assistant:c;user:d;");
+    let by_turns = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\na\n\nb<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n\
+        <|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(rendered("/api/chat", chat("team/turns")).await, by_turns);
+    let tool = json!({"type": "function", "function": {"name": "f", "description": "d",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}});
+    let asks = json!({"model": "team/echo", "messages": [{"role": "user", "content": "a"}], "tools": [tool]});
+    let shown = r#"user:a;[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object","properties":{"x":{"type":"string"}}}}}]"#;
+    assert_eq!(rendered("/api/chat", asks).await, shown);
+    let fill = json!({"model": "team/fill", "prompt": "x", "suffix": "y"});
+    assert_eq!(rendered("/api/generate", fill).await, "<a>x<b>y<c>");
+    let own = json!({"model": "team/demo", "prompt": "x", "system": "s", "template": "[{{ .System }}|{{ .Prompt }}]"});
+    assert_eq!(rendered("/api/generate", own).await, "[s|x]");
+
+    let error =
+        refused(&server, "/api/generate", json!({"model": "team/echo", "prompt": "x", "suffix": "y"})).await;
+    assert!(error.contains("does not support insert"), "{error}");
+    let bad = json!({"model": "team/demo", "prompt": "x", "template": "{{ nothing }}"});
+    let error = refused(&server, "/api/generate", bad).await;
+    assert!(error.contains("function \"nothing\" not defined (line 1)"), "{error}");
+}
+
+#[tokio::test]
+async fn a_full_context_is_handled_as_ollama_does() {
+    let server = with_templates(&[]).await;
+    let options = |num_predict: i64| json!({"temperature": 0, "num_predict": num_predict});
+    let long = "word ".repeat(600);
+
+    // A conversation loses its oldest messages, but not the system prompt.
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let mut messages = vec![message("system", "Be brief.")];
+    for turn in 0..60 {
+        messages.push(message("user", &format!("question {turn}")));
+        messages.push(message("assistant", &format!("answer {turn}")));
+    }
+    messages.push(message("user", "Define water."));
+    let chat = json!({"model": "team/demo", "messages": messages, "options": options(1)});
+    let mut seen = chat.clone();
+    seen["_debug_render_only"] = true.into();
+    let seen = ask(&server, "/api/chat", seen).await;
+    let text = seen["_debug_info"]["rendered_template"].as_str().unwrap();
+    assert!(
+        text.contains("system\nBe brief.") && text.contains("Define water.") && text.contains("answer 59"),
+        "{text}"
+    );
+    assert!(!text.contains("question 3<"), "{text}");
+    let count = ask(&server, "/api/chat", chat.clone()).await["prompt_eval_count"].as_u64().unwrap();
+    assert!((200..=256).contains(&count), "no more goes than has to: {count}");
+    let mut whole = chat;
+    whole["truncate"] = false.into();
+    let error = refused(&server, "/api/chat", whole).await;
+    assert_eq!(error, "the input length exceeds the context length");
+
+    // A text loses its middle, or is refused.
+    let prompt = |more: Value| {
+        let mut body = json!({"model": "team/demo", "prompt": long, "raw": true, "options": options(1)});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let got = ask(&server, "/api/generate", prompt(json!({}))).await;
+    assert_eq!(got["prompt_eval_count"], 130, "half of what is not kept is free: {got}");
+    let error = refused(&server, "/api/generate", prompt(json!({"truncate": false}))).await;
+    assert_eq!(error, "the input length exceeds the context length");
+    let error = refused(&server, "/api/generate", prompt(json!({"shift": false}))).await;
+    assert!(error.contains("longer than the context length"), "{error}");
+
+    // An answer ends with the context, or goes on in a shifted one.
+    let endless = json!({"temperature": 0.9, "seed": 5, "num_predict": 400, "num_ctx": 64});
+    let body = json!({"model": "team/demo", "prompt": "In the beginning", "raw": true, "options": endless, "shift": false});
+    let got = ask(&server, "/api/generate", body.clone()).await;
+    let tokens =
+        |got: &Value| got["prompt_eval_count"].as_u64().unwrap() + got["eval_count"].as_u64().unwrap();
+    assert!(tokens(&got) <= 65, "{got}");
+    let mut goes_on = body;
+    goes_on["shift"] = true.into();
+    let on = ask(&server, "/api/generate", goes_on).await;
+    assert!(on["done_reason"] == "stop" || tokens(&on) > 65, "{on}");
+    assert!(on["done_reason"] == "stop" || got["done_reason"] == "length", "{got} {on}");
+}
+
+/// The demo model with one number of its last norm that is none.
+fn damaged(folder: &Path) {
+    copy_folder(&demo(), folder);
+    let path = folder.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let norm = &header["model.norm.weight"];
+    assert_eq!(norm["dtype"], "BF16");
+    let at = 8 + len + norm["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+}
+
+#[tokio::test]
+async fn bad_requests_and_damaged_models_harm_nobody_else() {
+    let server = with_templates(&[]).await;
+    let folder = server.folder().path().join("damaged");
+    damaged(&folder);
+    server.lode().create("team/damaged", &folder, &[]).await.ok();
+    let registry = server.registry();
+    let question = |model: &str| json!({"model": model, "prompt": "Define water.", "stream": false, "options": {"num_predict": 3}});
+    for _ in 0..2 {
+        let answer = registry.post_json("/api/generate", &question("team/damaged")).await.expect(500);
+        assert!(answer.json()["error"].is_string(), "{}", answer.text());
+        assert_eq!(ask(&server, "/api/generate", question("team/demo")).await["eval_count"], 3);
+    }
+    let raw = b"{\"model\":\"team/demo\",\"prompt\":\"\xff\xfe\",\"stream\":false}".to_vec();
+    let answer = registry.send(registry.request("POST", "/api/generate").body(raw)).await.expect(400);
+    assert!(answer.json()["error"].is_string(), "{}", answer.text());
+    assert_eq!(ask(&server, "/api/generate", question("team/demo")).await["eval_count"], 3);
+}
