@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use lode_model::digest::Digest;
 use lode_model::files_view::{FileView, check_path};
-use lode_model::go_template::{Dates, Template, Value};
 use lode_model::gguf::{self, Array, Metadata, NewTensor, Strings};
+use lode_model::go_template::{Dates, Template, Value};
 use lode_model::import::{self, Options, Quantize, ReadAt, Source, SourceFile};
 use lode_model::manifest::Manifest;
 use lode_model::modelfile::Modelfile;

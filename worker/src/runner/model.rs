@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::embed::{self, Embedding};
@@ -83,7 +82,11 @@ impl Model {
 
     /// The text side alone.
     #[cfg(test)]
-    pub(crate) fn read(spec: &ModelSpec, config: &Value, info: ModelInfo) -> Result<Model, RunnerError> {
+    pub(crate) fn read(
+        spec: &ModelSpec,
+        config: &serde_json::Value,
+        info: ModelInfo,
+    ) -> Result<Model, RunnerError> {
         Ok(Model::new(spec, TextSide::read(spec, config)?, info))
     }
 

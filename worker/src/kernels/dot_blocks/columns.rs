@@ -1,6 +1,7 @@
 //! Columns of activations in eight bits: a code for each number, and what 32 codes share.
 //! Every operation of this folder reads them; `Ops::pack` writes them.
 
+#[cfg(test)]
 use super::super::ops::Ops;
 use super::{Order, QK};
 
@@ -51,6 +52,7 @@ impl Columns {
     }
 
     /// Packs columns of so many numbers, tile by tile.
+    #[cfg(test)]
     pub(in super::super) fn pack(&mut self, ops: &Ops, x: &[f32], cols: usize) {
         let depth = cols.div_ceil(QK);
         let blocks = self.resize(x.len() / cols, cols);

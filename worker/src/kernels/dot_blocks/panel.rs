@@ -185,8 +185,7 @@ fn tile<const N: usize, const SIGNED: bool, const CN: usize>(
                 true => _mm512_set1_epi32(if N == 16 { x[c].fine_less[lane] } else { x[c].less[lane] }),
                 false => _mm512_setzero_si512(),
             });
-            for four in first..first + CODES / N {
-                let w = panel[four];
+            for (four, &w) in (first..).zip(&panel[first..first + CODES / N]) {
                 for (dots, x) in dots.iter_mut().zip(x) {
                     // SAFETY: four of the block's 256 codes, as there are 64 fours.
                     let x = unsafe { x.codes.as_ptr().cast::<i32>().add(four).read_unaligned() };
@@ -209,9 +208,10 @@ fn tile<const N: usize, const SIGNED: bool, const CN: usize>(
     let mut left = N;
     while left > 1 {
         left /= 2;
-        for lane in 0..left {
-            for c in 0..CN {
-                sums[lane][c] = _mm512_add_ps(sums[lane][c], sums[lane + left][c]);
+        let (kept, others) = sums.split_at_mut(left);
+        for (kept, others) in kept.iter_mut().zip(others) {
+            for (sum, other) in kept.iter_mut().zip(others) {
+                *sum = _mm512_add_ps(*sum, *other);
             }
         }
     }
