@@ -261,9 +261,8 @@ impl Parser {
         let mark = self.variables.len();
         let pipeline = self.pipeline(word, &Token::Close)?;
         self.ranges += usize::from(word == "range");
-        let body = self.list(false);
+        let (list, end) = self.list(false)?;
         self.ranges -= usize::from(word == "range");
-        let (list, end) = body?;
         let otherwise = match end {
             Some(End::Else) if matches!(word, "if" | "with") && self.at_word(word) => {
                 // Its `end` is ours, too.

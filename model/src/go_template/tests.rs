@@ -102,6 +102,7 @@ fn what_is_wrong_is_said_with_its_line() {
         assert!(error.contains(expect), "{source}: {error}");
     };
     check("\n{{ foo .a }}", "function \"foo\" not defined (line 2)");
+    check("{{ range .a }}{{ block \"x\" . }}{{ else }}", "unexpected {{else}} in define clause");
     check("{{ if }}x{{ end }}", "missing value for if");
     check("{{ if .a }}x", "unexpected EOF");
     check("{{ end }}", "unexpected {{end}}");
