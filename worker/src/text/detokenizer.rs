@@ -22,7 +22,7 @@ impl Detokenizer {
     pub fn push(&mut self, id: u32) -> String {
         match self.vocabulary.entry(id) {
             Some(entry) if !entry.special => {
-                self.pending.extend_from_slice(&entry.bytes);
+                self.pending.extend_from_slice(entry.bytes);
                 self.take(false)
             }
             _ => String::new(),

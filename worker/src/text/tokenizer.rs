@@ -70,7 +70,7 @@ struct FileTokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokenizer").field("ids", &self.vocabulary.entries.len()).finish_non_exhaustive()
+        f.debug_struct("Tokenizer").field("ids", &self.vocabulary.ids.len()).finish_non_exhaustive()
     }
 }
 
@@ -121,7 +121,7 @@ impl Tokenizer {
     ///
     /// For a byte-level vocabulary this gives back exactly the bytes that were encoded.
     pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
-        let len = self.vocabulary.entries.len();
+        let len = self.len();
         if let Some(&id) = ids.iter().find(|&&id| self.vocabulary.entry(id).is_none()) {
             return Err(TokenizerError::UnknownId { id, len });
         }
@@ -174,28 +174,45 @@ impl Tokenizer {
 
     /// One more than the highest id.
     pub fn len(&self) -> usize {
-        self.vocabulary.entries.len()
+        self.vocabulary.ids.len()
     }
 
     /// True for a vocabulary without ids.
     pub fn is_empty(&self) -> bool {
-        self.vocabulary.entries.is_empty()
+        self.vocabulary.ids.is_empty()
     }
 }
 
 /// The bytes of every id, worked out once from the vocabulary and the decoder's steps.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
-    entries: Vec<Option<Entry>>,
+    /// The bytes of all ids, one after the other: an answer waits for them, and there are hundreds of thousands.
+    bytes: Vec<u8>,
+    ids: Vec<Place>,
     /// The decoder drops the blank in front of a text.
     strip_first: bool,
     /// The decoder works on whole texts (WordPiece and the like); `bytes` is then only an approximation for one id.
     whole_text: bool,
 }
 
-#[derive(Debug)]
-pub(crate) struct Entry {
-    pub(crate) bytes: Box<[u8]>,
+/// Where the bytes of an id end; those of the one before it end where they begin.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    end: usize,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A number that no token has.
+    Absent,
+    Text,
+    Special,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry<'a> {
+    pub(crate) bytes: &'a [u8],
     pub(crate) special: bool,
 }
 
@@ -203,23 +220,50 @@ pub(crate) struct Entry {
 const MAX_ID: u32 = 4 << 20;
 
 impl Vocabulary {
-    pub(crate) fn entry(&self, id: u32) -> Option<&Entry> {
-        self.entries.get(id as usize)?.as_ref()
+    pub(crate) fn entry(&self, id: u32) -> Option<Entry<'_>> {
+        let at = id as usize;
+        let place = self.ids.get(at).filter(|place| place.kind != Kind::Absent)?;
+        let start = at.checked_sub(1).map_or(0, |before| self.ids[before].end);
+        Some(Entry { bytes: &self.bytes[start..place.end], special: place.kind == Kind::Special })
     }
 
     pub(crate) fn bytes(&self, id: u32) -> &[u8] {
-        self.entry(id).map(|entry| &*entry.bytes).unwrap_or_default()
+        self.entry(id).map(|entry| entry.bytes).unwrap_or_default()
     }
 
-    /// A vocabulary whose bytes are known one by one.
-    pub(super) fn new(entries: Vec<Option<Entry>>, strip_first: bool) -> Vocabulary {
-        Vocabulary { entries, strip_first, whole_text: false }
+    /// A vocabulary without ids, whose bytes are known one by one.
+    pub(super) fn new(strip_first: bool) -> Vocabulary {
+        Vocabulary { bytes: Vec::new(), ids: Vec::new(), strip_first, whole_text: false }
+    }
+
+    /// The next id.
+    pub(super) fn push(&mut self, bytes: &[u8], special: bool) {
+        self.bytes.extend_from_slice(bytes);
+        self.close(if special { Kind::Special } else { Kind::Text });
+    }
+
+    /// The next id, in the alphabet that writes bytes as characters. One outside of it makes the whole token literal.
+    pub(super) fn push_byte_level(&mut self, text: &str) {
+        let start = self.bytes.len();
+        for c in text.chars() {
+            let Some(byte) = byte_of_char(c) else {
+                self.bytes.truncate(start);
+                self.bytes.extend_from_slice(text.as_bytes());
+                break;
+            };
+            self.bytes.push(byte);
+        }
+        self.close(Kind::Text);
+    }
+
+    fn close(&mut self, kind: Kind) {
+        self.ids.push(Place { end: self.bytes.len(), kind });
     }
 
     fn read(tokenizer: &tokenizers::Tokenizer, json: &Value) -> Vocabulary {
         let decoder = DecoderSteps::read(json);
         let mut entries = Vec::new();
-        let mut put = |id: u32, entry: Entry| {
+        let mut put = |id: u32, entry: (Vec<u8>, bool)| {
             if id >= MAX_ID {
                 return;
             }
@@ -229,19 +273,28 @@ impl Vocabulary {
             entries[id as usize] = Some(entry);
         };
         for (token, id) in tokenizer.get_vocab(false) {
-            put(id, Entry { bytes: decoder.bytes(&token).into(), special: false });
+            put(id, (decoder.bytes(&token), false));
         }
         // Added tokens are stored as they are written, outside the model's alphabet.
         for (id, token) in tokenizer.get_added_tokens_decoder() {
-            put(id, Entry { bytes: token.content.as_bytes().into(), special: token.special });
+            put(id, (token.content.as_bytes().to_vec(), token.special));
         }
-        Vocabulary { entries, strip_first: decoder.strip_first, whole_text: decoder.whole_text }
+        let mut vocabulary = Vocabulary::new(decoder.strip_first);
+        vocabulary.whole_text = decoder.whole_text;
+        for entry in entries {
+            match entry {
+                Some((bytes, special)) => vocabulary.push(&bytes, special),
+                None => vocabulary.close(Kind::Absent),
+            }
+        }
+        vocabulary
     }
 
     #[cfg(test)]
     pub(crate) fn of(tokens: &[(&[u8], bool)]) -> Vocabulary {
-        let entry = |&(bytes, special): &(&[u8], bool)| Some(Entry { bytes: bytes.into(), special });
-        Vocabulary { entries: tokens.iter().map(entry).collect(), strip_first: false, whole_text: false }
+        let mut vocabulary = Vocabulary::new(false);
+        tokens.iter().for_each(|(bytes, special)| vocabulary.push(bytes, *special));
+        vocabulary
     }
 }
 

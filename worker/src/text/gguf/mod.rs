@@ -2,30 +2,27 @@
 //! What the keys mean is what llama.cpp makes of them (src/llama-vocab.cpp), and the ids are its ids.
 
 mod cut;
+mod merges;
 mod pieces;
 mod pre;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod tokens;
 mod words;
 
 use std::sync::Arc;
 
 use lode_model::gguf::Metadata;
-use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{SplitDelimiterBehavior, Tokenizer as Library};
 
 use self::cut::{Cutter, Fragment};
+use self::merges::Merges;
 use self::pieces::Pieces;
 use self::tokens::{Kind, Tokens};
 use self::words::Words;
 use super::special::SpecialTokens;
 use super::template::{ChatTemplate, TemplateError};
-use super::tokenizer::{Entry, Special, Tokenizer, TokenizerError, Vocabulary, byte_of_char};
+use super::tokenizer::{Special, Tokenizer, TokenizerError, Vocabulary};
 
 /// How SentencePiece writes a blank.
 const BLANK: char = '\u{2581}';
@@ -43,7 +40,7 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
             let pre = pre::find(name).ok_or_else(|| TokenizerError::UnknownPre { pre: name.to_owned() })?;
             let ends = Ends { begin: flag("add_bos_token", pre.add_bos), end: flag("add_eos_token", false) };
             let roles = Roles { bos: id("bos", None), eos: id("eos", None), end: id("eos", None) };
-            (Model::Bytes(Box::new(byte_level(metadata, &tokens, &pre)?)), ends, roles)
+            (Model::Merges(Merges::read(metadata, &tokens, &pre)?), ends, roles)
         }
         "llama" => {
             let unknown = id("unknown", default(0));
@@ -67,11 +64,11 @@ pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), Tokenizer
     let special = tokens.special(metadata, roles.bos, roles.eos);
     let cutter = Cutter::new(&tokens, metadata);
     let leading_blank = match &model {
-        Model::Bytes(_) => false,
+        Model::Merges(_) => false,
         Model::Pieces(pieces) => pieces.adds_blank(),
         Model::Words(_) => true,
     };
-    let vocabulary = vocabulary(&tokens, matches!(model, Model::Bytes(_)), leading_blank);
+    let vocabulary = vocabulary(&tokens, matches!(model, Model::Merges(_)), leading_blank);
     let tokenizer = GgufTokenizer {
         model,
         cutter,
@@ -115,8 +112,7 @@ pub(super) struct GgufTokenizer {
 }
 
 enum Model {
-    /// Byte-level BPE, which the library computes exactly as it is defined.
-    Bytes(Box<Library>),
+    Merges(Merges),
     Pieces(Pieces),
     Words(Words),
 }
@@ -131,12 +127,9 @@ impl GgufTokenizer {
             match fragment {
                 Fragment::Id(id) => ids.push(id),
                 Fragment::Text(text) => match &self.model {
-                    Model::Pieces(pieces) => pieces.encode(text, begins, &mut ids),
-                    Model::Words(words) => words.encode(text, &mut ids)?,
-                    Model::Bytes(library) => {
-                        let encoding = library.encode_fast(text, false).map_err(TokenizerError::Encode)?;
-                        ids.extend_from_slice(encoding.get_ids());
-                    }
+                    Model::Merges(merges) => merges.encode(&self.tokens, text, &mut ids)?,
+                    Model::Pieces(pieces) => pieces.encode(&self.tokens, text, begins, &mut ids),
+                    Model::Words(words) => words.encode(&self.tokens, text, &mut ids)?,
                 },
             }
             begins = matches!(fragment, Fragment::Id(_));
@@ -154,61 +147,25 @@ impl GgufTokenizer {
     }
 }
 
-fn byte_level(metadata: &Metadata, tokens: &Tokens, pre: &pre::Pre) -> Result<Library, TokenizerError> {
-    const MERGES: &str = "tokenizer.ggml.merges";
-    let merges = metadata.get(MERGES).ok_or(TokenizerError::MissingKey { key: MERGES })?;
-    let merges = merges.as_array().and_then(|array| array.as_strings());
-    let merges = merges.ok_or(TokenizerError::BadKey { key: MERGES, expected: "a list of strings" })?;
-    let mut pairs = Vec::with_capacity(merges.len());
-    let mut whole = String::new();
-    for merge in merges.iter() {
-        let Ok(merge) = std::str::from_utf8(merge) else { continue };
-        // The first character may itself be a blank.
-        let Some(first) = merge.chars().next().map(char::len_utf8) else { continue };
-        let Some(at) = merge[first..].find(' ').map(|at| at + first) else { continue };
-        let (left, right) = (&merge[..at], &merge[at + 1..]);
-        whole.clear();
-        whole.push_str(left);
-        whole.push_str(right);
-        // A merge with no token to show for it could never be seen in the ids.
-        if [left, right, &whole].iter().all(|part| tokens.id(part).is_some()) {
-            pairs.push((left.to_owned(), right.to_owned()));
-        }
-    }
-    let vocab: Vocab = tokens.iter().map(|(id, text)| (text.to_owned(), id)).collect();
-    let bpe = BPE::builder()
-        .vocab_and_merges(vocab, pairs)
-        .ignore_merges(pre.ignore_merges)
-        .build()
-        .map_err(TokenizerError::Format)?;
-    let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
-    for pattern in pre.patterns {
-        let pattern = SplitPattern::Regex((*pattern).to_owned());
-        let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
-        steps.push(split.map_err(TokenizerError::Format)?.into());
-    }
-    steps.push(ByteLevel::new(false, true, false).into());
-    let mut library = Library::new(bpe);
-    library.with_pre_tokenizer(Some(Sequence::new(steps)));
-    Ok(library)
-}
-
 /// The bytes of every id.
 fn vocabulary(tokens: &Tokens, byte_level: bool, leading_blank: bool) -> Vocabulary {
-    let entry = |(id, text): (u32, &str)| {
-        let kind = tokens.kind(id);
-        let raw = || text.as_bytes().to_vec();
-        let bytes = match kind {
-            Kind::Unknown | Kind::Control | Kind::UserDefined => raw(),
-            Kind::Byte => byte_of_token(text).map_or_else(raw, |byte| vec![byte]),
-            Kind::Normal | Kind::Unused if byte_level => {
-                text.chars().map(byte_of_char).collect::<Option<Vec<u8>>>().unwrap_or_else(raw)
+    let mut vocabulary = Vocabulary::new(leading_blank);
+    for (id, text) in tokens.all() {
+        let (kind, raw) = (tokens.kind(id), text.as_bytes());
+        let special = matches!(kind, Kind::Unknown | Kind::Control);
+        match kind {
+            Kind::Byte => match byte_of_token(text) {
+                Some(byte) => vocabulary.push(&[byte], special),
+                None => vocabulary.push(raw, special),
+            },
+            Kind::Normal | Kind::Unused if byte_level => vocabulary.push_byte_level(text),
+            Kind::Normal | Kind::Unused if text.contains(BLANK) => {
+                vocabulary.push(text.replace(BLANK, " ").as_bytes(), special);
             }
-            Kind::Normal | Kind::Unused => text.replace(BLANK, " ").into_bytes(),
-        };
-        Some(Entry { bytes: bytes.into(), special: matches!(kind, Kind::Unknown | Kind::Control) })
-    };
-    Vocabulary::new(tokens.all().map(entry).collect(), leading_blank)
+            _ => vocabulary.push(raw, special),
+        }
+    }
+    vocabulary
 }
 
 /// `<0xE2>` stands for that byte.

@@ -2,7 +2,7 @@
 //! is left; a character without a token becomes bytes. Scores, not merges, decide, so no list of merges says the same.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 
 use lode_model::gguf::Metadata;
 
@@ -11,8 +11,8 @@ use super::{BLANK, byte_of_token};
 use crate::text::tokenizer::TokenizerError;
 
 pub(super) struct Pieces {
-    /// Id and score of each text.
-    tokens: HashMap<Box<str>, (u32, f32)>,
+    /// Of each token.
+    scores: Vec<f32>,
     longest: usize,
     bytes: Vec<Option<u32>>,
     unknown: Option<u32>,
@@ -88,17 +88,16 @@ impl Pieces {
             let ascii = byte.is_ascii().then(|| char::from(byte).to_string());
             *id = id.or_else(|| tokens.id(&hex)).or_else(|| tokens.id(&ascii?));
         }
-        let tokens: HashMap<Box<str>, (u32, f32)> =
-            tokens.iter().map(|(id, text)| (text.into(), (id, score(id)))).collect();
-        let longest = tokens.keys().map(|text| text.len()).max().unwrap_or_default();
-        Ok(Pieces { tokens, longest, bytes, unknown, adds_blank })
+        let scores = tokens.all().map(|(id, _)| score(id)).collect();
+        let longest = tokens.all().map(|(_, text)| text.len()).max().unwrap_or_default();
+        Ok(Pieces { scores, longest, bytes, unknown, adds_blank })
     }
 
     pub(super) fn adds_blank(&self) -> bool {
         self.adds_blank
     }
 
-    pub(super) fn encode(&self, text: &str, begins: bool, ids: &mut Vec<u32>) {
+    pub(super) fn encode(&self, tokens: &Tokens, text: &str, begins: bool, ids: &mut Vec<u32>) {
         let mut escaped = String::with_capacity(text.len() + text.len() / 4 + BLANK.len_utf8());
         if self.adds_blank && begins {
             escaped.push(BLANK);
@@ -116,7 +115,7 @@ impl Pieces {
         }
         let mut queue = BinaryHeap::new();
         for right in 1..symbols.len() {
-            queue.extend(self.pair(&escaped, &symbols, Some(right - 1), Some(right)));
+            queue.extend(self.pair(tokens, &escaped, &symbols, [Some(right - 1), Some(right)]));
         }
         while let Some(Pair { left, right, len, .. }) = queue.pop() {
             let (l, r) = (&symbols[left], &symbols[right]);
@@ -132,13 +131,13 @@ impl Pieces {
                 symbols[after].before = Some(left);
             }
             let before = symbols[left].before;
-            queue.extend(self.pair(&escaped, &symbols, before, Some(left)));
-            queue.extend(self.pair(&escaped, &symbols, Some(left), after));
+            queue.extend(self.pair(tokens, &escaped, &symbols, [before, Some(left)]));
+            queue.extend(self.pair(tokens, &escaped, &symbols, [Some(left), after]));
         }
         for symbol in symbols.iter().filter(|symbol| symbol.start < symbol.end) {
             let text = &escaped[symbol.start..symbol.end];
-            match self.tokens.get(text) {
-                Some((id, _)) => ids.push(*id),
+            match tokens.id(text) {
+                Some(id) => ids.push(id),
                 None => {
                     let byte = |byte: u8| self.bytes[usize::from(byte)].or(self.unknown);
                     ids.extend(text.bytes().filter_map(byte));
@@ -149,10 +148,10 @@ impl Pieces {
 
     fn pair(
         &self,
+        tokens: &Tokens,
         text: &str,
         symbols: &[Symbol],
-        left: Option<usize>,
-        right: Option<usize>,
+        [left, right]: [Option<usize>; 2],
     ) -> Option<Pair> {
         let (left, right) = (left?, right?);
         let (start, end) = (symbols[left].start, symbols[right].end);
@@ -160,7 +159,7 @@ impl Pieces {
         if len > self.longest {
             return None;
         }
-        let (_, score) = self.tokens.get(&text[start..end])?;
-        Some(Pair { score: *score, left, right, len })
+        let score = self.scores[tokens.id(&text[start..end])? as usize];
+        Some(Pair { score, left, right, len })
     }
 }

@@ -1,12 +1,13 @@
 //! The tokens of a GGUF: their texts, their kinds, and which of them are special.
 //! Files leave much unsaid, or say it wrong; what llama.cpp reads out of the texts themselves is read here as well.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
-use lode_model::gguf::{Array, Metadata};
+use lode_model::gguf::{Array, Metadata, Strings};
 
 use super::super::special::SpecialTokens;
 use super::super::tokenizer::TokenizerError;
+use super::texts::Texts;
 
 /// What a token is, by its number in `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,9 +108,9 @@ const NAMES: [(&str, &str); 7] = [
 ];
 
 pub(super) struct Tokens {
-    texts: Vec<String>,
+    /// All of them UTF-8.
+    texts: Texts,
     kinds: Vec<Kind>,
-    ids: HashMap<String, u32>,
     /// Generating one of these ends the answer.
     ends: BTreeSet<u32>,
 }
@@ -121,7 +122,8 @@ impl Tokens {
         let list = metadata.get(TOKENS).ok_or(TokenizerError::MissingKey { key: TOKENS })?;
         let list = list.as_array().and_then(Array::as_strings);
         let list = list.ok_or(TokenizerError::BadKey { key: TOKENS, expected: "a list of strings" })?;
-        let texts: Vec<String> = list.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
+        let mut texts = Strings::default();
+        list.iter().for_each(|text| texts.push(&*String::from_utf8_lossy(text)));
         let types = match metadata.get(TYPES) {
             None => None,
             Some(types) => {
@@ -141,8 +143,7 @@ impl Tokens {
             _ => Kind::Normal,
         };
         let kinds = (0..texts.len()).map(kind).collect();
-        let ids = texts.iter().zip(0..).map(|(text, id)| (text.clone(), id)).collect();
-        let mut tokens = Tokens { texts, kinds, ids, ends: BTreeSet::new() };
+        let mut tokens = Tokens { texts: Texts::new(texts), kinds, ends: BTreeSet::new() };
         tokens.find_special(metadata);
         Ok(tokens)
     }
@@ -217,11 +218,12 @@ impl Tokens {
     }
 
     pub(super) fn id(&self, text: &str) -> Option<u32> {
-        self.ids.get(text).copied()
+        self.texts.find(text.as_bytes())
     }
 
     pub(super) fn text(&self, id: u32) -> Option<&str> {
-        self.texts.get(id as usize).map(String::as_str)
+        let text = ((id as usize) < self.len()).then(|| self.texts.bytes(id))?;
+        std::str::from_utf8(text).ok()
     }
 
     pub(super) fn kind(&self, id: u32) -> Kind {
@@ -230,12 +232,12 @@ impl Tokens {
 
     /// Every id with its text.
     pub(super) fn all(&self) -> impl Iterator<Item = (u32, &str)> {
-        (0..).zip(self.texts.iter().map(String::as_str))
+        (0..self.len() as u32).map(|id| (id, self.text(id).unwrap_or_default()))
     }
 
     /// Every text with the one id that it becomes: of tokens of the same text, the last.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
-        self.ids.iter().map(|(text, id)| (*id, text.as_str()))
+        self.all().filter(|(id, _)| !self.texts.is_replaced(*id))
     }
 
     /// What `tokenizer.ggml.KEY_token_id` says, where it is a token's id.

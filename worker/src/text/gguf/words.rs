@@ -1,8 +1,6 @@
 //! WordPiece: a text is normalised and split into words as BERT does, and each word is made of the longest tokens that fit, from
 //! its beginning on. A GGUF writes the beginning of a word as `U+2581 word`, and what goes on as it is.
 
-use std::collections::HashMap;
-
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::{
@@ -14,7 +12,6 @@ use super::tokens::Tokens;
 use crate::text::tokenizer::TokenizerError;
 
 pub(super) struct Words {
-    tokens: HashMap<Box<str>, u32>,
     longest: usize,
     /// Stands for a word that no tokens cover.
     unknown: u32,
@@ -23,32 +20,36 @@ pub(super) struct Words {
 
 impl Words {
     pub(super) fn new(tokens: &Tokens, unknown: u32, lowercase: bool, strip_accents: bool) -> Words {
-        let tokens: HashMap<Box<str>, u32> = tokens.iter().map(|(id, text)| (text.into(), id)).collect();
-        let longest = tokens.keys().map(|text| text.len()).max().unwrap_or_default();
+        let longest = tokens.all().map(|(_, text)| text.len()).max().unwrap_or_default();
         let normalizer = BertNormalizer::new(true, true, Some(strip_accents), lowercase);
-        Words { tokens, longest, unknown, normalizer }
+        Words { longest, unknown, normalizer }
     }
 
-    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    pub(super) fn encode(
+        &self,
+        tokens: &Tokens,
+        text: &str,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
         let mut normalized = NormalizedString::from(text);
         self.normalizer.normalize(&mut normalized).map_err(TokenizerError::Encode)?;
         let mut words = PreTokenizedString::from(normalized);
         BertPreTokenizer.pre_tokenize(&mut words).map_err(TokenizerError::Encode)?;
         for (word, _, _) in words.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
             if !word.is_empty() {
-                self.word(&format!("{BLANK}{word}"), ids);
+                self.word(tokens, &format!("{BLANK}{word}"), ids);
             }
         }
         Ok(())
     }
 
-    fn word(&self, word: &str, ids: &mut Vec<u32>) {
+    fn word(&self, tokens: &Tokens, word: &str, ids: &mut Vec<u32>) {
         let before = ids.len();
         let mut rest = word;
         while !rest.is_empty() {
             let longest = rest.floor_char_boundary(self.longest.min(rest.len()));
             let mut ends = (1..=longest).rev().filter(|end| rest.is_char_boundary(*end));
-            let found = ends.find_map(|end| Some((end, *self.tokens.get(&rest[..end])?)));
+            let found = ends.find_map(|end| Some((end, tokens.id(&rest[..end])?)));
             let Some((end, id)) = found else {
                 ids.truncate(before);
                 ids.push(self.unknown);
