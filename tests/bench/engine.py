@@ -19,8 +19,9 @@ from server import Server
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parent / "models/lode-demo"
 CONTEXT, SEQUENCES = 1024, 16
-# Words of a prompt and tokens of an answer, for one client and for several at once.
-ALONE, TOGETHER = (96, 48), (32, 32)
+# Words of a prompt and tokens of an answer, for one client and for several at once, and how often a round asks: a small model has to
+# answer for longer before its times mean anything.
+LENGTHS, LONGER = ((96, 48), (32, 32), 1), {"demo": ((96, 512), (32, 256), 5)}
 MODELS = ["demo:Q4_K_M", "demo:BF16", "1b:Q4_K_M", "1b:Q8_0", "1b:BF16"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -124,10 +125,9 @@ class Llama:
         self.child.wait()
 
 
-def together(engine, clients, salt):
+def together(engine, clients, salt, words, count):
     """One request of each client at once, no two alike: the answers, and how long all of them took."""
     text = (DEMO / "heldout.txt").read_text().split()
-    words, count = ALONE if clients == 1 else TOGETHER
     answers = [None] * clients
 
     def ask(at):
@@ -145,6 +145,7 @@ def together(engine, clients, salt):
 
 
 def measure(engines, label, file, rounds, clients, memory_rate):
+    alone, several, times = LONGER.get(label.split()[0], LENGTHS)
     samples = {engine.name: {} for engine in engines}
     for turn in range(rounds):
         for engine in engines[:: 1 if turn % 2 else -1]:
@@ -157,8 +158,9 @@ def measure(engines, label, file, rounds, clients, memory_rate):
             # The second of these two, since the first may still find things cold.
             engine.generate("Another word", 1)
             take("warm", statistics.median(engine.generate(f"A word, number {n}", 1).first for n in range(5)))
-            for count in clients:
-                answers, took = together(engine, count, turn)
+            for count, time_of_it in ((count, n) for count in clients for n in range(times)):
+                lengths = alone if count == 1 else several
+                answers, took = together(engine, count, turn * times + time_of_it, *lengths)
                 total = lambda key: sum(getattr(answer, key) for answer in answers)
                 take(f"prompt {count}", total("prompt") / total("prompt_seconds"))
                 take(f"answer {count}", (total("tokens") - count) / max(total("seconds"), 1e-9))
@@ -186,6 +188,8 @@ def measure(engines, label, file, rounds, clients, memory_rate):
             row(f"{count} at once, to the first token, ms", f"first {count}", lambda v: f"{v * 1e3:.0f}", min)
     row("to the first token, loaded, ms", "warm", lambda v: f"{v * 1e3:.1f}", min)
     row("to the first token, with start and loading, s", "cold", "{:.2f}".format, min)
+    reading = statistics.median(read_once(file) for _ in range(3))
+    row("the same, in times of reading the file from memory once", "cold", lambda v: f"{v / reading:.1f}", min)
     row("memory of its own, MB", "own", lambda v: f"{v / 1e6:.0f}", min)
     row("memory with the mapped file, MB", "all", lambda v: f"{v / 1e6:.0f}", min)
 
@@ -241,7 +245,4 @@ with tempfile.TemporaryDirectory(prefix="lode-bench-", dir=os.environ.get("LODE_
             file = next((scratch / "pulled").glob("*.gguf"))
             engines = [Lode(server), Llama(str(file), threads)]
             measure(engines, f"{shape} {kind}", file, rounds, counts, rate)
-            # Lode maps its own copy, which was written just before this one.
-            print(f"  {shape} {kind}: {file.stat().st_size / 1e6:.0f} MB, read from memory in {read_once(file):.2f} s",
-                  file=sys.stderr, flush=True)
             shutil.rmtree(scratch / "pulled")
