@@ -8,9 +8,8 @@ use lode_client::Progress;
 use lode_model::reference::Repository;
 use serde::Serialize;
 
-use super::{Body, BodyError, ChunkRange, Registry, open_idle};
+use super::{Body, BodyError, ChunkRange, Limits, Registry, open_idle};
 use crate::auth::Caller;
-use crate::blobs::WriteLimit;
 use crate::store::{Doomed, Moved};
 use crate::{Config, Error};
 
@@ -43,7 +42,7 @@ pub async fn migrate(
     begin: impl Fn(u64) -> Arc<dyn Progress>,
 ) -> Result<MigrateReport, Error> {
     // 1. The old one: nobody writes to it, or its folder is locked.
-    let idle = |config| open_idle(config, WriteLimit::default());
+    let idle = |config| open_idle(config, Limits::default());
     let from = idle(Config { read_only: true, mirror: Vec::new(), ..from }).await?;
     // 2. The new one. A second run of this move at the same time finds its data folder locked.
     let data = from.config.data.join("migrate");

@@ -59,6 +59,7 @@ pub use migrate::{MigrateReport, migrate};
 pub use models::{Model, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
 pub use transfer::{Moved, Remote, Tell, TransferError};
+use uploads::Patience;
 pub use webhooks::WebhookDelivery;
 pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
 
@@ -141,6 +142,7 @@ pub struct Inner {
     config: Config,
     store: Store,
     blobs: Blobs,
+    patience: Patience,
     /// Writers of one upload take turns, and the newest wins.
     writers: Locks<Uuid>,
     /// Commits and deletions of one digest take turns.
@@ -174,14 +176,21 @@ impl Deref for Registry {
     }
 }
 
-/// Opens the registry that `config` describes: takes the data folder, brings the index up to date, starts the jobs.
-pub async fn open(config: Config) -> Result<Registry, Error> {
-    open_limited(config, WriteLimit::default()).await
+/// What no setting changes, and a test does.
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    write: WriteLimit,
+    patience: Patience,
 }
 
-async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
+/// Opens the registry that `config` describes: takes the data folder, brings the index up to date, starts the jobs.
+pub async fn open(config: Config) -> Result<Registry, Error> {
+    open_limited(config, Limits::default()).await
+}
+
+async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error> {
     crate::webhooks::check(&config.webhook)?;
-    let registry = open_idle(config, limit).await?;
+    let registry = open_idle(config, limits).await?;
     if !registry.config.read_only {
         jobs::start(&registry);
         crate::webhooks::start(&registry)?;
@@ -190,12 +199,12 @@ async fn open_limited(config: Config, limit: WriteLimit) -> Result<Registry, Err
 }
 
 /// Opens it without starting anything.
-async fn open_idle(config: Config, limit: WriteLimit) -> Result<Registry, Error> {
+async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
     let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror).map(Arc::new));
     let upstreams = upstreams.collect::<Result<_, Error>>()?;
     let retention = Retention::new(&config.retention)?;
     let settings = config.clone();
-    let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limit))
+    let blobs = tokio::task::spawn_blocking(move || Blobs::open(&settings, limits.write))
         .await
         .map_err(|_| Error::Interrupted)??;
     blobs.check().await?;
@@ -205,6 +214,7 @@ async fn open_idle(config: Config, limit: WriteLimit) -> Result<Registry, Error>
         config,
         store,
         blobs,
+        patience: limits.patience,
         writers: Locks::default(),
         digests: Locks::default(),
         retention,

@@ -15,12 +15,23 @@ use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::{Append, Held, Placed, key};
 use crate::store::{NewUpload, Tx, UploadRow};
 
-/// How long a request waits for a writer of the same upload whose storage says nothing: longer than a part takes on a slow line.
-const TURN_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
-/// How long a cancel waits for one. It need not: a writer elsewhere is not waited for either.
-const CANCEL_TURN_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
-/// How long a request is kept by removing what an upload left. What does not work now is done when it is cancelled again or expires.
-const END_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 15 });
+/// How long a request waits for a storage that says nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// With a writer of the same upload: longer than a part takes on a slow line.
+    pub(super) turn: Duration,
+    /// The same for a cancel. It need not wait: a writer elsewhere is not waited for either.
+    pub(super) cancel_turn: Duration,
+    /// With the removal of what an upload left. What does not work now is done when it is cancelled again or expires.
+    pub(super) end: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        let [turn, cancel_turn, end] = [30, 5, 15].map(Duration::from_secs);
+        Patience { turn, cancel_turn, end }
+    }
+}
 
 impl Registry {
     /// Opens an upload. `algorithm` is what the client says it will name the blob by.
@@ -71,7 +82,7 @@ impl Registry {
         let this = self.clone();
         let repository = repository.clone();
         detached(async move {
-            let _turn = this.upload_turn(id, CANCEL_TURN_LIMIT).await;
+            let _turn = this.upload_turn(id, this.patience.cancel_turn).await;
             // A writer elsewhere may get ahead of us; once it is gone there is no row either.
             while !this.upload_end_soon(this.upload_row(&repository, id).await?).await? {}
             Ok(())
@@ -251,7 +262,7 @@ impl Registry {
 
     /// As `upload_end`, while a client waits.
     async fn upload_end_soon(&self, row: UploadRow) -> Result<bool, Error> {
-        tokio::time::timeout(END_LIMIT, self.upload_end(row)).await.map_err(silent)?
+        tokio::time::timeout(self.patience.end, self.upload_end(row)).await.map_err(silent)?
     }
 
     /// The turn of an upload's one writer in this process. On object storage, where the index decides between writers, nobody
@@ -308,7 +319,7 @@ impl Registry {
         // 2. One that does takes over: the old connection of a client that came back may not know that it is dead. Here it gives
         //    way by itself; one elsewhere fails at its next save. Taking an upload over waits for a commit whose answer was lost,
         //    so that from here on it is certain that there was none.
-        let turn = self.upload_turn(id, TURN_LIMIT).await?;
+        let turn = self.upload_turn(id, self.patience.turn).await?;
         let row = self.upload_row(repository, id).await?;
         let placed = self.blobs.placed(&row.store_key).await?;
         let row = match self.blobs.is_shared() || placed.is_some() {

@@ -14,7 +14,7 @@ use crate::Error;
 /// How long a request waits for a connection before it is told to come back later.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
 /// How long one statement or commit may take. What takes longer waits for a database that does not answer.
-const STATEMENT_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
+const STATEMENT_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 20 });
 /// A connection that was used this recently is taken to be alive.
 const FRESH: Duration = Duration::from_secs(1);
 const PING_LIMIT: Duration = Duration::from_secs(2);

@@ -26,7 +26,7 @@ use tempfile::TempDir;
 use url::Url;
 use uuid::Uuid;
 
-use super::{Body, BodyError, ChunkRange, ManifestPut, Registry, open_limited};
+use super::{Body, BodyError, ChunkRange, Limits, ManifestPut, Registry, open_limited};
 use crate::auth::Caller;
 use crate::blobs::testing::{self, Storage};
 use crate::blobs::{WriteLimit, key};
@@ -48,10 +48,20 @@ impl Fixture {
         change: &dyn Fn(&mut Config),
         limit: WriteLimit,
     ) -> Fixture {
+        let limits = Limits { write: limit, ..Limits::default() };
+        Fixture::start_limited(database, storage, change, limits).await
+    }
+
+    async fn start_limited(
+        database: Option<Url>,
+        storage: Option<Url>,
+        change: &dyn Fn(&mut Config),
+        limits: Limits,
+    ) -> Fixture {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config { data: folder.path().join("data"), database, storage, ..Config::default() };
         change(&mut config);
-        let registry = open_limited(config.clone(), limit).await.unwrap();
+        let registry = open_limited(config.clone(), limits).await.unwrap();
         Fixture { registry, config, _folder: folder }
     }
 

@@ -5,23 +5,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::app::uploads::Patience;
 use crate::blobs::testing::Fault;
 use crate::store::now_ms;
 
 const MIB: usize = 1024 * 1024;
 
 async fn each_pair(test: impl AsyncFn(Arc<Storage>, Fixture, Fixture)) {
-    each_pair_with(&|_| {}, test).await;
+    each_pair_with(&|_| {}, Limits::default(), test).await;
 }
 
-async fn each_pair_with(change: &dyn Fn(&mut Config), test: impl AsyncFn(Arc<Storage>, Fixture, Fixture)) {
+/// `limits` are those of `a`.
+async fn each_pair_with(
+    change: &dyn Fn(&mut Config),
+    limits: Limits,
+    test: impl AsyncFn(Arc<Storage>, Fixture, Fixture),
+) {
     let folder = tempfile::tempdir().unwrap();
     let sqlite = format!("sqlite:{}", folder.path().join("index.db").display()).parse().unwrap();
     for database in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
         let (storage, url) = memory_for_test();
-        let start =
-            || Fixture::start(Some(database.clone()), Some(url.clone()), change, WriteLimit::default());
-        let (a, b) = (start().await, start().await);
+        let start = async |limits| {
+            Fixture::start_limited(Some(database.clone()), Some(url.clone()), change, limits).await
+        };
+        let (a, b) = (start(limits).await, start(Limits::default()).await);
         test(storage, a, b).await;
     }
 }
@@ -349,7 +356,7 @@ async fn nothing_stays_of_what_is_given_up() {
 
 #[tokio::test]
 async fn a_read_that_a_collection_overtakes_looks_again() {
-    each_pair_with(&no_grace, async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+    each_pair_with(&no_grace, Limits::default(), async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         for pushed_again in [false, true] {
             let digest = a.push("r", b"content").await;
             storage.fail("get", Fault::HeldBefore, 1);
@@ -413,34 +420,42 @@ async fn servers_that_keep_nothing_here_share_a_folder() {
 
 #[tokio::test]
 async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
-    each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
-        let bytes = noise(11 * MIB);
-        // The writer of this very server is held in the storage, and then the cancel itself is.
-        for kind in ["part", "abort", "list", "delete"] {
-            let id = a.upload("r").await;
-            a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
-            storage.fail(kind, Fault::HeldBefore, usize::MAX);
-            let write = a.append("r", id, None, body(&bytes[6 * MIB..]));
-            tokio::pin!(write);
-            if kind == "part" {
-                assert!(until_held(&storage, &mut write).await.is_none());
+    let (moment, default) = (Duration::from_secs(1), Patience::default());
+    // The writer of this very server is held in the storage, and then the cancel itself is. No more is brief than what is held.
+    let cases = [
+        (&["part"][..], Patience { cancel_turn: moment, ..default }),
+        (&["abort", "list", "delete"], Patience { end: moment, ..default }),
+    ];
+    for (kinds, patience) in cases {
+        let limits = Limits { patience, ..Limits::default() };
+        each_pair_with(&|_| {}, limits, async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
+            let bytes = noise(11 * MIB);
+            for &kind in kinds {
+                let id = a.upload("r").await;
+                a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
+                storage.fail(kind, Fault::HeldBefore, usize::MAX);
+                let write = a.append("r", id, None, body(&bytes[6 * MIB..]));
+                tokio::pin!(write);
+                if kind == "part" {
+                    assert!(until_held(&storage, &mut write).await.is_none());
+                }
+                let repository = repo("r");
+                // Held as long as it waits: without its limit it would never end.
+                let cancelled = a.registry.upload_cancel(&CALLER, &repository, id).await;
+                storage.release();
+                if kind == "part" {
+                    cancelled.unwrap();
+                    assert!(write.await.is_err());
+                } else {
+                    assert!(matches!(cancelled, Err(Error::Unavailable { .. })), "{kind}: {cancelled:?}");
+                    // The client asks again, anywhere.
+                    b.registry.upload_cancel(&CALLER, &repository, id).await.unwrap();
+                }
+                assert!(matches!(b.offset("r", id).await, Err(Error::UploadUnknown { .. })), "{kind}");
+                assert_tidy(&storage, &b).await;
             }
-            let repository = repo("r");
-            let cancel = a.registry.upload_cancel(&CALLER, &repository, id);
-            let cancelled = tokio::time::timeout(Duration::from_secs(10), cancel).await.expect("in time");
-            storage.release();
-            if kind == "part" {
-                cancelled.unwrap();
-                assert!(write.await.is_err());
-            } else {
-                assert!(matches!(cancelled, Err(Error::Unavailable { .. })), "{kind}: {cancelled:?}");
-                // The client asks again, anywhere.
-                b.registry.upload_cancel(&CALLER, &repository, id).await.unwrap();
-            }
-            assert!(matches!(b.offset("r", id).await, Err(Error::UploadUnknown { .. })), "{kind}");
-            assert_tidy(&storage, &b).await;
-        }
-        assert_eq!(a.leftovers().await, Vec::<String>::new());
-    })
-    .await;
+            assert_eq!(a.leftovers().await, Vec::<String>::new());
+        })
+        .await;
+    }
 }
