@@ -176,7 +176,7 @@ mod tests {
                 all.extend(received.recv().await.unwrap());
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), complete).await.expect("spans arrive");
+        tokio::time::timeout(Duration::from_secs(120), complete).await.expect("spans arrive");
         drop(provider);
         sending.shutdown_background();
     }

@@ -105,7 +105,7 @@ fn run(Target { name: target, seeds, check }: Target) {
             );
         }
         assert!(
-            began.elapsed() < Duration::from_secs(10),
+            began.elapsed() < Duration::from_secs(60),
             "{target} took {:?} for {input:02x?}",
             began.elapsed()
         );

@@ -13,7 +13,7 @@ use lode_tests::server::{Folder, Options, Server};
 use lode_tests::services::{Backing, postgres_address, postgres_through, s3_address};
 
 /// Longer than any answer may take while a service is away.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a silent service is silent.
 const SILENCE: Duration = Duration::from_secs(25);
 

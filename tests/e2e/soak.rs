@@ -74,7 +74,7 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
     for worker in &mut idle {
         worker.clear().await.unwrap_or_else(|e| panic!("seed {seed}: clearing up: {e}"));
     }
-    let deadline = Instant::now() + LEASE * 12;
+    let deadline = Instant::now() + LEASE * 36;
     let left = loop {
         soak.replicas[0].post_json("/lode/v1/gc", &json!({})).await.expect(200);
         let left = cluster.lode(n_replicas - 1).run(&["fsck", "--json"]).await.ok().json();

@@ -115,7 +115,7 @@ async fn a_cold_start_is_quick_on_a_folder_that_holds_things() {
         "cold start of `lode serve` on 300 images after kill -9, to ready",
         &format!("{} ms", took.as_millis()),
     );
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    assert!(took < Duration::from_secs(60), "{took:?}");
 }
 
 async fn fill(registry: &Registry, images: u64) {

@@ -16,7 +16,7 @@ use lode_tests::services::{Backing, postgres_address, postgres_through, s3_addre
 use lode_tests::steps::{Act, Protocol, StepProxy, Steps, Which, steps_in};
 use serde_json::json;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two replicas; what befalls the first does not befall the second.
 struct Site {

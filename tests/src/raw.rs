@@ -30,11 +30,11 @@ impl RawAnswer {
     }
 }
 
-/// Opens a connection that gives up on silence after half a minute.
+/// Opens a connection that gives up on silence after two minutes.
 #[must_use]
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).expect("the server accepts connections");
-    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
     stream.set_nodelay(true).expect("no delay");
     stream
 }

@@ -38,7 +38,7 @@ impl Pair {
     fn client(&self, server: &Server, http1: bool) -> Client {
         let builder = Client::builder()
             .no_proxy()
-            .timeout(Duration::from_secs(20))
+            .timeout(Duration::from_secs(120))
             .resolve("models.example", server.address)
             .tls_certs_only([Certificate::from_pem(self.cert.as_bytes()).unwrap()]);
         if http1 { builder.http1_only() } else { builder }.build().unwrap()

@@ -48,7 +48,7 @@ impl Server {
 }
 
 pub(super) async fn within<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), work).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(120), work).await.expect("in time")
 }
 
 async fn read_until(stream: &mut TcpStream, end: &str) -> String {

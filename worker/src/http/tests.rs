@@ -231,7 +231,7 @@ async fn load_list_unload() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap_or_else(|_| panic!("{what}"));
+        tokio::time::timeout(Duration::from_secs(120), wait).await.unwrap_or_else(|_| panic!("{what}"));
     };
     let answer = bench.post("/api/generate", json!({"keep_alive": "10m"})).await;
     assert_eq!((&answer["done_reason"], &answer["response"]), (&json!("load"), &json!("")));

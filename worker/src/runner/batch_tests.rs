@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -328,7 +327,7 @@ async fn scores() {
     let windows = vec![prompt(1, 60), vec![], vec![300], prompt(1, 2), prompt(2, 33)];
     let (sender, receiver) = oneshot::channel();
     bench.batch.score(ScoreJob { windows: windows.clone(), top: 2, answer: sender }).unwrap();
-    let scores = tokio::time::timeout(Duration::from_secs(20), receiver).await.unwrap().unwrap().unwrap();
+    let scores = receiver.await.unwrap().unwrap();
     for (window, scores) in windows.iter().zip(&scores) {
         let expected: Vec<f32> =
             (1..window.len()).map(|at| LogSoftmax::new(&row(&window[..at])).of(window[at])).collect();

@@ -301,6 +301,6 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), gone).await.expect("it ends");
+        tokio::time::timeout(Duration::from_secs(120), gone).await.expect("it ends");
     }
 }

@@ -13,6 +13,9 @@ use crate::runner::process::Launch;
 use crate::runner::protocol::RunnerError;
 use crate::testing::{InProcess, TinyRegistry, repository};
 
+/// Longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 struct Bench {
     scheduler: Scheduler,
     tiny: TinyRegistry,
@@ -36,7 +39,7 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
         max_loaded_models: 2,
         kv_cache_type: "f16".into(),
         context_length: 256,
-        load_timeout: Duration::from_secs(20),
+        load_timeout: PATIENCE,
         threads: None,
         free_memory: Box::new(move || free_memory.load(Ordering::SeqCst)),
     };
@@ -69,9 +72,7 @@ impl Bench {
     }
 
     async fn acquire(&self, wanted: &Wanted) -> Result<Ticket, Error> {
-        tokio::time::timeout(Duration::from_secs(20), self.scheduler.acquire(wanted.clone()))
-            .await
-            .expect("in time")
+        tokio::time::timeout(PATIENCE, self.scheduler.acquire(wanted.clone())).await.expect("in time")
     }
 
     fn loaded(&self) -> Vec<Digest> {
@@ -88,7 +89,7 @@ impl Bench {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap_or_else(|_| panic!("{what}"));
+        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{what}"));
     }
 }
 
@@ -183,7 +184,6 @@ async fn models_leave_when_their_time_has_come() {
     bench.until("and its runner ends", || bench.running.load(Ordering::SeqCst) == 0).await;
 
     drop(bench.acquire(&keep(model.clone(), ms(50))).await.unwrap());
-    assert_eq!(bench.loaded().len(), 1);
     bench.until("it is unloaded later", || bench.loaded().is_empty()).await;
 
     // The last request decides, and the default is for ever here.
@@ -238,13 +238,17 @@ async fn what_does_not_load_says_why_and_leaves_nothing() {
     let unknown = bench.acquire(&wanted(&Digest::sha256(b"x"))).await.err().unwrap();
     assert!(matches!(unknown, Error::ModelUnknown(_)));
 
-    let slow = InProcess::new(Arc::new(|_| {
-        std::thread::sleep(Duration::from_millis(300));
+    // It loads for as long as it is waited for.
+    let (given_up, waited_for) = std::sync::mpsc::channel::<()>();
+    let waited_for = std::sync::Mutex::new(waited_for);
+    let slow = InProcess::new(Arc::new(move |_| {
+        let _ = waited_for.lock().unwrap().recv();
         Err(RunnerError::failed("too late"))
     }));
     let bench = self::bench(slow, |options| options.load_timeout = Duration::from_millis(20)).await;
     let model = bench.model(1);
     assert!(matches!(bench.acquire(&model).await.err().unwrap(), Error::LoadTimeout(_)));
+    drop(given_up);
 }
 
 #[tokio::test]
