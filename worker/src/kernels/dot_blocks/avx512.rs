@@ -1,5 +1,5 @@
-//! `dot_blocks` with AVX-512 and VNNI: four products of bytes an instruction and lane. Few columns meet a row as it is unpacked,
-//! many meet panels of rows; both add in the same order.
+//! `dot_blocks` with AVX-512 and VNNI: four products of bytes an instruction and lane. Four rows are unpacked side by side, a
+//! quarter of each vector for each. Few columns meet them so, many meet panels of rows; both add in the same order.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -8,28 +8,110 @@ use super::super::rows::{Kind, Rows};
 use super::super::weight::Scaled;
 use super::super::window::Window;
 use super::columns::Block;
-use super::{Columns, Order, QK, blocks, groups, k_blocks, panel};
+use super::{Columns, QK, blocks, groups, k_blocks, panel};
 
 /// From this many columns on rows are laid out in panels first.
-const PANELS: usize = 4;
-/// Bytes ahead of the codes in use that are asked for: a few hundred cycles of work.
-const AHEAD: usize = 1536;
+const PANELS: usize = 9;
+/// Columns that share the codes of unpacked rows.
+const FEW: usize = 4;
+/// Bytes ahead of the codes in use that are asked for, in each of four rows.
+const AHEAD: usize = 1024;
+/// Bytes of four rows up to which the next four are asked for instead.
+const NEAR: usize = 1 << 14;
+/// Rows that are unpacked side by side.
+pub(super) const FOUR: usize = 4;
 
-/// Where 256 numbers of a row begin.
+/// Where 256 numbers of each of four rows begin.
 #[derive(Clone, Copy)]
 pub(super) struct At {
-    pub(super) codes: *const u8,
-    pub(super) scales: *const u8,
-    pub(super) biases: *const u8,
+    pub(super) codes: Part,
+    pub(super) scales: Part,
+    pub(super) biases: Part,
     pub(super) factor: f32,
 }
 
-/// How a kind is unpacked, 256 numbers at a time.
+/// One of their parts: where the first row has it, and how many bytes further on each other row has its own.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) first: *const u8,
+    pub(super) stride: usize,
+}
+
+impl Part {
+    #[inline]
+    pub(super) fn row(self, row: usize) -> *const u8 {
+        self.first.wrapping_add(row * self.stride)
+    }
+
+    #[inline]
+    fn skip(self, bytes: usize) -> Self {
+        Self { first: self.first.wrapping_add(bytes), ..self }
+    }
+
+    /// Sixteen bytes of each row, so many after its beginning.
+    ///
+    /// # Safety
+    /// The bytes are there.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    pub(super) unsafe fn sixteen(self, after: usize) -> __m512i {
+        // SAFETY: by the caller's promise.
+        let row = |row: usize| unsafe { _mm_loadu_si128(self.row(row).wrapping_add(after).cast()) };
+        join([row(0), row(1), row(2), row(3)])
+    }
+
+    /// Some of sixteen bytes of each row, and zeros.
+    ///
+    /// # Safety
+    /// Those bytes are there.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    pub(super) unsafe fn some(self, after: usize, n: usize) -> __m512i {
+        let there = ((1u32 << n) - 1) as u16;
+        // SAFETY: by the caller's promise, as the mask ends with them.
+        let row =
+            |row: usize| unsafe { _mm_maskz_loadu_epi8(there, self.row(row).wrapping_add(after).cast()) };
+        join([row(0), row(1), row(2), row(3)])
+    }
+
+    /// Four bytes each from the beginnings of four of a row's blocks, which are so many bytes apart.
+    ///
+    /// # Safety
+    /// The blocks are there, and have sixteen bytes at least.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    pub(super) unsafe fn heads(self, after: usize, apart: usize) -> __m512i {
+        let row = |row: usize| {
+            // What goes to lane n is read from four bytes further in front for each lane before it: SAFETY: inside a block of
+            // sixteen bytes or more and the ones beside it.
+            let block = |n: usize| unsafe {
+                _mm_loadu_si128(self.row(row).wrapping_add(after + n * apart - 4 * n).cast())
+            };
+            let (a, b) = (_mm_blend_epi32::<2>(block(0), block(1)), _mm_blend_epi32::<8>(block(2), block(3)));
+            _mm_blend_epi32::<12>(a, b)
+        };
+        join([row(0), row(1), row(2), row(3)])
+    }
+}
+
+/// Sixteen bytes of each of four rows.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn join(rows: [__m128i; FOUR]) -> __m512i {
+    let joined = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(rows[0]), rows[1]);
+    _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(joined, rows[2]), rows[3])
+}
+
+/// How a kind is unpacked, 256 numbers of each of four rows at a time.
+///
+/// # Safety
+/// For all of it: AVX-512 is there, and so are 256 numbers of this kind in each row.
 pub(super) trait Unpack: Copy {
-    /// A number for each scale of 256 numbers: one for each 32 in eight lanes or one for each sixteen in sixteen. See [`Order`].
+    /// Scales of 256 numbers: one for each 32 or one for each sixteen.
     type Lanes: Lanes;
-    /// Whether codes stand 128 above their values. If not, something may be taken off each number.
-    const SIGNED: bool;
+    /// How far codes stand above their values, as a shift of 128 to the right; none where the smallest is zero. In that
+    /// case something may be taken off each number.
+    const ABOVE: Option<u32>;
     /// Bytes of the codes of 256 numbers, with all else that a block has.
     const BYTES: usize;
 
@@ -38,128 +120,31 @@ pub(super) trait Unpack: Copy {
         (0, 0)
     }
 
-    /// The codes, none of them negative.
-    ///
-    /// # Safety
-    /// AVX-512 is there, and so are 256 numbers of this kind.
-    unsafe fn codes(self, at: At) -> [__m512i; 4];
+    /// The codes, none of them negative, by sixteens.
+    unsafe fn codes(self, at: At) -> [__m512i; 16];
 
-    /// Scales and, unless signed, what is taken off.
-    ///
-    /// # Safety
-    /// As for `codes`.
+    /// Scales and, where nothing stands above, what is taken off.
     unsafe fn scales(self, at: At) -> (Self::Lanes, Self::Lanes);
 }
 
-/// Eight or sixteen floats.
-///
-/// # Safety
-/// AVX-512 is there, for all of it.
-pub(super) trait Lanes: Copy {
+/// A number for each scale of four rows: vector q has lanes 4 q to 4 q + 3 of each row, one row after the other. See
+/// [`Order`](super::Order) for the lanes.
+pub(super) trait Lanes: Copy + AsRef<[__m512]> + AsMut<[__m512]> {
+    /// Of a row.
     const N: usize;
-    unsafe fn zero() -> Self;
-    /// The sums of sixteen codes each, added up to what a scale is for, as numbers of the column.
-    unsafe fn dots(sums: __m512i, x: &Block, signed: bool) -> Self;
-    /// `self + dots * scale`, or that less `minimum` times the column's sum.
-    unsafe fn add(self, dots: Self, scale: Self, minimum: Option<Self>, x: &Block) -> Self;
-    /// All lanes together.
-    unsafe fn total(self) -> f32;
-    /// With anything above.
-    unsafe fn wide(self) -> __m512;
+    const ZERO: Self;
 }
 
-impl Lanes for __m256 {
+impl Lanes for [__m512; 2] {
     const N: usize = 8;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn zero() -> Self {
-        _mm256_setzero_ps()
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn dots(sums: __m512i, x: &Block, signed: bool) -> Self {
-        // Lanes 0 to 3 and 4 to 7 are halves of the same groups, and so are the next eight.
-        let even = _mm512_castsi512_si256(_mm512_shuffle_i32x4::<0x88>(sums, sums));
-        let odd = _mm512_castsi512_si256(_mm512_shuffle_i32x4::<0xdd>(sums, sums));
-        let mut sums = _mm256_add_epi32(even, odd);
-        if signed {
-            // SAFETY: eight lanes.
-            sums = _mm256_add_epi32(sums, unsafe { _mm256_loadu_si256(x.less.as_ptr().cast()) });
-        }
-        // SAFETY: eight lanes.
-        _mm256_mul_ps(_mm256_cvtepi32_ps(sums), unsafe { _mm256_loadu_ps(x.d.as_ptr()) })
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn add(self, dots: Self, scale: Self, minimum: Option<Self>, x: &Block) -> Self {
-        let sum = _mm256_fmadd_ps(dots, scale, self);
-        match minimum {
-            // SAFETY: eight lanes.
-            Some(minimum) => _mm256_fnmadd_ps(minimum, unsafe { _mm256_loadu_ps(x.sums.as_ptr()) }, sum),
-            None => sum,
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn total(self) -> f32 {
-        super::avx2::total(self)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn wide(self) -> __m512 {
-        _mm512_castps256_ps512(self)
-    }
+    // SAFETY: any bits are floats.
+    const ZERO: Self = unsafe { std::mem::zeroed() };
 }
 
-impl Lanes for __m512 {
+impl Lanes for [__m512; 4] {
     const N: usize = 16;
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn zero() -> Self {
-        _mm512_setzero_ps()
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn dots(mut sums: __m512i, x: &Block, signed: bool) -> Self {
-        if signed {
-            // SAFETY: sixteen lanes.
-            sums = _mm512_add_epi32(sums, unsafe { _mm512_loadu_si512(x.fine_less.as_ptr().cast()) });
-        }
-        // SAFETY: eight lanes.
-        let d = _mm512_castps256_ps512(unsafe { _mm256_loadu_ps(x.d.as_ptr()) });
-        _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_shuffle_f32x4::<0b01_01_00_00>(d, d))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn add(self, dots: Self, scale: Self, minimum: Option<Self>, x: &Block) -> Self {
-        let sum = _mm512_fmadd_ps(dots, scale, self);
-        match minimum {
-            // SAFETY: sixteen lanes.
-            Some(minimum) => _mm512_fnmadd_ps(minimum, unsafe { _mm512_loadu_ps(x.fine_sums.as_ptr()) }, sum),
-            None => sum,
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn total(self) -> f32 {
-        let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
-        super::avx2::total(_mm256_add_ps(_mm512_castps512_ps256(self), high))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn wide(self) -> __m512 {
-        self
-    }
+    // SAFETY: any bits are floats.
+    const ZERO: Self = unsafe { std::mem::zeroed() };
 }
 
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
@@ -203,122 +188,175 @@ fn products<U: Unpack>(
     out: &mut Window<'_>,
     scratch: &mut Vec<f32>,
 ) {
-    match x.len() {
-        0 => (),
-        1 => by_rows::<U, 1>(unpack, rows, x, out),
-        2..PANELS => by_rows::<U, PANELS>(unpack, rows, x, out),
-        _ => panel::products(unpack, rows, x, out, scratch),
+    let in_panels = if x.len() < PANELS { 0 } else { rows.len() / panel::R * panel::R };
+    if in_panels > 0 {
+        panel::products(unpack, &rows.range(0, in_panels), x, out, scratch);
+    }
+    // The last four may be some of those before once more; of fewer than four each is taken four times.
+    let n = rows.len();
+    let (at_once, apart) = if n < FOUR { (1, 0) } else { (FOUR, 1) };
+    for i in (in_panels..n).step_by(at_once) {
+        let first = i.min(n - at_once);
+        let blocks = FourRows::new(unpack, rows, first, apart);
+        for (j, tile) in x.tiles() {
+            let t = tile.len() / x.depth();
+            for c in (0..t).step_by(FEW) {
+                let run = match t - c {
+                    1 => few::<U, 1>,
+                    2 => few::<U, 2>,
+                    3 => few::<U, 3>,
+                    _ => few::<U, FEW>,
+                };
+                run(unpack, &blocks, (tile, t, c), out, (j + c, first));
+            }
+        }
     }
 }
-/// The blocks of one row: whole ones as they lie, the rest of a row with zeros behind it.
-pub(super) struct RowBlocks<'a> {
-    parts: (&'a [u8], &'a [u8], &'a [u8]),
-    factor: f32,
-    whole: usize,
+
+/// The blocks of four rows that are equally far apart: whole ones as they lie, the rest of each row with zeros behind it.
+pub(super) struct FourRows {
+    whole: At,
+    depth: usize,
     rest: Option<Rest>,
+    row_bytes: usize,
+    /// One where all are the same.
+    distinct: usize,
 }
 
 /// Codes, scales and biases, as many bytes as 256 numbers can have.
-type Rest = ([u8; 272], [u8; 32], [u8; 32]);
+struct Rest {
+    codes: [[u8; 272]; FOUR],
+    scales: [[u8; 32]; FOUR],
+    biases: [[u8; 32]; FOUR],
+}
 
-impl<'a> RowBlocks<'a> {
+impl FourRows {
+    /// Row `first`, and each `apart` rows after the one before.
     #[inline]
-    pub(super) fn new<U: Unpack>(unpack: U, rows: &Rows<'a>, i: usize) -> Self {
-        let parts = rows.row(i);
-        let whole = parts.0.len() / U::BYTES;
-        let rest = (whole * U::BYTES < parts.0.len()).then(|| {
-            let (beside, mut rest) = (unpack.beside(), ([0; 272], [0; 32], [0; 32]));
+    pub(super) fn new<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, apart: usize) -> Self {
+        let parts = rows.row(first);
+        assert!(first + 3 * apart < rows.len());
+        let part = |bytes: &[u8]| Part { first: bytes.as_ptr(), stride: apart * bytes.len() };
+        let (codes, scales, biases) = (part(parts.0), part(parts.1), part(parts.2));
+        let whole = At { codes, scales, biases, factor: rows.factor() };
+        let depth = parts.0.len() / U::BYTES;
+        let rest = (depth * U::BYTES < parts.0.len()).then(|| {
+            let mut rest = Rest { codes: [[0; 272]; FOUR], scales: [[0; 32]; FOUR], biases: [[0; 32]; FOUR] };
+            let beside = unpack.beside();
             let pad = |to: &mut [u8], from: &[u8]| to[..from.len()].copy_from_slice(from);
-            pad(&mut rest.0, &parts.0[whole * U::BYTES..]);
-            pad(&mut rest.1, &parts.1[whole * beside.0..]);
-            pad(&mut rest.2, &parts.2[whole * beside.1..]);
+            for row in 0..FOUR {
+                let parts = rows.row(first + row * apart);
+                pad(&mut rest.codes[row], &parts.0[depth * U::BYTES..]);
+                pad(&mut rest.scales[row], &parts.1[depth * beside.0..]);
+                pad(&mut rest.biases[row], &parts.2[depth * beside.1..]);
+            }
             rest
         });
-        Self { parts, factor: rows.factor(), whole, rest }
+        let distinct = if apart == 0 { 1 } else { FOUR };
+        Self { whole, depth, rest, row_bytes: parts.0.len(), distinct }
     }
 
-    /// Where the whole blocks begin and how many there are, and the same of the rest: one or none.
+    /// Asks for codes that come after those of this block: as many as it has of the next four rows where rows are short and
+    /// so follow each other, or some further on in each row.
     #[inline]
-    pub(super) fn runs(&self) -> [(At, usize); 2] {
-        let at = |codes: &[u8], scales: &[u8], biases: &[u8]| At {
-            codes: codes.as_ptr(),
-            scales: scales.as_ptr(),
-            biases: biases.as_ptr(),
-            factor: self.factor,
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn prefetch(&self, at: At, bytes: usize) {
+        let (first, all) = (self.whole.codes.first, FOUR * self.row_bytes);
+        let done = (at.codes.first as usize).wrapping_sub(first as usize);
+        // Asking for what is not there does no harm.
+        let ask = |at: *const u8, lines: usize| {
+            (0..lines).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast()));
         };
-        let whole = at(self.parts.0, self.parts.1, self.parts.2);
-        match &self.rest {
-            Some((codes, scales, biases)) => [(whole, self.whole), (at(codes, scales, biases), 1)],
-            None => [(whole, self.whole), (whole, 0)],
+        if all <= NEAR {
+            return ask(first.wrapping_add(all + FOUR * done), (FOUR * bytes).div_ceil(64));
         }
+        let ahead = if done + AHEAD < self.row_bytes { AHEAD } else { AHEAD + all - self.row_bytes };
+        (0..FOUR).for_each(|row| ask(at.codes.row(row).wrapping_add(ahead), bytes.div_ceil(64)));
     }
-}
 
-impl At {
-    /// Block b from here.
+    /// Each 256 numbers.
     #[inline]
-    pub(super) fn block<U: Unpack>(self, unpack: U, b: usize) -> Self {
+    pub(super) fn blocks<U: Unpack>(&self, unpack: U) -> impl Iterator<Item = At> {
         let beside = unpack.beside();
-        Self {
-            codes: self.codes.wrapping_add(b * U::BYTES),
-            scales: self.scales.wrapping_add(b * beside.0),
-            biases: self.biases.wrapping_add(b * beside.1),
-            ..self
-        }
+        let whole = (0..self.depth).map(move |b| At {
+            codes: self.whole.codes.skip(b * U::BYTES),
+            scales: self.whole.scales.skip(b * beside.0),
+            biases: self.whole.biases.skip(b * beside.1),
+            ..self.whole
+        });
+        whole.chain(self.rest.as_ref().map(|rest| At {
+            codes: Part { first: rest.codes.as_ptr().cast(), stride: 272 },
+            scales: Part { first: rest.scales.as_ptr().cast(), stride: 32 },
+            biases: Part { first: rest.biases.as_ptr().cast(), stride: 32 },
+            ..self.whole
+        }))
     }
 }
 
-/// Each row times all columns, of which there are at most CN.
+/// Four rows times CN columns of a tile of `t` from column `c` of it, to column `i` of `out` and on, in its rows from `j`.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn by_rows<U: Unpack, const CN: usize>(unpack: U, rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>) {
-    let (_, tile) = x.tiles().next().expect("there are columns");
-    let t = if CN == 1 { 1 } else { x.len() };
-    assert!(t <= CN && tile.len() == t * x.depth());
-    for i in 0..rows.len() {
-        let row = RowBlocks::new(unpack, rows, i);
-        // SAFETY: as this function's.
-        let mut sums = [unsafe { U::Lanes::zero() }; CN];
-        let mut tile = tile.chunks_exact(t);
-        for (first, n) in row.runs() {
-            for (b, x) in (0..n).zip(&mut tile) {
-                let at = first.block(unpack, b);
-                for line in 0..U::BYTES.div_ceil(64) {
-                    // Asking for what is not there does no harm.
-                    _mm_prefetch::<_MM_HINT_T0>(at.codes.wrapping_add(AHEAD + 64 * line).cast());
-                }
-                // SAFETY: a block of the row.
-                let (codes, (scale, minimum)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
-                let minimum = (!U::SIGNED).then_some(minimum);
-                for (x, sums) in x.iter().zip(&mut sums) {
-                    // SAFETY: as this function's.
-                    *sums =
-                        unsafe { sums.add(U::Lanes::dots(dots(codes, x), x, U::SIGNED), scale, minimum, x) };
+fn few<U: Unpack, const CN: usize>(
+    unpack: U,
+    rows: &FourRows,
+    (tile, t, c): (&[Block], usize, usize),
+    out: &mut Window<'_>,
+    (j, i): (usize, usize),
+) {
+    assert!(c + CN <= t);
+    let mut sums = [U::Lanes::ZERO; CN];
+    for (at, x) in rows.blocks(unpack).zip(tile.chunks_exact(t)) {
+        rows.prefetch(at, U::BYTES);
+        // SAFETY: a block of the rows.
+        let (codes, (scales, minima)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
+        for (x, sums) in x[c..c + CN].iter().zip(&mut sums) {
+            for (q, sum) in sums.as_mut().iter_mut().enumerate() {
+                let dots = dots::<U>(&codes, x, q);
+                *sum = _mm512_fmadd_ps(dots, scales.as_ref()[q], *sum);
+                if U::ABOVE.is_none() {
+                    let of_x = if U::Lanes::N == 16 { &x.fine_sums[4 * q..] } else { &x.sums[4 * q..] };
+                    *sum = _mm512_fnmadd_ps(minima.as_ref()[q], each_row(of_x), *sum);
                 }
             }
         }
-        for (j, sums) in sums.into_iter().enumerate().take(t) {
-            // SAFETY: as this function's.
-            out.row(j)[i] = unsafe { sums.total() };
-        }
+    }
+    for (c, sums) in sums.iter().enumerate() {
+        let n = rows.distinct;
+        out.row(j + c)[i..i + n].copy_from_slice(&totals(sums.as_ref())[..n]);
     }
 }
 
-/// Sums of sixteen products each, in the order of lanes.
+/// Four numbers, for each row the same.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn dots(codes: [__m512i; 4], x: &Block) -> __m512i {
-    let x = x.codes.as_ptr();
-    // SAFETY: 256 codes.
-    let x = unsafe {
-        [
-            _mm512_loadu_si512(x.cast()),
-            _mm512_loadu_si512(x.add(64).cast()),
-            _mm512_loadu_si512(x.add(128).cast()),
-            _mm512_loadu_si512(x.add(192).cast()),
-        ]
+fn each_row(of: &[f32]) -> __m512 {
+    let Some((of, _)) = of.split_first_chunk::<4>() else { unreachable!("there are eight or sixteen") };
+    // SAFETY: four numbers.
+    _mm512_broadcast_f32x4(unsafe { _mm_loadu_ps(of.as_ptr()) })
+}
+
+/// The products of four rows' codes with a column's, added up to what lanes 4 q to 4 q + 3 are for.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn dots<U: Unpack>(codes: &[__m512i; 16], x: &Block, q: usize) -> __m512 {
+    let dot = |sum, n: usize| {
+        // SAFETY: sixteen of the block's codes, as there are sixteen sixteens.
+        let x = unsafe { _mm_loadu_si128(x.codes.as_ptr().add(16 * n).cast()) };
+        _mm512_dpbusd_epi32(sum, codes[n], _mm512_broadcast_i32x4(x))
     };
-    let dot = |v: usize| _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes[v], x[v]);
-    fold([dot(0), dot(1), dot(2), dot(3)])
+    let none = _mm512_setzero_si512();
+    let fine = U::Lanes::N == 16;
+    let lane =
+        |i: usize| if fine { dot(none, q + 4 * i) } else { dot(dot(none, 2 * q + 4 * i), 2 * q + 4 * i + 1) };
+    let mut sums = fold([lane(0), lane(1), lane(2), lane(3)]);
+    if let Some(above) = U::ABOVE {
+        let less = if fine { x.fine_less.as_ptr() } else { x.less.as_ptr() };
+        // SAFETY: four of eight or sixteen.
+        let less = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(less.add(4 * q).cast()) });
+        sums = _mm512_add_epi32(sums, _mm512_sra_epi32(less, _mm_cvtsi32_si128(above.cast_signed())));
+    }
+    // Sixteens q + 4 i are halves of groups whose lanes are 4 (q / 2) + i.
+    let d = &x.d[if fine { q / 2 * 4 } else { 4 * q }..];
+    _mm512_mul_ps(_mm512_cvtepi32_ps(sums), each_row(d))
 }
 
 /// Adds each four lanes: lane 4 l + v of what comes out has those of lanes 4 l to 4 l + 3 of vector v.
@@ -330,23 +368,23 @@ fn fold([a, b, c, d]: [__m512i; 4]) -> __m512i {
     _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
 }
 
-/// A half, everywhere.
-///
-/// # Safety
-/// Two bytes are there.
+/// All lanes of each row together: the first half of them and the second, and so on.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) unsafe fn half(at: *const u8) -> __m512 {
-    // SAFETY: by the caller's promise; an unaligned read.
-    _mm512_cvtph_ps(_mm256_set1_epi16(unsafe { at.cast::<i16>().read_unaligned() }))
+fn totals(sums: &[__m512]) -> [f32; FOUR] {
+    let four = match *sums {
+        [a, b, c, d] => _mm512_add_ps(_mm512_add_ps(a, c), _mm512_add_ps(b, d)),
+        [a, b] => _mm512_add_ps(a, b),
+        _ => unreachable!("eight or sixteen lanes"),
+    };
+    let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
+    let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
+    let mut found = [0.0; FOUR];
+    // SAFETY: four numbers.
+    unsafe {
+        _mm_storeu_ps(found.as_mut_ptr(), _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, one)))
+    };
+    found
 }
 
-/// Bytes in the order of lanes, or any other, without signs.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn ordered(bytes: __m128i, order: &[u8; 16]) -> __m128i {
-    // SAFETY: sixteen bytes.
-    _mm_shuffle_epi8(bytes, unsafe { _mm_loadu_si128(order.as_ptr().cast()) })
-}
-
-const _: () = assert!(QK == 256 && Order::COARSE.len() == 8);
+const _: () = assert!(QK == 256);

@@ -4,9 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::super::weight::Float;
-use super::Order;
-use super::avx512::{At, Unpack, ordered};
-use super::blocks::{E2M1, e8m0, look_up};
+use super::avx512::{At, Part, Unpack};
+use super::blocks::{E2M1, half_of_e8m0, halves, look_up, negative, nibbles};
 
 /// Affine codes. A group has `1 << shift` of them.
 #[derive(Clone, Copy)]
@@ -16,35 +15,51 @@ pub(super) struct Affine<const BITS: usize> {
 }
 
 impl<const BITS: usize> Affine<BITS> {
-    /// What each 32 of 256 numbers have of so many packed floats.
+    /// What each 32 of 256 numbers have of so many packed floats: those in even places and the others.
     ///
     /// # Safety
-    /// As many floats are there as 256 numbers have groups.
+    /// In each row as many floats are there as 256 numbers have groups.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn spread(self, at: *const u8) -> __m256 {
-        let there = ((1u16 << (256 >> self.shift)) - 1) as u8;
-        let floats = match self.scales {
-            // SAFETY: the mask ends with the floats.
-            Float::F32 => unsafe { _mm256_maskz_loadu_ps(there, at.cast()) },
-            Float::F16 | Float::BF16 => {
-                // SAFETY: as above.
-                let halves = unsafe { _mm_maskz_loadu_epi16(there, at.cast()) };
-                match self.scales {
-                    Float::F16 => _mm256_cvtph_ps(halves),
-                    _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))),
-                }
-            }
+    unsafe fn spread(self, at: Part) -> [__m512; 2] {
+        let bytes = (256 >> self.shift) * self.scales.size();
+        // SAFETY: by the caller's promise.
+        let floats = unsafe { at.some(0, bytes.min(16)) };
+        if bytes == 32 {
+            // SAFETY: as above.
+            let more = unsafe { at.some(16, 16) };
+            let (first, last) = (_mm512_castsi512_ps(floats), _mm512_castsi512_ps(more));
+            return [
+                _mm512_shuffle_ps::<0b10_00_10_00>(first, last),
+                _mm512_shuffle_ps::<0b11_01_11_01>(first, last),
+            ];
+        }
+        [self.picked(floats, _mm_setr_epi32(0, 2, 4, 6)), self.picked(floats, _mm_setr_epi32(1, 3, 5, 7))]
+    }
+
+    /// The floats of four groups of 32 of each row.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn picked(self, floats: __m512i, of: __m128i) -> __m512 {
+        let groups = _mm_srl_epi32(of, _mm_cvtsi32_si128(self.shift.cast_signed() - 5));
+        // The places of a lane's bytes; what is above any is zero.
+        let (size, bytes) = match self.scales {
+            Float::F32 => (0x0404_0404, 0x0302_0100),
+            Float::F16 => (0x0000_0202, 0x8080_0100u32.cast_signed()),
+            Float::BF16 => (0x0202_0000, 0x0100_8080),
         };
-        let lanes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(Order::COARSE)));
-        let lanes = _mm256_srl_epi32(lanes, _mm_cvtsi32_si128(self.shift.cast_signed() - 5));
-        _mm256_permutevar8x32_ps(floats, lanes)
+        let places = _mm_add_epi32(_mm_mullo_epi32(groups, _mm_set1_epi32(size)), _mm_set1_epi32(bytes));
+        let floats = _mm512_shuffle_epi8(floats, _mm512_broadcast_i32x4(places));
+        match self.scales {
+            Float::F16 => halves(floats),
+            _ => _mm512_castsi512_ps(floats),
+        }
     }
 }
 
 impl<const BITS: usize> Unpack for Affine<BITS> {
-    type Lanes = __m256;
-    const SIGNED: bool = false;
+    type Lanes = [__m512; 2];
+    const ABOVE: Option<u32> = None;
     const BYTES: usize = 32 * BITS;
 
     #[inline]
@@ -55,47 +70,74 @@ impl<const BITS: usize> Unpack for Affine<BITS> {
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
-            if BITS == 4 {
-                // SAFETY: 32 of the codes' 128 bytes.
-                unsafe { neighbours(at.codes.add(32 * v)) }
-            } else {
-                // SAFETY: 64 of the codes' 256 bytes.
-                unsafe { _mm512_loadu_si512(at.codes.add(64 * v).cast()) }
-            }
-        })
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        if BITS == 4 {
+            // SAFETY: the codes have 128 bytes.
+            return unsafe { neighbours(at.codes, |codes| codes) };
+        }
+        // SAFETY: sixteen of the codes' 256 bytes.
+        std::array::from_fn(|n| unsafe { at.codes.sixteen(16 * n) })
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m256, __m256) {
+    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: each group has both.
         let (scales, biases) = unsafe { (self.spread(at.scales), self.spread(at.biases)) };
-        (scales, _mm256_xor_ps(biases, _mm256_set1_ps(-0.0)))
+        (scales, biases.map(|biases| negative(biases)))
     }
 }
 
-/// The nibbles of 32 bytes, low and high in turns.
+/// The nibbles of 128 bytes, low and high in turns, as what each vector of them becomes.
 ///
 /// # Safety
 /// The bytes are there.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn neighbours(at: *const u8) -> __m512i {
-    // SAFETY: by the caller's promise.
-    let bytes = _mm512_cvtepu8_epi16(unsafe { _mm256_loadu_si256(at.cast()) });
-    // (bytes | bytes << 4) & 15
-    let fifteen = _mm512_set1_epi8(15);
-    _mm512_ternarylogic_epi32::<0xa8>(bytes, _mm512_slli_epi16::<4>(bytes), fifteen)
+unsafe fn neighbours(codes: Part, meaning: impl Fn(__m512i) -> __m512i) -> [__m512i; 16] {
+    let mut to = [_mm512_setzero_si512(); 16];
+    for (n, to) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        // SAFETY: by the caller's promise.
+        let [low, high] = nibbles(unsafe { codes.sixteen(16 * n) }).map(&meaning);
+        *to = [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)];
+    }
+    to
 }
 
+/// Scales of four vectors, of which vector q has byte q of each lane, for codes that are twice their values.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn byte_by_byte(bytes: __m512i, factor: f32, meaning: impl Fn(__m512i) -> __m512) -> [__m512; 4] {
+    let by = |down: u32| {
+        let codes = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(down.cast_signed()));
+        let scales = meaning(_mm512_and_si512(codes, _mm512_set1_epi32(255)));
+        _mm512_mul_ps(_mm512_mul_ps(scales, _mm512_set1_ps(factor)), _mm512_set1_ps(0.5))
+    };
+    [by(0), by(8), by(16), by(24)]
+}
+
+/// Codes of E2M1 in tensor blobs: MXFP4 has a scale for each 32 of them.
 #[derive(Clone, Copy)]
 pub(super) struct Mxfp4;
 
+/// The same with a scale for each sixteen.
+#[derive(Clone, Copy)]
+pub(super) struct Nvfp4;
+
+/// The codes of both.
+///
+/// # Safety
+/// 128 bytes are there in each row.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+unsafe fn e2m1(at: At) -> [__m512i; 16] {
+    // SAFETY: by the caller's promise.
+    unsafe { neighbours(at.codes, |codes| look_up(&E2M1, codes)) }
+}
+
 impl Unpack for Mxfp4 {
-    type Lanes = __m256;
-    const SIGNED: bool = true;
+    type Lanes = [__m512; 2];
+    const ABOVE: Option<u32> = Some(0);
     const BYTES: usize = 128;
 
     #[inline]
@@ -105,36 +147,27 @@ impl Unpack for Mxfp4 {
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        // SAFETY: 32 of the codes' 128 bytes.
-        std::array::from_fn(|v| look_up(&E2M1, unsafe { neighbours(at.codes.add(32 * v)) }))
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        // SAFETY: 256 codes are there.
+        unsafe { e2m1(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m256, __m256) {
-        const LANES: [u8; 16] = {
-            let mut lanes = [0; 16];
-            let mut n = 0;
-            while n < 8 {
-                lanes[n] = Order::COARSE[n];
-                n += 1;
-            }
-            lanes
-        };
+    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: a scale for each 32.
-        let codes = ordered(unsafe { _mm_loadl_epi64(at.scales.cast()) }, &LANES);
-        let scales = e8m0(_mm256_cvtepu8_epi32(codes));
-        (_mm256_mul_ps(scales, _mm256_set1_ps(0.5)), scales)
+        let bytes = _mm512_shuffle_epi32::<0b01_01_00_00>(unsafe { at.scales.some(0, 8) });
+        let scales = [_mm_setr_epi32(0, 16, 0, 16), _mm_setr_epi32(8, 24, 8, 24)].map(|by| {
+            let exponents = _mm512_srlv_epi32(bytes, _mm512_broadcast_i32x4(by));
+            half_of_e8m0(_mm512_and_si512(exponents, _mm512_set1_epi32(255)))
+        });
+        (scales, scales)
     }
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct Nvfp4;
-
 impl Unpack for Nvfp4 {
-    type Lanes = __m512;
-    const SIGNED: bool = true;
+    type Lanes = [__m512; 4];
+    const ABOVE: Option<u32> = Some(0);
     const BYTES: usize = 128;
 
     #[inline]
@@ -144,39 +177,37 @@ impl Unpack for Nvfp4 {
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        // SAFETY: 32 of the codes' 128 bytes.
-        std::array::from_fn(|v| look_up(&E2M1, unsafe { neighbours(at.codes.add(32 * v)) }))
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        // SAFETY: 256 codes are there.
+        unsafe { e2m1(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m512, __m512) {
+    unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: a scale for each sixteen.
-        let codes = ordered(unsafe { _mm_loadu_si128(at.scales.cast()) }, &Order::FINE);
-        let scales = _mm512_mul_ps(e4m3(codes), _mm512_set1_ps(at.factor));
-        (_mm512_mul_ps(scales, _mm512_set1_ps(0.5)), scales)
+        let scales = byte_by_byte(unsafe { at.scales.sixteen(0) }, at.factor, |codes| e4m3(codes));
+        (scales, scales)
     }
 }
 
-/// The values of sixteen codes of E4M3; what would be more than 448 is no number.
+/// The values of codes of E4M3; what would be more than 448 is no number.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn e4m3(codes: __m128i) -> __m512 {
-    let magnitudes = magnitudes(_mm_and_si128(codes, _mm_set1_epi8(0x7f)));
+fn e4m3(codes: __m512i) -> __m512 {
+    let magnitudes = magnitudes(_mm512_and_si512(codes, _mm512_set1_epi32(0x7f)));
     let none = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(magnitudes, _mm512_set1_ps(448.0));
     let magnitudes = _mm512_mask_blend_ps(none, magnitudes, _mm512_set1_ps(f32::NAN));
-    let signs = _mm512_slli_epi32::<24>(_mm512_cvtepu8_epi32(_mm_and_si128(codes, _mm_set1_epi8(-128))));
+    let signs = _mm512_slli_epi32::<24>(_mm512_and_si512(codes, _mm512_set1_epi32(0x80)));
     _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitudes), signs))
 }
 
 /// Of codes without signs, all taken as numbers.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn magnitudes(codes: __m128i) -> __m512 {
+fn magnitudes(codes: __m512i) -> __m512 {
     // Exponent and fraction stand where a half has them, with a bias that is eight less.
-    let halves = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(codes));
-    _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
+    _mm512_mul_ps(halves(_mm512_slli_epi32::<7>(codes)), _mm512_set1_ps(256.0))
 }
 
 /// ggml's NVFP4: 64 codes a block, the halves of each sixteen in low and high nibbles.
@@ -184,36 +215,32 @@ fn magnitudes(codes: __m128i) -> __m512 {
 pub(super) struct Nvfp4Block;
 
 impl Unpack for Nvfp4Block {
-    type Lanes = __m512;
-    const SIGNED: bool = true;
+    type Lanes = [__m512; 4];
+    const ABOVE: Option<u32> = Some(0);
     const BYTES: usize = 4 * 36;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
-            // SAFETY: 32 of the bytes of block v.
-            let bytes = unsafe { _mm256_loadu_si256(at.codes.add(36 * v + 4).cast()) };
-            let doubled = _mm512_permutexvar_epi64(
-                _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3),
-                _mm512_castsi256_si512(bytes),
-            );
-            let by = 0x0004_0004_0004_0004;
-            let nibbles = _mm512_srlv_epi16(doubled, _mm512_setr_epi64(0, by, 0, by, 0, by, 0, by));
-            look_up(&E2M1, _mm512_and_si512(nibbles, _mm512_set1_epi8(15)))
-        })
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        let mut codes = [_mm512_setzero_si512(); 16];
+        for (n, codes) in codes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            // SAFETY: half of the bytes of block n / 2.
+            let bytes = unsafe { at.codes.sixteen(n / 2 * 36 + 4 + n % 2 * 16) };
+            let [low, high] = nibbles(bytes).map(|codes| look_up(&E2M1, codes));
+            *codes = [_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high)];
+        }
+        codes
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m512, __m512) {
+    unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: four blocks are there, each of which begins with four scales.
-        let four = |block: usize| unsafe { at.codes.add(36 * block).cast::<i32>().read_unaligned() };
-        let codes = _mm_setr_epi32(four(0), four(1), four(2), four(3));
+        let bytes = unsafe { at.codes.heads(0, 36) };
         // There is no sign; the code that is no number elsewhere is zero, and with a sign it is an ordinary one.
-        let zeros = _mm_cmpeq_epi8_mask(codes, _mm_set1_epi8(0x7f));
-        let codes = _mm_maskz_mov_epi8(!zeros, _mm_and_si128(codes, _mm_set1_epi8(0x7f)));
-        let scales = _mm512_mul_ps(magnitudes(ordered(codes, &Order::FINE)), _mm512_set1_ps(at.factor));
-        (_mm512_mul_ps(scales, _mm512_set1_ps(0.5)), scales)
+        let zeros = _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
+        let codes = _mm512_maskz_mov_epi8(!zeros, _mm512_and_si512(bytes, _mm512_set1_epi8(0x7f)));
+        let scales = byte_by_byte(codes, at.factor, |codes| magnitudes(codes));
+        (scales, scales)
     }
 }

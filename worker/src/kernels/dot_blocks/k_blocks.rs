@@ -1,104 +1,115 @@
-//! ggml's blocks of 256 with AVX-512.
+//! ggml's blocks of 256 with AVX-512, one of each of four rows at a time.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
 
-use super::Order;
-use super::avx512::{At, Unpack, half, ordered};
-use super::blocks::{NON_LINEAR, look_up, nibbles_of};
+use super::avx512::{At, Unpack};
+use super::blocks::{NON_LINEAR, look_up, nibbles};
 
-/// 32 bytes twice, the second time from another bit on.
-///
-/// # Safety
-/// The bytes are there.
+/// Where `mask` is set the bits of `a`, elsewhere those of `b`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn twice(at: *const u8, by: [i64; 2]) -> __m512i {
-    // SAFETY: by the caller's promise.
-    let bytes = _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(at.cast()) });
-    let [low, high] = by.map(|by| by * 0x0001_0001_0001_0001);
-    _mm512_srlv_epi16(bytes, _mm512_setr_epi64(low, low, low, low, high, high, high, high))
+fn select(mask: i8, a: __m512i, b: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi8(mask), a, b)
 }
 
-/// Of 64 codes, those whose bit of 32 bytes is set: bit 2 v of each for the first 32, bit 2 v + 1 for the others.
-///
-/// # Safety
-/// The bytes are there.
+/// Bytes moved so many bits up, or down where that is negative; bits of the neighbour come in at the ends.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn bit(at: *const u8, v: usize) -> __mmask64 {
-    // SAFETY: by the caller's promise.
-    let bytes = _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(at.cast()) });
-    let bit = |n: usize| 0x0101_0101_0101_0101i64 << n;
-    let (low, high) = (bit(2 * v), bit(2 * v + 1));
-    _mm512_test_epi8_mask(bytes, _mm512_setr_epi64(low, low, low, low, high, high, high, high))
+fn up(bytes: __m512i, by: i32) -> __m512i {
+    match by {
+        0 => bytes,
+        1.. => _mm512_sll_epi16(bytes, _mm_cvtsi32_si128(by)),
+        _ => _mm512_srl_epi16(bytes, _mm_cvtsi32_si128(-by)),
+    }
 }
 
-/// Sixteen bytes times d, in the order of lanes.
+/// A half of each row's eight, in all of its lanes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn sixteen(bytes: __m128i, d: __m512) -> __m512 {
-    _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(ordered(bytes, &Order::FINE))))
+fn half(rows: __m512i, n: i16) -> __m512 {
+    let rows_of_lanes = _mm256_setr_epi16(0, 0, 0, 0, 8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24);
+    let places = _mm512_castsi256_si512(_mm256_add_epi16(rows_of_lanes, _mm256_set1_epi16(n)));
+    _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(places, rows)))
+}
+
+/// Each lane of a row's four moved so many bits down.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn down(rows: __m512i, by: [i32; 4]) -> __m512i {
+    _mm512_srlv_epi32(rows, _mm512_broadcast_i32x4(_mm_setr_epi32(by[0], by[1], by[2], by[3])))
+}
+
+/// Sixteen scales of each row times d, in the order of lanes.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn fine(bytes: __m512i, d: __m512) -> [__m512; 4] {
+    let by = |left: u32| {
+        let lanes = _mm512_sll_epi32(bytes, _mm_cvtsi32_si128(left.cast_signed()));
+        _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(lanes)))
+    };
+    [by(24), by(16), by(8), by(0)]
 }
 
 /// Scales and minima of Q4_K and Q5_K.
 ///
 /// # Safety
-/// Sixteen bytes are there: d, dmin and twelve with 6-bit numbers.
+/// In each row sixteen bytes are there: d, dmin and twelve with 6-bit numbers.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn scales_and_minima(at: *const u8) -> (__m256, __m256) {
+unsafe fn scales_and_minima(at: At) -> ([__m512; 2], [__m512; 2]) {
     // SAFETY: by the caller's promise.
-    let (d, dmin, [a, b, c]) =
-        unsafe { (half(at), half(at.add(2)), at.add(4).cast::<[u32; 3]>().read_unaligned()) };
-    // Four groups in six bits each, and the high bits of the other four above them.
-    const SIX: u32 = 0x3f3f_3f3f;
-    const FOUR: u32 = 0x0f0f_0f0f;
-    const TWO: u32 = 0x3030_3030;
-    let scales = u64::from(a & SIX) | u64::from((c & FOUR) | ((a >> 2) & TWO)) << 32;
-    let minima = u64::from(b & SIX) | u64::from(((c >> 4) & FOUR) | ((b >> 2) & TWO)) << 32;
-    let both = _mm_set_epi64x(minima.cast_signed(), scales.cast_signed());
-    // Lane by lane, scales and then minima.
-    const BOTH: [u8; 16] = {
-        let mut order = [0; 16];
-        let mut n = 0;
-        while n < 16 {
-            order[n] = Order::COARSE[n % 8] + if n < 8 { 0 } else { 8 };
-            n += 1;
-        }
-        order
+    let head = unsafe { at.codes.sixteen(0) };
+    let (d, dmin) = (half(head, 0), half(head, 1));
+    // Lanes 1 and 2 have four scales and four minima in six bits each, and above them the high bits of the other four;
+    // lane 3 has the low bits of those. Here lanes 0 and 3 get what is theirs.
+    let low = _mm512_shuffle_epi32::<0b11_10_01_11>(head);
+    let high = _mm512_srli_epi32::<2>(_mm512_shuffle_epi32::<0b10_00_00_01>(head));
+    let masks = |a, b, c, d| _mm512_broadcast_i32x4(_mm_setr_epi32(a, b, c, d));
+    const SIX: i32 = 0x3f3f_3f3f;
+    const FOUR: i32 = 0x0f0f_0f0f;
+    const TWO: i32 = 0x3030_3030;
+    let low = _mm512_and_si512(down(low, [0, 0, 0, 4]), masks(FOUR, SIX, SIX, FOUR));
+    let all = _mm512_or_si512(low, _mm512_and_si512(high, masks(TWO, 0, 0, TWO)));
+    let pick = |a: i32, b: i32, c: i32, e: i32, d| {
+        // Nothing but the byte that is named.
+        let places = masks(a, b, c, e);
+        let bytes = _mm512_shuffle_epi8(
+            all,
+            _mm512_or_si512(places, _mm512_set1_epi32(0x8080_8000u32.cast_signed())),
+        );
+        _mm512_mul_ps(d, _mm512_cvtepi32_ps(bytes))
     };
-    let numbers = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(ordered(both, &BOTH)));
-    let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(numbers)));
-    (
-        _mm256_mul_ps(_mm512_castps512_ps256(d), _mm512_castps512_ps256(numbers)),
-        _mm256_mul_ps(_mm512_castps512_ps256(dmin), high),
-    )
+    ([pick(4, 6, 0, 2, d), pick(5, 7, 1, 3, d)], [pick(8, 10, 12, 14, dmin), pick(9, 11, 13, 15, dmin)])
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Q4K;
 
 impl Unpack for Q4K {
-    type Lanes = __m256;
-    const SIGNED: bool = false;
+    type Lanes = [__m512; 2];
+    const ABOVE: Option<u32> = None;
     const BYTES: usize = 144;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
-            // SAFETY: 32 of the block's bytes.
-            let codes = unsafe { twice(at.codes.add(16 + 32 * v), [0, 4]) };
-            _mm512_and_si512(codes, _mm512_set1_epi8(15))
-        })
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        let mut codes = [_mm512_setzero_si512(); 16];
+        for (v, codes) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            for half in 0..2 {
+                // SAFETY: sixteen of the block's bytes.
+                let bytes = unsafe { at.codes.sixteen(16 + 32 * v + 16 * half) };
+                [codes[half], codes[2 + half]] = nibbles(bytes);
+            }
+        }
+        codes
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m256, __m256) {
+    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: a block is there.
-        unsafe { scales_and_minima(at.codes) }
+        unsafe { scales_and_minima(at) }
     }
 }
 
@@ -106,27 +117,37 @@ impl Unpack for Q4K {
 pub(super) struct Q5K;
 
 impl Unpack for Q5K {
-    type Lanes = __m256;
-    const SIGNED: bool = false;
+    type Lanes = [__m512; 2];
+    const ABOVE: Option<u32> = None;
     const BYTES: usize = 176;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
-            // SAFETY: 32 of the block's bytes, twice.
-            let (low, fifth) =
-                unsafe { (twice(at.codes.add(48 + 32 * v), [0, 4]), bit(at.codes.add(16), v)) };
-            let low = _mm512_and_si512(low, _mm512_set1_epi8(15));
-            _mm512_mask_add_epi8(low, fifth, low, _mm512_set1_epi8(16))
-        })
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        // SAFETY: 32 of the block's bytes.
+        let fifth = [0, 1].map(|half| unsafe { at.codes.sixteen(16 + 16 * half) });
+        let mut codes = [_mm512_setzero_si512(); 16];
+        for (v, codes) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            for half in 0..2 {
+                // SAFETY: sixteen of the block's bytes.
+                let bytes = unsafe { at.codes.sixteen(48 + 32 * v + 16 * half) };
+                let join = |low, n: i32| {
+                    let high = up(fifth[half], 4 - n);
+                    _mm512_and_si512(select(15, low, high), _mm512_set1_epi8(31))
+                };
+                let n = 2 * v as i32;
+                codes[half] = join(bytes, n);
+                codes[2 + half] = join(up(bytes, -4), n + 1);
+            }
+        }
+        codes
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m256, __m256) {
+    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: a block is there.
-        unsafe { scales_and_minima(at.codes) }
+        unsafe { scales_and_minima(at) }
     }
 }
 
@@ -134,125 +155,123 @@ impl Unpack for Q5K {
 pub(super) struct Q6K;
 
 impl Unpack for Q6K {
-    type Lanes = __m512;
-    const SIGNED: bool = true;
+    type Lanes = [__m512; 4];
+    /// 32
+    const ABOVE: Option<u32> = Some(2);
     const BYTES: usize = 210;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        let part = |n: usize| {
-            // SAFETY: 64 of the block's bytes, and 32 others.
-            let (low, high) = unsafe {
-                (
-                    _mm512_loadu_si512(at.codes.add(64 * n).cast()),
-                    _mm512_broadcast_i64x4(_mm256_loadu_si256(at.codes.add(128 + 32 * n).cast())),
-                )
-            };
-            let by = |low: i64, high: i64| {
-                let [low, high] = [low, high].map(|by| by * 0x0001_0001_0001_0001);
-                _mm512_setr_epi64(low, low, low, low, high, high, high, high)
-            };
-            // The two bits above go to bits 4 and 5.
-            let join = |low, high| {
-                let low = _mm512_and_si512(low, _mm512_set1_epi8(15));
-                // low | (high & 0x30)
-                let codes = _mm512_ternarylogic_epi32::<0xf8>(low, high, _mm512_set1_epi8(0x30));
-                // 128 - 32
-                _mm512_add_epi8(codes, _mm512_set1_epi8(96))
-            };
-            (
-                join(low, _mm512_sllv_epi16(high, by(4, 2))),
-                join(_mm512_srli_epi16::<4>(low), _mm512_srlv_epi16(high, by(0, 2))),
-            )
-        };
-        let (a, b) = (part(0), part(1));
-        [a.0, a.1, b.0, b.1]
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        let mut codes = [_mm512_setzero_si512(); 16];
+        for (n, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            for half in 0..2 {
+                // SAFETY: 48 of the block's bytes.
+                let (low, high) = unsafe {
+                    let low = |r: usize| at.codes.sixteen(64 * n + 32 * r + 16 * half);
+                    ([low(0), low(1)], at.codes.sixteen(128 + 32 * n + 16 * half))
+                };
+                for r in 0..4 {
+                    // Its two bits above go to bits 4 and 5.
+                    let high = up(high, 4 - 2 * r as i32);
+                    let low = up(low[r % 2], if r < 2 { 0 } else { -4 });
+                    codes[2 * r + half] = _mm512_and_si512(select(15, low, high), _mm512_set1_epi8(63));
+                }
+            }
+        }
+        codes
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m512, __m512) {
+    unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: sixteen scales and d end the block.
-        let (d, scales) = unsafe { (half(at.codes.add(208)), _mm_loadu_si128(at.codes.add(192).cast())) };
-        (sixteen(scales, d), d)
+        let (scales, end) = unsafe { (at.codes.sixteen(192), at.codes.sixteen(194)) };
+        let scales = fine(scales, half(end, 7));
+        (scales, scales)
     }
+}
+
+/// Codes of two bits, with what is above them: sixteen of 128 from 32 r + 16 h on.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn two_bits(bytes: [__m512i; 2], r: usize, half: usize) -> __m512i {
+    up(bytes[half], -2 * r as i32)
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Q2K;
 
 impl Unpack for Q2K {
-    type Lanes = __m512;
-    const SIGNED: bool = false;
+    type Lanes = [__m512; 4];
+    const ABOVE: Option<u32> = None;
     const BYTES: usize = 84;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        let mut codes = [_mm512_setzero_si512(); 16];
+        for (n, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             // SAFETY: 32 of the block's bytes.
-            unsafe { two_bits(at.codes.add(16), v) }
-        })
+            let bytes = [0, 1].map(|half| unsafe { at.codes.sixteen(16 + 32 * n + 16 * half) });
+            for (place, code) in codes.iter_mut().enumerate() {
+                *code = _mm512_and_si512(two_bits(bytes, place / 2, place % 2), _mm512_set1_epi8(3));
+            }
+        }
+        codes
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m512, __m512) {
+    unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: sixteen scales begin the block, d and dmin end it.
-        let (d, dmin, packed) =
-            unsafe { (half(at.codes.add(80)), half(at.codes.add(82)), _mm_loadu_si128(at.codes.cast())) };
-        let four = |bytes| _mm_and_si128(bytes, _mm_set1_epi8(15));
-        (sixteen(four(packed), d), sixteen(four(_mm_srli_epi16::<4>(packed)), dmin))
+        let (packed, end) = unsafe { (at.codes.sixteen(0), at.codes.sixteen(68)) };
+        let [scales, minima] = nibbles(packed);
+        (fine(scales, half(end, 6)), fine(minima, half(end, 7)))
     }
-}
-
-/// Codes of two bits: 64 from 64 v on.
-///
-/// # Safety
-/// 64 bytes are there.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-unsafe fn two_bits(at: *const u8, v: usize) -> __m512i {
-    let by = [[0, 2], [4, 6]][v % 2];
-    // SAFETY: 32 of those bytes.
-    _mm512_and_si512(unsafe { twice(at.add(32 * (v / 2)), by) }, _mm512_set1_epi8(3))
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Q3K;
 
 impl Unpack for Q3K {
-    type Lanes = __m512;
-    const SIGNED: bool = true;
+    type Lanes = [__m512; 4];
+    /// Four: a bit that is set takes nothing off, one that is not takes four.
+    const ABOVE: Option<u32> = Some(5);
     const BYTES: usize = 110;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
-            // SAFETY: 64 of the block's bytes, and 32 others.
-            let (low, kept) = unsafe { (two_bits(at.codes.add(32), v), bit(at.codes, v)) };
-            // A bit that is set takes nothing off, one that is not takes four: 128 - 4.
-            let low = _mm512_add_epi8(low, _mm512_set1_epi8(124));
-            _mm512_mask_add_epi8(low, kept, low, _mm512_set1_epi8(4))
-        })
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        // SAFETY: 32 of the block's bytes.
+        let kept = [0, 1].map(|half| unsafe { at.codes.sixteen(16 * half) });
+        let mut codes = [_mm512_setzero_si512(); 16];
+        for (n, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            // SAFETY: 32 others.
+            let bytes = [0, 1].map(|half| unsafe { at.codes.sixteen(32 + 32 * n + 16 * half) });
+            for (place, code) in codes.iter_mut().enumerate() {
+                let (r, half) = (place / 2, place % 2);
+                let kept = up(kept[half], 2 - (4 * n + r) as i32);
+                *code = _mm512_and_si512(select(3, two_bits(bytes, r, half), kept), _mm512_set1_epi8(7));
+            }
+        }
+        codes
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m512, __m512) {
+    unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: twelve bytes of scales and d end the block.
-        let (d, [a, b, c]) =
-            unsafe { (half(at.codes.add(108)), at.codes.add(96).cast::<[u32; 3]>().read_unaligned()) };
+        let end = unsafe { at.codes.sixteen(94) };
         // Low nibbles of scales 0 to 7 in the low nibbles of eight bytes, of 8 to 15 in the high ones; two more bits of
         // each in the last four bytes, of scale k in byte k % 4, from bit 2 (k / 4) on.
-        const FOUR: u32 = 0x0f0f_0f0f;
-        let high = |by: u32| ((c >> by) & 0x0303_0303) << 4;
-        let join = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).cast_signed();
-        let first = join((a & FOUR) | high(0), (b & FOUR) | high(2));
-        let last = join(((a >> 4) & FOUR) | high(4), ((b >> 4) & FOUR) | high(6));
-        (sixteen(_mm_sub_epi8(_mm_set_epi64x(last, first), _mm_set1_epi8(32)), d), d)
+        let packed = _mm512_bsrli_epi128::<2>(end);
+        let low = down(_mm512_shuffle_epi32::<0b01_00_01_00>(packed), [0, 0, 4, 4]);
+        let high = down(_mm512_shuffle_epi32::<0b10_10_10_10>(packed), [0, 2, 4, 6]);
+        let high = _mm512_slli_epi32::<4>(_mm512_and_si512(high, _mm512_set1_epi8(3)));
+        let scales = _mm512_sub_epi8(select(15, low, high), _mm512_set1_epi8(32));
+        let scales = fine(scales, half(end, 7));
+        (scales, scales)
     }
 }
 
@@ -260,44 +279,37 @@ impl Unpack for Q3K {
 pub(super) struct Iq4Xs;
 
 impl Unpack for Iq4Xs {
-    type Lanes = __m256;
-    const SIGNED: bool = true;
+    type Lanes = [__m512; 2];
+    const ABOVE: Option<u32> = Some(0);
     const BYTES: usize = 136;
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn codes(self, at: At) -> [__m512i; 4] {
-        std::array::from_fn(|v| {
-            // SAFETY: 32 of the block's bytes.
-            let bytes = unsafe { _mm256_loadu_si256(at.codes.add(8 + 32 * v).cast()) };
-            let doubled = _mm512_permutexvar_epi64(
-                _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3),
-                _mm512_castsi256_si512(bytes),
-            );
-            look_up(&NON_LINEAR, nibbles_of(doubled))
-        })
+    unsafe fn codes(self, at: At) -> [__m512i; 16] {
+        let mut codes = [_mm512_setzero_si512(); 16];
+        for (group, codes) in codes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            // SAFETY: sixteen of the block's bytes.
+            let bytes = unsafe { at.codes.sixteen(8 + 16 * group) };
+            *codes = nibbles(bytes).map(|codes| look_up(&NON_LINEAR, codes));
+        }
+        codes
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    unsafe fn scales(self, at: At) -> (__m256, __m256) {
+    unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
         // SAFETY: the block begins with d, high and low bits of the scales.
-        let (d, high, low) = unsafe {
-            (
-                half(at.codes),
-                at.codes.add(2).cast::<u16>().read_unaligned(),
-                at.codes.add(4).cast::<i32>().read_unaligned(),
-            )
+        let head = unsafe { at.codes.sixteen(0) };
+        let (high, low) =
+            (_mm512_shuffle_epi32::<0b00_00_00_00>(head), _mm512_shuffle_epi32::<0b01_01_01_01>(head));
+        let d = half(head, 0);
+        let scale = |by_low: [i32; 4], by_high: [i32; 4]| {
+            let low = _mm512_and_si512(down(low, by_low), _mm512_set1_epi32(15));
+            let high = _mm512_and_si512(down(high, by_high), _mm512_set1_epi32(3));
+            let scales = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
+            _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_sub_epi32(scales, _mm512_set1_epi32(32))))
         };
-        let low = _mm256_srlv_epi32(_mm256_set1_epi32(low), _mm256_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28));
-        let high = _mm256_srlv_epi32(
-            _mm256_set1_epi32(i32::from(high)),
-            _mm256_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14),
-        );
-        let low = _mm256_and_si256(low, _mm256_set1_epi32(15));
-        let high = _mm256_slli_epi32::<4>(_mm256_and_si256(high, _mm256_set1_epi32(3)));
-        let scales = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
-        let d = _mm512_castps512_ps256(d);
-        (_mm256_mul_ps(d, _mm256_cvtepi32_ps(scales)), d)
+        let scales = [scale([0, 8, 16, 24], [16, 20, 24, 28]), scale([4, 12, 20, 28], [18, 22, 26, 30])];
+        (scales, scales)
     }
 }

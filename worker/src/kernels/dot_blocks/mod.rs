@@ -23,6 +23,8 @@ mod groups;
 mod k_blocks;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_formats;
 #[cfg(target_arch = "x86_64")]
 mod panel;
 #[cfg(test)]
