@@ -76,6 +76,8 @@ pub struct Rows<'a> {
     codes: &'a [u8],
     scales: &'a [u8],
     biases: &'a [u8],
+    /// Bytes that a row has of each: a row is asked for far more often than rows are made.
+    strides: [usize; 3],
     factor: f32,
 }
 
@@ -88,7 +90,8 @@ impl<'a> Rows<'a> {
         let row = kind.row_bytes(cols);
         assert!(cols > 0 && cols.is_multiple_of(kind.multiple()) && codes.len().is_multiple_of(row));
         assert!(!matches!(kind, Kind::Affine { .. } | Kind::Scaled(_)));
-        Self { kind, n: codes.len() / row, cols, codes, scales: &[], biases: &[], factor: 1.0 }
+        let (n, strides) = (codes.len() / row, [row, 0, 0]);
+        Self { kind, n, cols, codes, scales: &[], biases: &[], strides, factor: 1.0 }
     }
 
     /// The rows of f32 numbers in native order.
@@ -106,7 +109,9 @@ impl<'a> Rows<'a> {
         };
         // `Weight::new` checked the lengths.
         let (codes, scales, biases) = (weight.codes(), weight.scales(), weight.biases());
-        Self { kind, n: weight.rows(), cols: weight.cols(), codes, scales, biases, factor: weight.factor() }
+        let (n, cols, factor) = (weight.rows(), weight.cols(), weight.factor());
+        let strides = [kind.row_bytes(cols), kind.row_scale_bytes(cols), kind.row_bias_bytes(cols)];
+        Self { kind, n, cols, codes, scales, biases, strides, factor }
     }
 
     pub fn kind(&self) -> Kind {
@@ -134,21 +139,19 @@ impl<'a> Rows<'a> {
     #[inline]
     pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
         let part = |bytes: &'a [u8], size: usize| &bytes[row * size..(row + 1) * size];
-        (
-            part(self.codes, self.kind.row_bytes(self.cols)),
-            part(self.scales, self.kind.row_scale_bytes(self.cols)),
-            part(self.biases, self.kind.row_bias_bytes(self.cols)),
-        )
+        let [codes, scales, biases] = self.strides;
+        (part(self.codes, codes), part(self.scales, scales), part(self.biases, biases))
     }
 
     /// A run of the rows.
     pub fn range(&self, first: usize, n: usize) -> Self {
         let part = |bytes: &'a [u8], size: usize| &bytes[first * size..(first + n) * size];
+        let [codes, scales, biases] = self.strides;
         Self {
             n,
-            codes: part(self.codes, self.kind.row_bytes(self.cols)),
-            scales: part(self.scales, self.kind.row_scale_bytes(self.cols)),
-            biases: part(self.biases, self.kind.row_bias_bytes(self.cols)),
+            codes: part(self.codes, codes),
+            scales: part(self.scales, scales),
+            biases: part(self.biases, biases),
             ..*self
         }
     }
