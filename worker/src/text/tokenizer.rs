@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::detokenizer::Detokenizer;
@@ -77,14 +78,14 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Reads the bytes of a `tokenizer.json`.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, TokenizerError> {
-        let json: Value = serde_json::from_slice(bytes).map_err(TokenizerError::Json)?;
+        let Decoding { decoder } = serde_json::from_slice(bytes).map_err(TokenizerError::Json)?;
         // The library asserts some of what it expects of a file, and this one comes from a stranger.
         let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes));
         let read = read.unwrap_or_else(|_| Err("the file breaks an assumption of its reader".into()));
         let mut inner = read.map_err(TokenizerError::Format)?;
         inner.with_truncation(None).map_err(TokenizerError::Format)?;
         inner.with_padding(None);
-        let vocabulary = Arc::new(Vocabulary::read(&inner, &json));
+        let vocabulary = Arc::new(Vocabulary::read(&inner, &decoder));
         let inner = Inner::File(Box::new(FileTokenizer { parsing: inner, plain: OnceLock::new() }));
         Ok(Tokenizer { inner, vocabulary })
     }
@@ -260,8 +261,8 @@ impl Vocabulary {
         self.ids.push(Place { end: self.bytes.len(), kind });
     }
 
-    fn read(tokenizer: &tokenizers::Tokenizer, json: &Value) -> Vocabulary {
-        let decoder = DecoderSteps::read(json);
+    fn read(tokenizer: &tokenizers::Tokenizer, decoder: &Value) -> Vocabulary {
+        let decoder = DecoderSteps::read(decoder);
         let mut entries = Vec::new();
         let mut put = |id: u32, entry: (Vec<u8>, bool)| {
             if id >= MAX_ID {
@@ -298,6 +299,13 @@ impl Vocabulary {
     }
 }
 
+/// What is read here of a tokenizer.json: most of the rest is a vocabulary, which the library reads.
+#[derive(Deserialize)]
+struct Decoding {
+    #[serde(default)]
+    decoder: Value,
+}
+
 /// What the `decoder` of a tokenizer.json does to one token, as far as it can be said token by token.
 #[derive(Debug, Default)]
 struct DecoderSteps {
@@ -311,12 +319,12 @@ struct DecoderSteps {
 }
 
 impl DecoderSteps {
-    fn read(json: &Value) -> DecoderSteps {
+    fn read(decoder: &Value) -> DecoderSteps {
         let mut steps = DecoderSteps::default();
-        match json.get("decoder") {
-            Some(decoder) if decoder.is_object() => steps.add(decoder, 0),
+        match decoder.is_object() {
+            true => steps.add(decoder, 0),
             // Without a decoder the library joins tokens with blanks.
-            _ => steps.whole_text = true,
+            false => steps.whole_text = true,
         }
         steps
     }
@@ -487,7 +495,7 @@ mod tests {
             {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
             {"type": "ByteFallback"}, {"type": "Fuse"},
             {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}});
-        let steps = DecoderSteps::read(&json);
+        let steps = DecoderSteps::read(&json["decoder"]);
         assert!(steps.strip_first && !steps.whole_text);
         assert_eq!(steps.bytes("\u{2581}the"), b" the");
         assert_eq!(steps.bytes("<0xE2>"), [0xE2]);
