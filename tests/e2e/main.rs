@@ -38,6 +38,7 @@ mod referrers;
 mod replica_kill;
 mod replicas;
 mod resume;
+mod serving;
 mod skopeo;
 mod soak;
 mod start_stop;

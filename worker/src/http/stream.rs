@@ -182,6 +182,9 @@ impl Records {
         record.insert("total_duration".into(), at_least_one(self.started.elapsed().as_nanos()));
         record.insert("load_duration".into(), at_least_one(self.load.as_nanos()));
         record.insert("prompt_eval_count".into(), json!(done.prompt_tokens));
+        if done.cached_tokens > 0 {
+            record.insert("prompt_cached_count".into(), json!(done.cached_tokens));
+        }
         record.insert("prompt_eval_duration".into(), at_least_one(done.prompt_ns.into()));
         record.insert("eval_count".into(), json!(done.eval_tokens));
         record.insert("eval_duration".into(), at_least_one(done.eval_ns.into()));

@@ -169,7 +169,14 @@ fn tool_call((index, call): (usize, &Value)) -> Value {
 fn usage(record: &Value) -> Value {
     let count = |name: &str| record[name].as_u64().unwrap_or(0);
     let (prompt, completion) = (count("prompt_eval_count"), count("eval_count"));
-    json!({ "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion })
+    let mut usage = json!({
+        "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+    });
+    let cached = count("prompt_cached_count");
+    if cached > 0 {
+        usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });
+    }
+    usage
 }
 
 fn failed(text: &Value) -> Value {

@@ -1,0 +1,115 @@
+//! What a node owes those who share it: a model too large for it is refused with numbers, a long prompt holds up nobody, who
+//! leaves frees a place, and what two prompts begin with is computed once. Counted in tokens, never in time.
+
+use std::path::PathBuf;
+
+use lode_tests::checkpoint::{copy_folder, demo};
+use lode_tests::command::until;
+use lode_tests::oci::Registry;
+use lode_tests::server::{Folder, Options, Server};
+use serde_json::{Value, json};
+
+/// The demo model, said to take longer texts than it was trained on.
+fn with_context(server: &Server, tokens: u64) -> PathBuf {
+    let path = server.folder().path().join(format!("context-{tokens}"));
+    copy_folder(&demo(), &path);
+    let config = std::fs::read(path.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["max_position_embeddings"] = tokens.into();
+    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
+    path
+}
+
+/// Eight tokens of an answer.
+async fn ask(registry: &Registry, model: &str, prompt: &str) -> Value {
+    let body = json!({"model": model, "prompt": prompt, "raw": true, "stream": false,
+        "options": {"temperature": 0, "num_predict": 8}});
+    registry.post_json("/api/generate", &body).await.expect(200).json()
+}
+
+/// Requests whose answer has not begun, this one included.
+async fn in_flight(registry: &Registry) -> f64 {
+    let metrics = registry.get("/metrics").await.expect(200).text();
+    let line = metrics.lines().find_map(|line| line.strip_prefix("lode_http_requests_in_flight "));
+    line.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{metrics}"))
+}
+
+#[tokio::test]
+async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
+    let server = Folder::new().start(Options::new().worker().env("LODE_NUM_PARALLEL", "64")).await;
+    let (registry, lode) = (server.registry(), server.lode());
+    lode.create("team/demo", &demo(), &[]).await.ok();
+    lode.create("team/vast", &with_context(&server, 1 << 26), &[]).await.ok();
+    // 2 KiB of keys and values a token: 128 GiB for each of 64 sequences.
+    let body = json!({"model": "team/vast", "prompt": "x", "stream": false, "options": {"num_ctx": 1 << 26}});
+    let ask_vast = async || registry.post_json("/api/generate", &body).await.expect(503);
+    for _ in 0..2 {
+        let refused = ask_vast().await.json();
+        let text = refused["error"].as_str().unwrap();
+        let (before, after) = text.split_once(" than is available ").unwrap_or_else(|| panic!("{text}"));
+        let gibibytes = |text: &str| {
+            let number = text.rsplit_once('(').and_then(|(_, rest)| rest.split_once(" GiB)"));
+            number.and_then(|(number, _)| number.parse::<f64>().ok()).unwrap_or_else(|| panic!("{text}"))
+        };
+        assert!(gibibytes(before) >= 8192.0 && gibibytes(before) > gibibytes(after), "{text}");
+        assert_eq!(ask(&registry, "team/demo", "Water is").await["eval_count"], 8);
+    }
+    // With the context that is there by default it fits.
+    assert_eq!(ask(&registry, "team/vast", "Water is").await["eval_count"], 8);
+}
+
+#[tokio::test]
+async fn a_long_prompt_holds_up_nobody_and_who_leaves_frees_a_place() {
+    const CONTEXT: u64 = 1 << 17;
+    let options = Options::new().worker().env("LODE_NUM_PARALLEL", "2");
+    let server = Folder::new().start(options.env("LODE_CONTEXT_LENGTH", &CONTEXT.to_string())).await;
+    let registry = server.registry();
+    server.lode().create("team/long", &with_context(&server, CONTEXT), &[]).await.ok();
+    let short = ask(&registry, "team/long", "Water is").await;
+    // Each of these takes minutes to read, and together they take both places.
+    let long = |word: &str| {
+        let (registry, prompt) = (registry.clone(), format!(" {word}").repeat(120_000));
+        tokio::spawn(async move { ask(&registry, "team/long", &prompt).await })
+    };
+    let (leaves, stays) = (long("one"), long("two"));
+    until("both have been asked", || async { in_flight(&registry).await >= 3.0 }).await;
+    let asked = tokio::spawn({
+        let registry = registry.clone();
+        async move { ask(&registry, "team/long", "Water is").await }
+    });
+    leaves.abort();
+    assert_eq!(asked.await.unwrap()["response"], short["response"]);
+    assert!(!stays.is_finished(), "it is still being read");
+    stays.abort();
+    for _ in 0..2 {
+        assert_eq!(ask(&registry, "team/long", "Water is").await["response"], short["response"]);
+    }
+}
+
+#[tokio::test]
+async fn what_prompts_have_in_common_is_computed_once() {
+    let server = Folder::new().start(Options::new().worker()).await;
+    let registry = server.registry();
+    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    let text =
+        "In the beginning God created the heaven and the earth, and the earth was without form. ".repeat(8);
+    let cached = |answer: &Value| answer["prompt_cached_count"].as_u64().unwrap_or(0);
+    let first = ask(&registry, "team/demo", &format!("{text} And")).await;
+    let again = ask(&registry, "team/demo", &format!("{text} But the darkness")).await;
+    let tokens = first["prompt_eval_count"].as_u64().unwrap();
+    assert_eq!(cached(&first), 0, "{first}");
+    assert!(tokens > 100 && cached(&again) + 4 > tokens, "{again}");
+    assert!(cached(&again) < again["prompt_eval_count"].as_u64().unwrap(), "{again}");
+
+    // The same in OpenAI's words: a conversation goes on where it was.
+    let turn = json!({"role": "user", "content": "What is 40 plus 41?"});
+    let chat = async |messages: Value| {
+        let body = json!({"model": "team/demo", "messages": messages, "temperature": 0, "max_tokens": 20});
+        registry.post_json("/v1/chat/completions", &body).await.expect(200).json()
+    };
+    let first = chat(json!([turn])).await;
+    let answer = &first["choices"][0]["message"];
+    let second = chat(json!([turn, answer, {"role": "user", "content": "And 5 plus 5?"}])).await;
+    let in_common = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+    assert!(in_common >= first["usage"]["prompt_tokens"].as_u64().unwrap(), "{second}");
+}
