@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::load_tests::{Checkpoint, Stored};
-use super::tests::f32_cache;
+use super::tests::{checkpoint, expected, f32_cache, ids};
 use super::*;
 
 const VOCAB: usize = 31;
@@ -183,6 +183,32 @@ fn company_changes_no_bit_of_an_encoder() {
     let alone: Vec<_> =
         texts.iter().map(|text| hidden(engine.as_mut(), std::slice::from_ref(text)).remove(0)).collect();
     assert!(hidden(engine.as_mut(), &texts) == alone);
+}
+
+/// A RoBERTa against what transformers computes of it.
+#[test]
+fn a_roberta_of_its_own() {
+    let folder = "tests/fixtures/encoder/roberta";
+    for scalar in [false, true] {
+        let mut engine = load(&checkpoint(folder), LoadOptions { scalar, ..f32_cache() }).unwrap();
+        assert_eq!((engine.info().context_length, engine.info().embedding_length), (64, 48));
+        for case in expected(folder)["cases"].as_array().unwrap() {
+            let tokens = ids(&case["token_ids"]);
+            let rows = hidden(engine.as_mut(), std::slice::from_ref(&tokens)).remove(0);
+            assert_eq!(rows.len(), tokens.len());
+            for (row, known) in [(&rows[0], "first"), (&rows[rows.len() - 1], "last")] {
+                let known: Vec<f32> = serde_json::from_value(case[known].clone()).unwrap();
+                assert_eq!(row.len(), known.len());
+                for (found, known) in row.iter().zip(known) {
+                    assert!(
+                        (found - known).abs() < 1e-4,
+                        "{} scalar {scalar}: {found} {known}",
+                        case["text"]
+                    );
+                }
+            }
+        }
+    }
 }
 
 /// With its position table shifted by what a padding id of 4 takes, a RoBERTa is that BERT.
