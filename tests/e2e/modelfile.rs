@@ -104,6 +104,7 @@ async fn what_a_modelfile_lacks_is_told_and_nothing_is_made() {
         ("FROM team/x\nPARAMETER heat 1\n", "line 2, column 11: unknown parameter 'heat'"),
         ("SYSTEM x\n", "no FROM"),
         ("FROM team/x\nTEMPLATE \"\"\"x\n", "line 2, column 10"),
+        ("FROM team/x\nTEMPLATE {{ if }}\n", "missing value for if (line 1, column 7)"),
     ] {
         fs::write(&path, text).unwrap();
         lode.run(&["create", "team/made", "-f", path.to_str().unwrap()]).await.refused(&[part]);

@@ -82,7 +82,7 @@ async fn go_templates_make_the_prompt() {
     assert!(error.contains("does not support insert"), "{error}");
     let bad = json!({"model": "team/demo", "prompt": "x", "template": "{{ nothing }}"});
     let error = refused(&server, "/api/generate", bad).await;
-    assert!(error.contains("function \"nothing\" not defined (line 1)"), "{error}");
+    assert!(error.contains("function \"nothing\" not defined (line 1, column "), "{error}");
 }
 
 #[tokio::test]

@@ -52,6 +52,10 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
             .hint("make the quantised model from the files that the base was made from"));
     }
     let mut edits = Edits::of(&recipe.said);
+    edits.check().map_err(|error| {
+        Failure::because("cannot make this", &error)
+            .hint("a template in Jinja goes beside the weights, as chat_template.jinja")
+    })?;
     let mut sent = Sent::default();
     for (kind, folder, paths) in [
         (media_type::OLLAMA_ADAPTER, ADAPTER_FOLDER, &recipe.adapters),

@@ -28,17 +28,34 @@ pub(super) enum Token {
     Dot,
 }
 
-/// All tokens, each with its line.
-pub(super) fn tokens(source: &str) -> Result<Vec<(Token, usize)>, SyntaxError> {
-    let mut lexer = Lexer { rest: source, line: 1, tokens: Vec::new() };
+/// Where something begins, both counted from 1, columns in characters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) line: usize,
+    pub(super) column: usize,
+}
+
+impl Place {
+    pub(super) const START: Place = Place { line: 1, column: 1 };
+
+    pub(super) fn error(self, what: impl Into<String>) -> SyntaxError {
+        SyntaxError { line: self.line, column: self.column, what: what.into() }
+    }
+}
+
+/// All tokens, each with its place.
+pub(super) fn tokens(source: &str) -> Result<Vec<(Token, Place)>, SyntaxError> {
+    let mut lexer = Lexer { rest: source, place: Place::START, start: Place::START, tokens: Vec::new() };
     lexer.text()?;
     Ok(lexer.tokens)
 }
 
 struct Lexer<'a> {
     rest: &'a str,
-    line: usize,
-    tokens: Vec<(Token, usize)>,
+    place: Place,
+    /// Where the token begins that is being read.
+    start: Place,
+    tokens: Vec<(Token, Place)>,
 }
 
 fn is_space(c: char) -> bool {
@@ -52,7 +69,9 @@ fn is_word(c: char) -> bool {
 impl<'a> Lexer<'a> {
     fn text(&mut self) -> Result<(), SyntaxError> {
         while let Some(at) = self.rest.find("{{") {
+            self.start = self.place;
             let text = self.take(at);
+            let open = self.place;
             self.take(2);
             let trims = self.rest.strip_prefix('-').is_some_and(|rest| rest.starts_with(is_space));
             let text = if trims { text.trim_end_matches(is_space) } else { text };
@@ -62,6 +81,7 @@ impl<'a> Lexer<'a> {
             if trims {
                 self.take(2);
             }
+            self.start = open;
             if self.rest.starts_with("/*") {
                 let end = self.rest.find("*/").ok_or_else(|| self.error("unclosed comment"))?;
                 self.take(end + 2);
@@ -75,6 +95,7 @@ impl<'a> Lexer<'a> {
             self.action()?;
         }
         if !self.rest.is_empty() {
+            self.start = self.place;
             let text = self.take(self.rest.len()).to_owned();
             self.push(Token::Text(text));
         }
@@ -85,6 +106,7 @@ impl<'a> Lexer<'a> {
     fn action(&mut self) -> Result<(), SyntaxError> {
         let mut depth = 0usize;
         loop {
+            self.start = self.place;
             if self.at_close() {
                 if depth > 0 {
                     return Err(self.error("unclosed left paren"));
@@ -228,17 +250,23 @@ impl<'a> Lexer<'a> {
 
     fn take(&mut self, len: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(len);
-        self.line += taken.matches('\n').count();
+        self.place = match taken.rsplit_once('\n') {
+            None => Place { column: self.place.column + taken.chars().count(), ..self.place },
+            Some((_, last)) => Place {
+                line: self.place.line + taken.matches('\n').count(),
+                column: last.chars().count() + 1,
+            },
+        };
         self.rest = rest;
         taken
     }
 
     fn push(&mut self, token: Token) {
-        self.tokens.push((token, self.line));
+        self.tokens.push((token, self.start));
     }
 
     fn error(&self, what: impl Into<String>) -> SyntaxError {
-        SyntaxError { line: self.line, what: what.into() }
+        self.start.error(what)
     }
 }
 

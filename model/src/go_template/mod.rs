@@ -30,9 +30,11 @@ const MAX_DEPTH: usize = 100;
 
 /// A text that is no template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} (line {line})")]
+#[error("{what} (line {line}, column {column})")]
 pub struct SyntaxError {
     pub line: usize,
+    /// In characters.
+    pub column: usize,
     pub what: String,
 }
 
@@ -55,7 +57,7 @@ impl Template {
     pub fn parse(source: &str) -> Result<Template, SyntaxError> {
         if source.len() > MAX_SOURCE_BYTES {
             let what = format!("larger than {MAX_SOURCE_BYTES} bytes");
-            return Err(SyntaxError { line: 1, what });
+            return Err(SyntaxError { line: 1, column: 1, what });
         }
         let (root, defined) = parse::parse(source)?;
         Ok(Template { root, defined })

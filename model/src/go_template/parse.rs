@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::functions::Function;
-use super::lex::{Token, tokens};
+use super::lex::{Place, Token, tokens};
 use super::{MAX_DEPTH, SyntaxError};
 
 /// A run of nodes.
@@ -80,7 +80,7 @@ pub(super) fn parse(source: &str) -> Result<(List, BTreeMap<String, List>), Synt
 }
 
 struct Parser {
-    tokens: Vec<(Token, usize)>,
+    tokens: Vec<(Token, Place)>,
     at: usize,
     variables: Vec<String>,
     ranges: usize,
@@ -112,13 +112,17 @@ impl Parser {
         }
     }
 
-    fn line(&self) -> usize {
+    fn place(&self) -> Place {
         let at = self.at.min(self.tokens.len().saturating_sub(1));
-        self.tokens.get(at).map_or(1, |(_, line)| *line)
+        self.tokens.get(at).map_or(Place::START, |(_, place)| *place)
+    }
+
+    fn line(&self) -> usize {
+        self.place().line
     }
 
     fn error(&self, what: impl Into<String>) -> SyntaxError {
-        SyntaxError { line: self.line(), what: what.into() }
+        self.place().error(what)
     }
 
     fn unexpected(&self, context: &str) -> SyntaxError {

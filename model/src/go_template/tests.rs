@@ -101,12 +101,13 @@ fn what_is_wrong_is_said_with_its_line() {
         let error = run(source, &data()).expect_err(source);
         assert!(error.contains(expect), "{source}: {error}");
     };
-    check("\n{{ foo .a }}", "function \"foo\" not defined (line 2)");
+    check("\n{{ foo .a }}", "function \"foo\" not defined (line 2, column 4)");
     check("{{ range .a }}{{ block \"x\" . }}{{ else }}", "unexpected {{else}} in define clause");
     check("{{ if }}x{{ end }}", "missing value for if");
     check("{{ if .a }}x", "unexpected EOF");
     check("{{ end }}", "unexpected {{end}}");
-    check("{{ .a", "unclosed action");
+    check("{{ .a", "unclosed action (line 1, column 6)");
+    check("ä\nö {{- if .a -}}\n  {{ else }}{{ $x }}", "undefined variable \"$x\" (line 3, column 16)");
     check("{{ (.a }}", "unclosed left paren");
     check("{{ $x }}", "undefined variable \"$x\"");
     check("{{ \"open }}", "unterminated quoted string");

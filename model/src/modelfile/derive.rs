@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{Command, Modelfile, Role};
 use crate::digest::Digest;
+use crate::go_template::{SyntaxError, Template};
 use crate::import::SmallBlob;
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
 use crate::media_type;
@@ -60,6 +61,8 @@ pub enum DeriveError {
     Index,
     #[error("it has a config of type `{media_type}`, which has no room for RENDERER, PARSER and REQUIRES")]
     ForeignConfig { media_type: String },
+    #[error("the template is none in Go's language, in which a model's own are written")]
+    Template(#[source] SyntaxError),
     #[error("its config is no JSON object")]
     Config,
     #[error("its options are no JSON object")]
@@ -88,6 +91,13 @@ impl Edits {
             }
         }
         edits
+    }
+
+    /// Is what is said of any use, whatever the base is? A template that cannot be read would be noticed only when the model is
+    /// loaded.
+    pub fn check(&self) -> Result<(), DeriveError> {
+        let template = self.template.as_deref().map(Template::parse).transpose();
+        template.map(drop).map_err(DeriveError::Template)
     }
 
     /// Nothing that the base is not already.
@@ -119,6 +129,7 @@ struct WrittenManifest<'a> {
 pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
     let manifest = base.manifest;
     let base_config = manifest.config.as_ref().ok_or(DeriveError::Index)?;
+    edits.check()?;
     let mut blobs = Vec::new();
 
     // 1. The base's layers, without what is said anew. Weights tell where they came from.
@@ -348,6 +359,8 @@ mod tests {
             derive(&Base { manifest, config: b"[]", params, named: None }, edits).unwrap_err().to_string()
         };
         assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains("no JSON object"));
+        let jinja = of("FROM b\nTEMPLATE {% for m in messages %}{{ m['role'] }}{% endfor %}");
+        assert!(fails(&manifest, &jinja, None).contains("Go's language"));
         assert!(fails(&manifest, &of("FROM b\nPARAMETER seed 1"), Some(b"[]")).contains("options"));
         manifest.config.as_mut().unwrap().media_type = media_type::MODELPACK_CONFIG.to_owned();
         assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains(media_type::MODELPACK_CONFIG));

@@ -118,6 +118,7 @@ impl Registry {
             }
         }
         // 2. What comes with it.
+        new.edits.check()?;
         for file in &new.extra {
             self.staged_size(caller, &file.path, &file.digest).await?;
         }

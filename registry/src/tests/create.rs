@@ -232,6 +232,11 @@ async fn what_cannot_be_made_is_refused_by_name() {
             400,
             "`tool`",
         ),
+        (
+            json!({"model": "m", "from": "base", "template": "\n{{ if }}"}),
+            400,
+            "missing value for if (line 2, column 7)",
+        ),
         (json!({"model": "m", "from": "base", "quantize": "int4"}), 400, "quantising needs files"),
         (json!({"model": "m", "from": "base", "quantize": "q9"}), 400, "`q9`"),
         (json!({"model": "m", "from": "base", "remote_host": "https://x"}), 400, "other hosts"),
