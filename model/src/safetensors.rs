@@ -129,14 +129,7 @@ impl Header {
         }
 
         tensors.sort_by(|a, b| (a.begin, a.end, &a.name).cmp(&(b.begin, b.end, &b.name)));
-        let mut by_name: Vec<u32> = (0..count as u32).collect();
-        by_name.sort_by(|a, b| tensors[*a as usize].name.cmp(&tensors[*b as usize].name));
-        for pair in by_name.windows(2) {
-            let name = &tensors[pair[0] as usize].name;
-            if *name == tensors[pair[1] as usize].name {
-                return Err(HeaderError::Duplicate { name: name.clone() });
-            }
-        }
+        let by_name = order_by_name(&tensors)?;
 
         let mut expected = 0;
         let mut previous: Option<&TensorEntry> = None;
@@ -160,6 +153,21 @@ impl Header {
         Ok(Header { tensors, by_name, metadata, data_start: LENGTH_BYTES + json.len() as u64 })
     }
 
+    /// The same data with some tensors under other names, and with other metadata.
+    pub(crate) fn renamed(
+        &self,
+        names: &BTreeMap<String, String>,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Header, HeaderError> {
+        let mut tensors = self.tensors.clone();
+        for tensor in &mut tensors {
+            if let Some(name) = names.get(&tensor.name) {
+                tensor.name.clone_from(name);
+            }
+        }
+        Ok(Header { by_name: order_by_name(&tensors)?, tensors, metadata, data_start: self.data_start })
+    }
+
     /// The tensors in the order of their data.
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.tensors
@@ -180,6 +188,19 @@ impl Header {
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
+}
+
+/// The positions of tensors, ordered by their names, which all have to differ.
+fn order_by_name(tensors: &[TensorEntry]) -> Result<Vec<u32>, HeaderError> {
+    let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
+    by_name.sort_by(|a, b| tensors[*a as usize].name.cmp(&tensors[*b as usize].name));
+    for pair in by_name.windows(2) {
+        let name = &tensors[pair[0] as usize].name;
+        if *name == tensors[pair[1] as usize].name {
+            return Err(HeaderError::Duplicate { name: name.clone() });
+        }
+    }
+    Ok(by_name)
 }
 
 /// The bytes that a tensor of this type and shape takes, if they are a whole number and fit.

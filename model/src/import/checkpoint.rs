@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::mlx::{self, Mlx};
 use super::{ImportError, Source, SourceFile, read_file};
 use crate::safetensors::Header;
 use crate::tensor::{self, Tensor, TensorError};
@@ -13,6 +14,9 @@ use crate::tensor::{self, Tensor, TensorError};
 /// The index that transformers writes beside shards.
 const MAIN_INDEX: &str = "model.safetensors.index.json";
 const MAIN_FILE: &str = "model.safetensors";
+
+/// Where MLX's tools say how they quantised.
+const CONFIG: &str = "config.json";
 
 /// The file that makes a folder an image model, and the names under which its components are kept in one file.
 pub(super) const IMAGE_INDEX: &str = "model_index.json";
@@ -94,10 +98,15 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         None if at_top(".safetensors").any(|file| file.path == MAIN_FILE) => file.path == MAIN_FILE,
         None => !file.path.contains('/'),
     };
+    let config = files.iter().find(|file| file.path == CONFIG);
+    let mlx = match config.map(|file| read_file(source, file)).transpose()? {
+        Some(config) => Mlx::read(&config),
+        None => None,
+    };
     let mut shards = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".safetensors")) {
         // A header is checked even where the file is then stored whole: a damaged one should not go unseen.
-        let mut shard = read_shard(source, file, &mut notices)?;
+        let mut shard = read_shard(source, file, mlx.as_ref(), &mut notices)?;
         if is_shard(file) {
             if is_image_model && let Some((component, _)) = file.path.rsplit_once('/') {
                 shard
@@ -159,14 +168,16 @@ fn is_component(files: &[SourceFile], path: &str) -> bool {
 
 /// Whether a name is the scale or bias of a quantised tensor, which went in with it.
 fn is_companion(name: &str, homes: &HashMap<&str, &Shard>) -> bool {
-    let base = [".scale", ".bias", ".global_scale"].iter().find_map(|suffix| name.strip_suffix(suffix));
-    base.and_then(|base| Some((base, homes.get(base)?)))
-        .is_some_and(|(base, shard)| shard.tensors.iter().any(|t| t.name == base && t.quantisation.is_some()))
+    let ours = [".scale", ".bias", ".global_scale"].iter().find_map(|suffix| name.strip_suffix(suffix));
+    let base = ours.map(str::to_owned).or_else(|| mlx::weight_of(name));
+    base.and_then(|base| Some((homes.get(base.as_str())?, base)))
+        .is_some_and(|(shard, base)| shard.tensors.iter().any(|t| t.name == base && t.quantisation.is_some()))
 }
 
 fn read_shard(
     source: &dyn Source,
     file: &SourceFile,
+    mlx: Option<&Mlx>,
     notices: &mut Vec<String>,
 ) -> Result<Shard, ImportError> {
     let path = || file.path.clone();
@@ -175,6 +186,19 @@ fn read_shard(
     let header = Header::read(&*opened).map_err(|source| ImportError::Header { path: path(), source })?;
     let mut front = vec![0; header.data_start() as usize];
     opened.read_at(0, &mut front).map_err(unreadable)?;
+    let header = match mlx.map(|mlx| mlx.rename(&header)).transpose() {
+        Ok(None) => header,
+        Ok(Some(renamed)) => {
+            if renamed.foreign > 0 {
+                notices.push(format!(
+                    "`{}`: {} quantised weights are none of int4, int8, nvfp4, mxfp4 and mxfp8, and stored as they are",
+                    file.path, renamed.foreign
+                ));
+            }
+            renamed.header
+        }
+        Err(source) => return Err(ImportError::Header { path: path(), source }),
+    };
     let tensors = match tensor::read_blob(None, &header) {
         Ok(tensors) => tensors,
         // Words with a scale beside them, but nothing says that they are ours: ordinary tensors of someone else's format.

@@ -13,6 +13,7 @@ mod finish;
 mod gguf;
 mod layer;
 mod made;
+mod mlx;
 mod onnx;
 mod place;
 mod policy;

@@ -294,6 +294,69 @@ fn quantised_blobs_and_assembled_files() {
     assert!(refused(&Folder(again.files()), Some(Quantize::Int8)).contains("is quantised already"));
 }
 
+/// A quantised checkpoint as MLX's tools would have written it.
+fn in_mlx_spelling(file: &[u8]) -> Vec<u8> {
+    let header = Header::read(&file.to_vec()).unwrap();
+    let is_quantised = |base: &str| header.get(&format!("{base}.scale")).is_some();
+    let renamed = |name: &str| match (name.strip_suffix(".weight.scale"), name.strip_suffix(".weight.bias")) {
+        (Some(module), _) => format!("{module}.scales"),
+        (_, Some(module)) if is_quantised(&format!("{module}.weight")) => format!("{module}.biases"),
+        _ => name.to_owned(),
+    };
+    let names: Vec<String> = header.tensors().iter().map(|entry| renamed(&entry.name)).collect();
+    let entries: Vec<(&str, Dtype, &[u64])> = names
+        .iter()
+        .zip(header.tensors())
+        .map(|(name, entry)| (name.as_str(), entry.dtype, entry.shape.as_slice()))
+        .collect();
+    let mut bytes = write_header(&entries, &BTreeMap::new());
+    bytes.extend(&file[header.data_start() as usize..]);
+    bytes
+}
+
+#[test]
+fn what_mlx_quantised_is_the_same_tensors() {
+    let ours = import(&small(), Some(Quantize::Int4));
+    let weights = in_mlx_spelling(&ours.files()["model.safetensors"]);
+    let with = |quantization: &str| {
+        let config = format!("{},\"quantization\":{quantization}}}", CONFIG.trim_end_matches('}'));
+        small().with("config.json", config).with("model.safetensors", weights.clone())
+    };
+    let folder = with(
+        r#"{"group_size":64,"bits":4,"model.layers.0.self_attn.v_proj":{"group_size":64,"bits":8},
+            "lm_head":{"group_size":64,"bits":8,"mode":"affine"},"model.norm":false}"#,
+    );
+    let imported = import(&folder, None);
+    for name in ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"] {
+        assert!(imported.layer(name) == ours.layer(name), "{name}");
+    }
+    assert_eq!((imported.plan.tensors, imported.plan.config.file_type.as_str()), (5, "int4"));
+    assert_eq!(imported.files(), folder.0, "and every file comes back as it was");
+    assert!(refused(&folder, Some(Quantize::Int8)).contains("is quantised already"));
+
+    // Others of its kinds are no tensors of ours, but files all the same.
+    let odd = with(r#"{"group_size":64,"bits":3}"#);
+    let imported = import(&odd, None);
+    assert!(imported.notices().contains("3 quantised weights are none of int4"), "{}", imported.notices());
+    assert_eq!(imported.files(), odd.0);
+    // What does not fit what is said of it is damaged.
+    assert!(refused(&with(r#"{"group_size":32,"bits":4}"#), None).contains("self_attn.q_proj.weight"));
+}
+
+#[test]
+fn a_split_checkpoint_of_mlx_has_its_companions_in_the_index() {
+    let scales = [("a.scales", Dtype::BF16, &[16, 1][..]), ("a.biases", Dtype::BF16, &[16, 1][..])];
+    let weights = safetensors(&[&[("a.weight", Dtype::U32, &[16, 8][..])], &scales[..]].concat());
+    let index = r#"{"weight_map":{"a.weight":"m-1.safetensors","a.scales":"m-1.safetensors","a.biases":"m-1.safetensors"}}"#;
+    let folder = Folder::default()
+        .with("m-1.safetensors", weights)
+        .with("model.safetensors.index.json", index)
+        .with("config.json", r#"{"quantization":{"group_size":64,"bits":4}}"#);
+    let imported = import(&folder, None);
+    assert_eq!((imported.plan.tensors, imported.plan.parameters), (1, 16 * 64));
+    assert_eq!(imported.files(), folder.0);
+}
+
 #[test]
 fn quantised_experts_are_one_blob_a_projection() {
     let folder = Folder::default().with(
