@@ -23,7 +23,7 @@ use crate::{
     derived,
     error::{Failure, Outcome},
     files,
-    send::{self, Blob, Sent, Work, send_blobs},
+    send::{self, Blob, Item, Sent, Work, send_blobs},
     spool::{self, Spooled},
     ui,
 };
@@ -98,9 +98,12 @@ async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> 
     };
     let items = plan.layers.iter().enumerate().map(|(at, layer)| {
         let made = encoded.remove(&at);
-        // It was counted when it was made.
-        let size = if made.is_some() { 0 } else { layer.size };
-        ((layer.clone(), made), size)
+        Item {
+            // It was counted when it was made.
+            work_bytes: if made.is_some() { 0 } else { layer.size },
+            content: (!layer.is_made()).then(|| content_of(layer, source)),
+            what: (layer.clone(), made),
+        }
     });
     let (registry, repository) = (&target.registry, &target.repository);
     let source = source.clone();
@@ -120,7 +123,7 @@ async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> 
         if read != size {
             return Err(Failure::new(format!("{name} has {read} bytes, expected {size}: did it change?")));
         }
-        Ok(Blob { digest, size, content: Arc::new(LayerContent { layer, source: source.clone() }) })
+        Ok(Blob { digest, size, content: content_of(&layer, &source) })
     })
     .await
 }
@@ -167,6 +170,10 @@ fn not_importable(error: &ImportError) -> Failure {
         | ImportError::QuantizeOnnx { .. } => failure.hint("leave --quantize out"),
         _ => failure,
     }
+}
+
+fn content_of(layer: &PlannedLayer, source: &Arc<dyn Source>) -> Arc<dyn Content> {
+    Arc::new(LayerContent { layer: layer.clone(), source: source.clone() })
 }
 
 /// A layer that is made as it is sent.

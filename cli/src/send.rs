@@ -28,6 +28,8 @@ const BLOBS_AT_ONCE: usize = 24;
 /// As above, for what takes room from when it is made until it is sent.
 const MADE_AT_ONCE: usize = 8;
 const HASH_BYTES: usize = 1 << 20;
+/// Content from this size on need not wait for its digest. Below that, other blobs are hashed while one is sent.
+const AHEAD_BYTES: u64 = 64 << 20;
 
 /// Content whose digest is known.
 pub(crate) struct Blob {
@@ -105,13 +107,22 @@ pub(crate) enum Work {
     Quantising,
 }
 
+/// What is to be made a blob.
+pub(crate) struct Item<I> {
+    pub(crate) what: I,
+    /// How much there is to do.
+    pub(crate) work_bytes: u64,
+    /// Where the bytes lie there already.
+    pub(crate) content: Option<Arc<dyn Content>>,
+}
+
 /// Makes the blob of each item (`make` runs on all cores) and makes it present in `repository`, the first while later ones are
-/// made. Their digests, in the order of the items, which come with their sizes.
+/// made. Their digests, in the order of the items.
 pub(crate) async fn make_and_send<I: Send + 'static>(
     registry: &Registry,
     repository: &Repository,
     work: Work,
-    items: Vec<(I, u64)>,
+    items: Vec<Item<I>>,
     make: impl Fn(I, &ui::Meter) -> Outcome<Blob> + Send + Sync + 'static,
 ) -> Outcome<(Vec<Digest>, Sent)> {
     let (what, at_once) = match work {
@@ -119,19 +130,29 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
         Work::Quantising => ("quantising", MADE_AT_ONCE),
     };
     let meters = ui::Meters::new();
-    let meter = meters.bytes(what, items.iter().map(|(_, size)| size).sum());
+    let meter = meters.bytes(what, items.iter().map(|item| item.work_bytes).sum());
     let sender = Sender::new(registry, repository, meters.bytes("sending", 0));
     let cores = Semaphore::new(files::cores());
     let make = Arc::new(make);
     let mut made: Vec<(usize, Digest)> = futures::stream::iter(items.into_iter().enumerate())
-        .map(|(at, (item, _))| {
+        .map(|(at, Item { what, content, .. })| {
             let (make, meter, sender, cores) = (make.clone(), meter.clone(), &sender, &cores);
+            let making = async move {
+                let _core = cores.acquire().await;
+                files::blocking(move || make(what, &meter)).await
+            };
             async move {
-                let core = cores.acquire().await;
-                let blob = files::blocking(move || make(item, &meter)).await?;
-                drop(core);
-                let digest = blob.digest.clone();
-                sender.bring(blob).await?;
+                let digest = match content {
+                    Some(content) if sender.goes_ahead(content.size()).await => {
+                        sender.bring_ahead(content, making).await?
+                    }
+                    _ => {
+                        let blob = making.await?;
+                        let digest = blob.digest.clone();
+                        sender.bring(blob).await?;
+                        digest
+                    }
+                };
                 Ok::<_, Failure>((at, digest))
             }
         })
@@ -148,7 +169,12 @@ pub(crate) async fn send_files(
     repository: &Repository,
     found: &[Found],
 ) -> Outcome<(Vec<Digest>, Sent)> {
-    let items = found.iter().map(|file| (file.clone(), file.size)).collect();
+    let item = |file: &Found| Item {
+        what: file.clone(),
+        work_bytes: file.size,
+        content: Some(Arc::new(FileContent { path: file.path.clone(), size: file.size })),
+    };
+    let items = found.iter().map(item).collect();
     make_and_send(registry, repository, Work::Hashing, items, |file: Found, meter| {
         let failed = |error| Failure::because(format!("cannot read {}", file.path.display()), &error);
         let mut reader = std::fs::File::open(&file.path).map_err(failed)?;
@@ -170,6 +196,8 @@ struct Sender<'a> {
     sends: Semaphore,
     /// Those that were brought, or are being brought.
     seen: Mutex<HashSet<Digest>>,
+    /// Of those that were sent ahead of their digest.
+    sizes: Mutex<HashSet<u64>>,
     sent: Mutex<Sent>,
 }
 
@@ -182,6 +210,7 @@ impl<'a> Sender<'a> {
             offers: Semaphore::new(OFFERS_AT_ONCE),
             sends: Semaphore::new(SENT_AT_ONCE),
             seen: Mutex::default(),
+            sizes: Mutex::default(),
             sent: Mutex::default(),
         }
     }
@@ -208,6 +237,34 @@ impl<'a> Sender<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Is it worth while to send this much before its digest is known, and certain that no byte of it is sent in vain?
+    /// Of two that are as long the second might be the same as the first.
+    async fn goes_ahead(&self, size: u64) -> bool {
+        size >= AHEAD_BYTES
+            && self.sizes.lock().unwrap_or_else(PoisonError::into_inner).insert(size)
+            && !self.registry.blob_may_be_there(self.repository, size).await
+    }
+
+    /// Sends content while its blob is made.
+    async fn bring_ahead(
+        &self,
+        content: Arc<dyn Content>,
+        making: impl Future<Output = Outcome<Blob>>,
+    ) -> Outcome<Digest> {
+        let size = content.size();
+        self.meter.expect(size);
+        let _sending = self.sends.acquire().await;
+        let named = async {
+            let digest = making.await?.digest;
+            self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(digest.clone());
+            Ok::<_, Failure>(digest)
+        };
+        let digest =
+            self.registry.blob_push_ahead(self.repository, content, self.meter.clone(), named).await?;
+        self.count(Sent { sent_blobs: 1, sent_bytes: size, ..Sent::default() });
+        Ok(digest)
     }
 
     fn count(&self, moved: Sent) {

@@ -9,6 +9,7 @@ use lode_model::{
     digest::{Digest, Hasher},
     reference::Repository,
 };
+use serde::Deserialize;
 
 use crate::{
     Error, Registry,
@@ -53,6 +54,16 @@ impl Registry {
             StatusCode::NOT_FOUND => Ok(None),
             _ => Err(transport::refused(response, &url).await),
         }
+    }
+
+    /// Does the registry hold a blob of this size in any repository that the caller may read? An error where it does not say.
+    pub(crate) async fn blob_size_known(&self, size_bytes: u64) -> Result<bool, Error> {
+        #[derive(Deserialize)]
+        struct Answer {
+            known: bool,
+        }
+        let answer: Answer = self.json_get(&format!("lode/v1/blobs?size={size_bytes}")).await?;
+        Ok(answer.known)
     }
 
     /// Streams a blob, or `range` of it (end exclusive, not empty), from one connection: what happens on a cut is for the caller to say.

@@ -12,16 +12,14 @@ use std::{
 
 use bytes::Bytes;
 use futures::StreamExt;
-use lode_model::digest::Digest;
 
-use crate::{Content, Error, Progress};
+use crate::{Content, Progress};
 
 const READ_BYTES: usize = 256 << 10;
 
 /// Reads content on a blocking thread and counts what has gone out.
 pub(crate) struct Feed {
     content: Arc<dyn Content>,
-    digest: Digest,
     progress: Arc<dyn Progress>,
     /// Bytes of the blob that `progress` has been told of.
     counted: AtomicU64,
@@ -31,10 +29,9 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    pub(crate) fn new(content: Arc<dyn Content>, digest: Digest, progress: Arc<dyn Progress>) -> Feed {
+    pub(crate) fn new(content: Arc<dyn Content>, progress: Arc<dyn Progress>) -> Feed {
         Feed {
             content,
-            digest,
             progress,
             counted: AtomicU64::new(0),
             fed: AtomicU64::new(0),
@@ -73,7 +70,7 @@ impl Feed {
         self.progress.moved(bytes);
     }
 
-    pub(crate) async fn read(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes, Error> {
+    pub(crate) async fn read(self: &Arc<Self>, range: Range<u64>) -> io::Result<Bytes> {
         let feed = self.clone();
         let read = tokio::task::spawn_blocking(move || {
             let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
@@ -83,16 +80,9 @@ impl Feed {
             }
             Ok(Bytes::from(bytes))
         });
-        match read.await {
-            Ok(Ok(bytes)) => {
-                self.count(bytes.len() as u64);
-                Ok(bytes)
-            }
-            Ok(Err(source)) => Err(Error::Content { digest: self.digest.clone(), source }),
-            Err(error) => {
-                Err(Error::Content { digest: self.digest.clone(), source: io::Error::other(error) })
-            }
-        }
+        let bytes = read.await.map_err(io::Error::other)??;
+        self.count(bytes.len() as u64);
+        Ok(bytes)
     }
 
     /// A body that streams `range`; made again, it starts again and takes back what the first one counted.

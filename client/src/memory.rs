@@ -1,6 +1,6 @@
 //! Which upload session a blob was being sent to when this process ended. One small file a session, so that a push that is repeated goes on where it stopped.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lode_model::{
     digest::{Algorithm, Digest},
@@ -16,7 +16,15 @@ pub(crate) const WORTH_REMEMBERING: u64 = 16 << 20;
 struct Remembered {
     repository: Repository,
     digest: Digest,
+    #[serde(default)]
+    size_bytes: u64,
     location: Url,
+}
+
+impl Remembered {
+    async fn read(path: &Path) -> Option<Remembered> {
+        serde_json::from_slice(&tokio::fs::read(path).await.ok()?).ok()
+    }
 }
 
 /// The place of one session's note; nothing happens where no folder is configured.
@@ -40,16 +48,46 @@ impl Memory {
 
     /// The session's address, if it is on the registry that is asked now.
     pub(crate) async fn recall(&self, base: &Url) -> Option<Url> {
-        let bytes = tokio::fs::read(self.path.as_ref()?).await.ok()?;
-        let remembered: Remembered = serde_json::from_slice(&bytes).ok()?;
+        let remembered = Remembered::read(self.path.as_ref()?).await?;
         (remembered.location.origin() == base.origin()).then_some(remembered.location)
     }
 
+    /// Is there a session for some blob of this size? Which one shows once its digest is known.
+    pub(crate) async fn is_any_of(
+        folder: Option<&PathBuf>,
+        base: &Url,
+        repository: &Repository,
+        size_bytes: u64,
+    ) -> bool {
+        let Some(folder) = folder else { return false };
+        let Ok(mut notes) = tokio::fs::read_dir(folder).await else { return false };
+        while let Ok(Some(note)) = notes.next_entry().await {
+            if let Some(remembered) = Remembered::read(&note.path()).await
+                && remembered.size_bytes == size_bytes
+                && remembered.repository == *repository
+                && remembered.location.origin() == base.origin()
+            {
+                return true;
+            }
+        }
+        false
+    }
+
     /// A note that cannot be written costs a resume and nothing else.
-    pub(crate) async fn remember(&self, repository: &Repository, digest: &Digest, location: &Url) {
+    pub(crate) async fn remember(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        size_bytes: u64,
+        location: &Url,
+    ) {
         let Some(path) = &self.path else { return };
-        let note =
-            Remembered { repository: repository.clone(), digest: digest.clone(), location: location.clone() };
+        let note = Remembered {
+            repository: repository.clone(),
+            digest: digest.clone(),
+            size_bytes,
+            location: location.clone(),
+        };
         let written = async {
             if let Some(folder) = path.parent() {
                 tokio::fs::create_dir_all(folder).await?;

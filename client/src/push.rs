@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::{FutureExt, future};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use lode_model::{
     digest::{Algorithm, Digest},
@@ -165,16 +166,44 @@ impl Registry {
         if content.size() != size_bytes {
             return Err(Error::SizeMismatch { digest, expected: size_bytes, got: content.size() });
         }
-        let memory = self.memory(&repository, &digest);
-        let sending = Sending {
-            registry: self,
-            repository: &repository,
-            digest: &digest,
-            size: size_bytes,
-            memory: &memory,
-            feed: Arc::new(Feed::new(content, digest.clone(), progress)),
+        let sending = Sending::new(self, &repository, content, progress);
+        sending.run(&digest, Reached { location, offset }).await
+    }
+
+    /// Might a blob of this size turn out to be there already, whole or in part? Of what cannot, the bytes may go ahead of their
+    /// digest. A registry that does not say (only Lode does) might have it.
+    pub async fn blob_may_be_there(&self, repository: &Repository, size_bytes: u64) -> bool {
+        let memory = self.inner().options.upload_memory.as_ref();
+        Memory::is_any_of(memory, &self.base, repository, size_bytes).await
+            || self.blob_size_known(size_bytes).await.unwrap_or(true)
+    }
+
+    /// Sends bytes while their digest is still being computed, and names them last. If there is to be no digest, they are dropped.
+    pub async fn blob_push_ahead<E: From<Error>>(
+        &self,
+        repository: &Repository,
+        content: Arc<dyn Content>,
+        progress: Arc<dyn Progress>,
+        digest: impl Future<Output = Result<Digest, E>>,
+    ) -> Result<Digest, E> {
+        let location = self.open_unnamed_session(repository).await?;
+        let sending = Sending::new(self, repository, content, progress);
+        let named = async {
+            let digest = digest.await?;
+            // From here on a push that is repeated can go on with it.
+            sending.remember(&digest, &location).await;
+            Ok(digest)
         };
-        sending.run(location, offset).await
+        match future::try_join(named, sending.ahead(&location).map(Ok)).await {
+            Ok((digest, reached)) => {
+                sending.run(&digest, reached).await?;
+                Ok(digest)
+            }
+            Err(error) => {
+                self.session_cancel(repository, &location).await;
+                Err(error)
+            }
+        }
     }
 
     /// Gives an upload up. A session that cannot be cancelled expires by itself.
@@ -184,6 +213,17 @@ impl Registry {
 
     fn memory(&self, repository: &Repository, digest: &Digest) -> Memory {
         Memory::of(self.inner().options.upload_memory.as_ref(), &self.base, repository, digest)
+    }
+
+    /// Opens a session for bytes whose digest is still to come.
+    async fn open_unnamed_session(&self, repository: &Repository) -> Result<Url, Error> {
+        let url = self.v2(repository, "blobs/uploads/");
+        let request = Request::new(Method::POST, url.clone(), Scope::push(repository));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            StatusCode::ACCEPTED => self.location(response.headers(), response.url()),
+            _ => Err(transport::refused(response, &url).await),
+        }
     }
 
     /// Opens a session, or none if the blob was mounted instead.
@@ -270,10 +310,14 @@ fn stored(headers: &HeaderMap) -> u64 {
 struct Sending<'a> {
     registry: &'a Registry,
     repository: &'a Repository,
-    digest: &'a Digest,
     size: u64,
-    memory: &'a Memory,
     feed: Arc<Feed>,
+}
+
+/// How far a session got, and where it goes on.
+struct Reached {
+    location: Url,
+    offset: u64,
 }
 
 /// What a chunk's answer means.
@@ -285,32 +329,62 @@ enum Step {
     Unsure(Error),
     /// The session is gone.
     Gone,
+    /// The content cannot be read.
+    Unreadable(io::Error),
 }
 
-impl Sending<'_> {
-    async fn run(&self, mut location: Url, mut offset: u64) -> Result<(), Error> {
+impl<'a> Sending<'a> {
+    fn new(
+        registry: &'a Registry,
+        repository: &'a Repository,
+        content: Arc<dyn Content>,
+        progress: Arc<dyn Progress>,
+    ) -> Sending<'a> {
+        let size = content.size();
+        Sending { registry, repository, size, feed: Arc::new(Feed::new(content, progress)) }
+    }
+
+    fn memory(&self, digest: &Digest) -> Memory {
+        self.registry.memory(self.repository, digest)
+    }
+
+    async fn remember(&self, digest: &Digest, location: &Url) {
+        if self.size >= WORTH_REMEMBERING {
+            self.memory(digest).remember(self.repository, digest, self.size, location).await;
+        }
+    }
+
+    /// Sends everything as one chunk: a cut costs no more than with many. What became of it, where that is not certain, shows
+    /// once the digest is known.
+    async fn ahead(&self, location: &Url) -> Reached {
+        match self.chunk(location, 0..self.size, None).await {
+            Ok(Step::Stored(offset, location)) if offset <= self.size => Reached { location, offset },
+            _ => Reached { location: location.clone(), offset: 0 },
+        }
+    }
+
+    /// Sends what is missing, however often that is interrupted, and closes the session.
+    async fn run(&self, digest: &Digest, reached: Reached) -> Result<(), Error> {
+        let Reached { mut location, mut offset } = reached;
         let policy = self.registry.inner().options.retry;
-        let first_bytes = self.registry.inner().options.chunk_bytes.max(1);
-        let mut chunk_bytes = first_bytes;
+        let mut chunk_bytes = self.first_chunk_bytes();
         let mut failed = 0;
         let mut best = offset;
         self.feed.settle(offset);
         loop {
-            if self.size >= WORTH_REMEMBERING {
-                self.memory.remember(self.repository, self.digest, &location).await;
-            }
+            self.remember(digest, &location).await;
             let end = self.size.min(offset.saturating_add(chunk_bytes));
-            let error = match self.chunk(&location, offset..end).await? {
+            let closing = Some(digest).filter(|_| end == self.size);
+            let error = match self.chunk(&location, offset..end, closing).await? {
                 Step::Done => {
                     self.feed.settle(self.size);
-                    self.memory.forget().await;
+                    self.memory(digest).forget().await;
                     return Ok(());
                 }
                 Step::Stored(stored, next) if stored > offset && stored <= self.size => {
                     (location, offset) = (next, stored);
                     self.feed.settle(offset);
-                    // Between two chunks nothing moves, so a good connection is given longer ones.
-                    chunk_bytes = chunk_bytes.saturating_mul(4).min(first_bytes.saturating_mul(LONGEST));
+                    chunk_bytes = self.longer(chunk_bytes);
                     if offset > best {
                         (best, failed) = (offset, 0);
                     }
@@ -321,10 +395,11 @@ impl Sending<'_> {
                     .protocol(format!("it took a chunk from byte {offset} and has {stored} bytes")),
                 Step::Unsure(error) => error,
                 Step::Gone => self.registry.protocol("the upload session is gone"),
+                Step::Unreadable(source) => return Err(Error::Content { digest: digest.clone(), source }),
             };
             failed += 1;
-            chunk_bytes = first_bytes;
-            tracing::debug!(digest = %self.digest, offset, failed, %error, "an upload was interrupted");
+            chunk_bytes = self.first_chunk_bytes();
+            tracing::debug!(%digest, offset, failed, %error, "an upload was interrupted");
             if failed >= policy.attempts {
                 return Err(error);
             }
@@ -333,15 +408,15 @@ impl Sending<'_> {
                 Some((stored, next)) if stored <= self.size && failed < 3 => (next, stored),
                 // Gone: perhaps because the answer to its last request was lost.
                 gone_or_stuck => {
-                    if self.registry.blob_head(self.repository, self.digest).await?.is_some() {
+                    if self.registry.blob_head(self.repository, digest).await?.is_some() {
                         self.feed.settle(self.size);
-                        self.memory.forget().await;
+                        self.memory(digest).forget().await;
                         return Ok(());
                     }
                     match gone_or_stuck {
                         // Progress was made in it once, so it is the connection that is bad and not the session.
                         Some((stored, next)) if stored > 0 && stored <= self.size => (next, stored),
-                        _ => match self.fresh_session().await? {
+                        _ => match self.fresh_session(digest).await? {
                             Some(location) => (location, 0),
                             None => {
                                 self.feed.settle(self.size);
@@ -358,20 +433,33 @@ impl Sending<'_> {
         }
     }
 
-    async fn fresh_session(&self) -> Result<Option<Url>, Error> {
-        self.memory.forget().await;
-        self.registry.open_session(self.repository, self.digest, None, true).await
+    async fn fresh_session(&self, digest: &Digest) -> Result<Option<Url>, Error> {
+        self.memory(digest).forget().await;
+        self.registry.open_session(self.repository, digest, None, true).await
     }
 
-    /// Sends one chunk; the last one closes the session.
-    async fn chunk(&self, location: &Url, range: Range<u64>) -> Result<Step, Error> {
-        let last = range.end == self.size;
-        let whole = last && range.start == 0;
+    fn first_chunk_bytes(&self) -> u64 {
+        self.registry.inner().options.chunk_bytes.max(1)
+    }
+
+    /// A chunk after one that went well. Between two nothing moves, so a good connection is given longer ones.
+    fn longer(&self, chunk_bytes: u64) -> u64 {
+        chunk_bytes.saturating_mul(4).min(self.first_chunk_bytes().saturating_mul(LONGEST))
+    }
+
+    /// Sends one chunk, and with a digest closes the session.
+    async fn chunk(
+        &self,
+        location: &Url,
+        range: Range<u64>,
+        closing: Option<&Digest>,
+    ) -> Result<Step, Error> {
+        let whole = closing.is_some() && range.start == 0;
         let mut url = location.clone();
-        if last {
-            url.query_pairs_mut().append_pair("digest", &self.digest.to_string());
+        if let Some(digest) = closing {
+            url.query_pairs_mut().append_pair("digest", &digest.to_string());
         }
-        let method = if last { Method::PUT } else { Method::PATCH };
+        let method = if closing.is_some() { Method::PUT } else { Method::PATCH };
         let length = range.end - range.start;
         let mut request = Request::new(method, url.clone(), Scope::push(self.repository))
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -388,7 +476,10 @@ impl Sending<'_> {
         if length == 0 {
             request.body = Body::Empty;
         } else if self.size <= SMALL {
-            request.body = Body::Bytes(self.feed.read(range.clone()).await?);
+            request.body = match self.feed.read(range.clone()).await {
+                Ok(bytes) => Body::Bytes(bytes),
+                Err(source) => return Ok(Step::Unreadable(source)),
+            };
         } else {
             request = request.header(header::CONTENT_LENGTH, HeaderValue::from(length));
             let feed = self.feed.clone();
@@ -397,7 +488,7 @@ impl Sending<'_> {
         }
         let sent = self.watched(&request, length).await;
         if let Some(source) = self.feed.take_failure() {
-            return Err(Error::Content { digest: self.digest.clone(), source });
+            return Ok(Step::Unreadable(source));
         }
         let response = match sent {
             Ok(response) => response,
@@ -405,19 +496,18 @@ impl Sending<'_> {
             Err(error) => return Err(error),
         };
         match response.status() {
-            status if last && status.is_success() => {
-                if let Some(got) = digest_header(response.headers())
-                    && got.algorithm() == self.digest.algorithm()
-                    && got != *self.digest
-                {
-                    return Err(Error::DigestMismatch { expected: self.digest.clone(), got });
+            status if status.is_success() => match closing {
+                None => {
+                    let next = self.registry.location(response.headers(), location)?;
+                    Ok(Step::Stored(stored(response.headers()), next))
                 }
-                Ok(Step::Done)
-            }
-            status if status.is_success() => {
-                let next = self.registry.location(response.headers(), location)?;
-                Ok(Step::Stored(stored(response.headers()), next))
-            }
+                Some(expected) => match digest_header(response.headers()) {
+                    Some(got) if got.algorithm() == expected.algorithm() && got != *expected => {
+                        Err(Error::DigestMismatch { expected: expected.clone(), got })
+                    }
+                    _ => Ok(Step::Done),
+                },
+            },
             StatusCode::NOT_FOUND => Ok(Step::Gone),
             StatusCode::RANGE_NOT_SATISFIABLE | StatusCode::CONFLICT => {
                 Ok(Step::Unsure(transport::refused(response, &url).await))

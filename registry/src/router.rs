@@ -5,7 +5,7 @@ use axum::Router;
 use axum::routing::{delete, get, post, put};
 
 use crate::api::copy::copy;
-use crate::api::{diff, health, maintenance, model_name, models, ollama, openai, webhooks, workers};
+use crate::api::{blobs, diff, health, maintenance, model_name, models, ollama, openai, webhooks, workers};
 use crate::gateway::{self, passed_on};
 use crate::http::{Failure, layers};
 use crate::{Registry, hub, oci};
@@ -81,6 +81,7 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/tensors/{name}/{reference}", get(models::tensors))
         .route("/lode/v1/diff/{name}/{reference}", get(diff::get))
         .route("/lode/v1/lineage/{name}/{reference}", get(models::lineage))
+        .route("/lode/v1/blobs", get(blobs::get))
         .route("/lode/v1/show", ollama::show::show(model_name::parse_any))
         .route("/lode/v1/copy", copy(model_name::parse_any))
         .route("/lode/v1/generate", passed_on("/api/generate", model_name::parse_any))

@@ -51,6 +51,39 @@ async fn a_damaged_gguf_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_big_gguf_is_sent_once_whatever_it_is_called() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let path = server.folder().path().join("big.gguf");
+    // One tensor of zeros, long enough to be sent before its digest is known.
+    let elements: u64 = 17 << 20;
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let header = [
+        b"GGUF\x03\0\0\0".to_vec(),
+        [1u64, 1].map(u64::to_le_bytes).concat(),
+        text("general.architecture"),
+        8u32.to_le_bytes().to_vec(),
+        text("llama"),
+        text("token_embd.weight"),
+        1u32.to_le_bytes().to_vec(),
+        elements.to_le_bytes().to_vec(),
+        vec![0; 12],
+    ]
+    .concat();
+    fs::write(&path, &header).unwrap();
+    let size = (header.len() as u64).next_multiple_of(32) + 4 * elements;
+    fs::File::options().write(true).open(&path).unwrap().set_len(size).unwrap();
+
+    let create = async |name: &str| lode.create(name, &path, &["--json"]).await.ok().json();
+    let first = create("team/big").await;
+    assert!(first["sent_bytes"].as_u64().unwrap() >= size, "{first}");
+    let again = create("other/name").await;
+    assert_eq!(again["digest"], first["digest"]);
+    assert!(again["sent_bytes"].as_u64().unwrap() < 10_000, "{again}");
+    assert!(again["shared_bytes"].as_u64().unwrap() >= size, "{again}");
+}
+
+#[tokio::test]
 async fn two_ggufs_and_a_license_come_back() {
     let server = Server::fresh().await;
     let lode = server.lode();

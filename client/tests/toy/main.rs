@@ -234,6 +234,67 @@ async fn pushes_arrive_whole_whatever_happens_on_the_way() {
     }
 }
 
+/// Waits until so much has arrived.
+async fn arrived(serving: &Serving, bytes: usize) {
+    while serving.toy.bytes_received.load(Ordering::Relaxed) < bytes {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn bytes_go_ahead_of_their_digest() {
+    let size = 1_000_000;
+    let cases = [
+        ("nothing", size, Faults::default()),
+        ("named early", 1, Faults::default()),
+        ("cut", 100_000, Faults { cut_writes: 3, ..Faults::default() }),
+        ("answers lost", size, Faults { lose_commits: 1, ..Faults::default() }),
+        ("sessions lost", 100_000, Faults { cut_writes: 1, forget_sessions: true, ..Faults::default() }),
+    ];
+    for (what, before, faults) in cases {
+        let serving = serve(faults).await;
+        let bytes = noise(size);
+        let digest = Digest::of(Algorithm::Sha256, &bytes);
+        let counted = Arc::new(Counted::default());
+        // Who waits for the bytes before it tells the digest would wait for ever if they waited for it.
+        let named = async {
+            arrived(&serving, before).await;
+            Ok::<_, Error>(digest.clone())
+        };
+        let pushed = serving
+            .registry()
+            .blob_push_ahead(&repository(), Arc::new(bytes.clone()), counted.clone(), named)
+            .await;
+        assert_eq!(pushed.unwrap_or_else(|error| panic!("{what}: {error}")), digest);
+        assert!(serving.has(&digest) == Some(bytes), "{what}");
+        assert_eq!(counted.0.load(Ordering::Relaxed), size as u64, "{what}: progress adds up");
+    }
+}
+
+#[tokio::test]
+async fn what_gets_no_digest_leaves_no_session() {
+    let serving = serve(Faults::default()).await;
+    let named = async {
+        arrived(&serving, 1).await;
+        Err::<Digest, _>(Error::Stalled { server: "somewhere else".into(), seconds: 1 })
+    };
+    let pushed = serving
+        .registry()
+        .blob_push_ahead(&repository(), Arc::new(noise(1_000_000)), Arc::new(NoProgress), named)
+        .await;
+    assert!(matches!(pushed, Err(Error::Stalled { .. })), "{pushed:?}");
+    assert!(serving.toy.uploads.lock().unwrap().is_empty());
+    assert!(serving.toy.blobs.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn only_what_cannot_be_there_may_go_ahead() {
+    for (size_known, expect) in [(None, true), (Some(true), true), (Some(false), false)] {
+        let serving = serve(Faults { size_known, ..Faults::default() }).await;
+        assert_eq!(serving.registry().blob_may_be_there(&repository(), 5).await, expect, "{size_known:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_cut_push_sends_only_what_is_missing() {
     let serving = serve(Faults { cut_writes: 1, ..Faults::default() }).await;
@@ -271,9 +332,38 @@ async fn what_the_registry_has_is_not_sent() {
 }
 
 #[tokio::test]
+async fn what_went_ahead_is_remembered_once_it_has_a_name() {
+    /// Bytes that are only given out when a note of their session is there.
+    struct Noted(Bytes, std::path::PathBuf);
+    impl Content for Noted {
+        fn size(&self) -> u64 {
+            self.0.len() as u64
+        }
+        fn reader(&self, offset: u64) -> std::io::Result<Box<dyn std::io::Read + Send + '_>> {
+            while std::fs::read_dir(&self.1).map_or(0, Iterator::count) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.0.reader(offset)
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let notes = folder.path().join("uploads");
+    let serving = serve(Faults::default()).await;
+    let options = ClientOptions { upload_memory: Some(notes.clone()), ..ClientOptions::default() };
+    let bytes = noise(17 << 20);
+    let digest = Digest::of(Algorithm::Sha256, &bytes);
+    let content = Arc::new(Noted(bytes.clone(), notes.clone()));
+    let named = async { Ok::<_, Error>(digest.clone()) };
+    let registry = serving.registry_with(options);
+    registry.blob_push_ahead(&repository(), content, Arc::new(NoProgress), named).await.unwrap();
+    assert!(serving.has(&digest) == Some(bytes));
+    assert_eq!(std::fs::read_dir(notes).unwrap().count(), 0, "and forgotten at the end");
+}
+
+#[tokio::test]
 async fn a_repeated_push_goes_on_in_the_session_of_the_first() {
     let folder = tempfile::tempdir().unwrap();
-    let serving = serve(Faults::default()).await;
+    let serving = serve(Faults { size_known: Some(false), ..Faults::default() }).await;
     let options =
         ClientOptions { upload_memory: Some(folder.path().join("uploads")), ..ClientOptions::default() };
     let bytes = noise(17 << 20);
@@ -301,6 +391,8 @@ async fn a_repeated_push_goes_on_in_the_session_of_the_first() {
     assert!(before > 8 << 20);
 
     let registry = serving.registry_with(options);
+    assert!(registry.blob_may_be_there(&repository(), 17 << 20).await, "a part of it is");
+    assert!(!registry.blob_may_be_there(&repository(), 17 << 19).await);
     let Offer::Wanted(upload) = registry.blob_offer(&repository(), &digest, 17 << 20, None).await.unwrap()
     else {
         panic!("it cannot be there yet");

@@ -52,6 +52,8 @@ pub(crate) struct Faults {
     pub(crate) redirect: Option<String>,
     /// Requests need this `Authorization`.
     pub(crate) password: Option<Auth>,
+    /// What is said of a blob's size, where that is said.
+    pub(crate) size_known: Option<bool>,
     /// Sessions are forgotten when they are asked about.
     pub(crate) forget_sessions: bool,
 }
@@ -148,6 +150,12 @@ async fn handle(State(toy): State<Arc<Toy>>, request: Request) -> Response {
     }
     if path == "/v2/" {
         return empty(answer(200));
+    }
+    if path == "/lode/v1/blobs" {
+        return match faults.size_known {
+            Some(known) => answer(200).body(Body::from(format!("{{\"known\":{known}}}"))).unwrap(),
+            None => empty(answer(404)),
+        };
     }
     if let Some((_, reference)) = path.split_once("/manifests/") {
         return manifests(&toy, &parts.method, reference, header(header::CONTENT_TYPE), body).await;
@@ -283,7 +291,7 @@ async fn upload(
     }
     let stored = {
         let mut uploads = toy.uploads.lock().unwrap();
-        let upload = uploads.get_mut(&id).unwrap();
+        let Some(upload) = uploads.get_mut(&id) else { return empty(answer(404)) };
         upload.extend_from_slice(&received);
         upload.len()
     };

@@ -1,6 +1,7 @@
 //! JSON for programs: our own API under `/lode/v1`, what ollama's and OpenAI's clients ask of a model list, and the operators' probes.
 //! What a model has to answer goes through `gateway`.
 
+pub(crate) mod blobs;
 pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod error;

@@ -172,6 +172,13 @@ impl Registry {
         }))
     }
 
+    /// Could any blob of this size be mounted by the caller?
+    pub async fn blob_size_known(&self, caller: &Caller, size_bytes: u64) -> Result<bool, Error> {
+        allow(caller, Action::List, Target::Catalog)?;
+        let sources = self.store.size_repositories(size_bytes, MOUNT_SOURCES).await?;
+        Ok(sources.iter().any(|source| allow(caller, Action::Pull, Target::Repository(source)).is_ok()))
+    }
+
     pub(super) async fn blob_link_live(
         &self,
         target: &Repository,

@@ -104,8 +104,13 @@ impl Query {
         Ok(self.get(name).map(str::parse).transpose()?)
     }
 
-    /// A number that limits a listing. Anything else in its place is refused, never ignored.
+    /// A number that limits a listing.
     pub(crate) fn limit(&self, name: &'static str) -> Result<Option<u32>, Failure> {
+        Ok(self.number(name)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
+    }
+
+    /// Anything else in a number's place is refused, never ignored.
+    pub(crate) fn number(&self, name: &'static str) -> Result<Option<u64>, Failure> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
         if !digits {
@@ -115,7 +120,7 @@ impl Query {
                 expected: "a number that is not negative",
             });
         }
-        Ok(Some(value.parse().unwrap_or(u32::MAX)))
+        Ok(Some(value.parse().unwrap_or(u64::MAX)))
     }
 }
 

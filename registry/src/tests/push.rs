@@ -137,6 +137,23 @@ async fn mounts_link_and_survive_their_source() {
 }
 
 #[tokio::test]
+async fn sizes_are_known_as_long_as_a_blob_can_be_mounted() {
+    let app = App::new().await;
+    let known =
+        async |size: &str| app.get(&format!("/lode/v1/blobs?size={size}")).await.json()["known"] == true;
+    assert!(!known("11").await);
+    let digest = app.push_blob("a/b", "hello world").await;
+    assert!(known("11").await);
+    assert!(!known("12").await);
+    assert!(!known("18446744073709551615").await);
+    assert_eq!(app.delete(&format!("/v2/a/b/blobs/{digest}")).await.status, 202);
+    assert!(!known("11").await);
+    for query in ["", "?size=", "?size=-1", "?size=x"] {
+        assert_eq!(app.get(&format!("/lode/v1/blobs{query}")).await.status, 400, "{query}");
+    }
+}
+
+#[tokio::test]
 async fn two_writers_do_not_interleave() {
     let app = App::new().await;
     let location = app.upload("a").await;

@@ -59,6 +59,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/lode/v1/tensors/{name}/{reference}", ""),
     ("GET", "/lode/v1/diff/{name}/{reference}", ""),
     ("GET", "/lode/v1/lineage/{name}/{reference}", ""),
+    ("GET", "/lode/v1/blobs", ""),
     ("POST", "/lode/v1/show", r#"{"model":"m"}"#),
     ("POST", "/lode/v1/copy", r#"{"source":"m","destination":"n"}"#),
     ("POST", "/lode/v1/generate", r#"{"model":"m"}"#),
@@ -95,6 +96,8 @@ async fn every_route_asks_the_policy() {
             format!("?digest={ZERO}")
         } else if route.starts_with("/lode/v1/diff/") {
             "?with=other".to_owned()
+        } else if *route == "/lode/v1/blobs" {
+            "?size=1".to_owned()
         } else {
             String::new()
         };

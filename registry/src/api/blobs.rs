@@ -1,0 +1,24 @@
+//! `GET /lode/v1/blobs?size=BYTES`: is anything here that long? Where nothing is, bytes of that length cannot be here either, and
+//! need not wait for their digest to be sent.
+
+use axum::extract::State;
+use serde::Serialize;
+
+use crate::Registry;
+use crate::auth::Caller;
+use crate::http::{Failure, Json, Query};
+
+#[derive(Serialize)]
+pub(crate) struct Known {
+    known: bool,
+}
+
+pub(crate) async fn get(
+    State(registry): State<Registry>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Known>, Failure> {
+    let size = query.number("size")?;
+    let size = size.ok_or(Failure::QueryMissing { name: "size", expected: "a number of bytes" })?;
+    Ok(Json(Known { known: registry.blob_size_known(&caller, size).await? }))
+}
