@@ -24,6 +24,10 @@ pub(in super::super) trait Codes: Copy {
     const GROUP: usize;
     /// Whether something is taken off.
     const HAS_OFFSET: bool = false;
+    /// Whether codes k..k + 16 and k + 16..k + 32 share all of it.
+    const ONE_SCALE: bool = true;
+    /// Whether codes may be negative.
+    const HAS_SIGN: bool = true;
     /// Whether all of it is multiplied with the factor of its rows.
     const HAS_FACTOR: bool = false;
     /// Of codes of four bits, what each stands for.
@@ -244,6 +248,7 @@ macro_rules! thirty_two_and_minimum {
             type Group = (__m256, __m256);
             const GROUP: usize = 32;
             const HAS_OFFSET: bool = true;
+            const HAS_SIGN: bool = false;
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -355,6 +360,7 @@ pub(in super::super) struct Nvfp4;
 impl Codes for Nvfp4 {
     type Group = [__m256; 2];
     const GROUP: usize = 32;
+    const ONE_SCALE: bool = false;
     const TABLE: Option<[i8; 16]> = Some(E2M1);
 
     #[inline]
@@ -433,6 +439,7 @@ pub(in super::super) struct Nvfp4Block;
 impl Codes for Nvfp4Block {
     type Group = __m256;
     const GROUP: usize = 64;
+    const ONE_SCALE: bool = false;
     const TABLE: Option<[i8; 16]> = Some(E2M1);
     const HAS_FACTOR: bool = true;
 

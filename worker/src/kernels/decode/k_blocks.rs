@@ -64,6 +64,7 @@ pub(in super::super) struct Q4K;
 impl Codes for Q4K {
     type Group = (__m256, __m256);
     const GROUP: usize = QK;
+    const HAS_SIGN: bool = false;
     const TABLE: Option<[i8; 16]> = Some(COUNT);
     const HAS_OFFSET: bool = true;
 
@@ -96,6 +97,7 @@ pub(in super::super) struct Q5K;
 impl Codes for Q5K {
     type Group = (__m256, __m256);
     const GROUP: usize = QK;
+    const HAS_SIGN: bool = false;
     const HAS_OFFSET: bool = true;
 
     #[inline]
@@ -144,6 +146,7 @@ pub(in super::super) struct Q6K;
 impl Codes for Q6K {
     type Group = Scales;
     const GROUP: usize = QK;
+    const ONE_SCALE: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -184,6 +187,8 @@ impl Codes for Q2K {
     /// Scales and minima.
     type Group = (Scales, Scales);
     const GROUP: usize = QK;
+    const ONE_SCALE: bool = false;
+    const HAS_SIGN: bool = false;
     const HAS_OFFSET: bool = true;
 
     #[inline]
@@ -228,6 +233,7 @@ pub(in super::super) struct Q3K;
 impl Codes for Q3K {
     type Group = Scales;
     const GROUP: usize = QK;
+    const ONE_SCALE: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]

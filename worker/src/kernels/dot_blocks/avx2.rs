@@ -1,5 +1,6 @@
-//! `dot_blocks` with AVX2: eight partial sums a product, group by group. Codes keep their signs, and what a weight's code has of
-//! one goes over to the column's, as the instruction takes one factor without.
+//! `dot_blocks` with AVX2: a row's 256 numbers are unpacked once for all columns of a tile; sums over its groups are scaled as
+//! AVX-512 does. Codes keep their signs, and what a weight's code has of one goes over to the column's, as the instruction
+//! takes one factor without.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -10,7 +11,7 @@ use super::super::rows::Rows;
 use super::super::weight::{Float, Scaled};
 use super::super::window::Window;
 use super::columns::{Block, TILE};
-use super::{Columns, Order, QK};
+use super::{Columns, QK};
 
 /// `pack_scalar`, in wider vectors.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -63,6 +64,7 @@ impl<const BITS: u8> Codes for Affine<BITS> {
     type Group = Terms;
     const GROUP: usize = 32;
     const HAS_OFFSET: bool = true;
+    const HAS_SIGN: bool = BITS == 8;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -95,68 +97,143 @@ impl<const BITS: u8> Codes for Affine<BITS> {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>) {
+    let depth = x.depth();
     for (j, tile) in x.tiles() {
+        let t = tile.len() / depth;
         for i in 0..rows.len() {
             let at = RowAt::new(rows, i);
-            let mut sums = [_mm256_setzero_ps(); TILE];
-            if tile.len() == x.depth() {
-                // SAFETY: the row has as many numbers as the columns, and is of this kind.
-                unsafe { row::<C, true>(format, at, rows.cols(), tile, &mut sums) };
-            } else {
-                // SAFETY: as above.
-                unsafe { row::<C, false>(format, at, rows.cols(), tile, &mut sums) };
+            let mut sums = [[_mm256_setzero_ps(); 2]; TILE];
+            for (b, columns) in tile.chunks_exact(t).enumerate() {
+                let (first, left) = (b * QK, (rows.cols() - b * QK) / 32);
+                // SAFETY: the row is of this kind and has as many numbers as the columns, of which so many are left.
+                let block = unsafe {
+                    match left {
+                        0..8 => unpack::<C, false>(format, at, first, left),
+                        _ => unpack::<C, true>(format, at, first, 8),
+                    }
+                };
+                for (x, sums) in columns.iter().zip(&mut sums) {
+                    add::<C>(&block, x, sums);
+                }
             }
-            for (c, sum) in sums.iter().take(tile.len() / x.depth()).enumerate() {
-                out.row(j + c)[i] = total(*sum);
+            for (c, [a, b]) in sums.iter().take(t).enumerate() {
+                out.row(j + c)[i] = total(if C::ONE_SCALE { *a } else { _mm256_add_ps(*a, *b) });
             }
         }
     }
 }
 
-/// A row times the columns of a tile, or the one that there is.
+/// 256 numbers of a row: codes by groups of 32 and, in the order of lanes, what they are multiplied with and what is taken off.
+/// One scale for a group is in the first of two vectors, those for each sixteen are in both.
+struct Unpacked {
+    codes: [__m256i; 8],
+    scales: [__m256; 2],
+    offsets: [__m256; 2],
+}
+
+/// Numbers from `first` on, of which so many groups are there.
 ///
 /// # Safety
-/// AVX2 is there, and the row has `cols` numbers of this format.
+/// They are there, at most eight.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn row<C: Codes, const ONE: bool>(
-    format: C,
-    at: RowAt,
-    cols: usize,
-    tile: &[Block],
-    sums: &mut [__m256; TILE],
-) {
-    let t = if ONE { 1 } else { tile.len() / cols.div_ceil(QK) };
-    for first in (0..cols).step_by(C::GROUP) {
-        // SAFETY: a group begins here.
-        let group = unsafe { format.group(at, first) };
-        for k in (first..first + C::GROUP).step_by(32) {
-            // SAFETY: k + 32 <= cols, inside that group.
-            let (codes, terms) = unsafe { (values(format, at, k), format.terms(group, k)) };
-            let magnitudes = _mm256_abs_epi8(codes);
-            let mut scale = _mm256_blend_ps::<0xf0>(terms[0].scale, terms[1].scale);
-            if C::HAS_FACTOR {
-                scale = _mm256_mul_ps(scale, _mm256_set1_ps(at.factor));
-            }
-            let g = k % QK / 32;
-            for (c, x) in tile[k / QK * t..][..t].iter().enumerate() {
-                // SAFETY: 32 of the codes of a block.
-                let others = unsafe { _mm256_loadu_si256(x.codes.as_ptr().add(32 * g).cast()) };
-                // At most 128 * 127 * 2, which sixteen bits hold.
-                let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(others, codes));
-                let dots = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-                let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_set1_ps(x.d[Order::lane(g)]));
-                let mut sum = _mm256_fmadd_ps(dots, scale, sums[c]);
-                if C::HAS_OFFSET {
-                    let offset = _mm256_blend_ps::<0xf0>(terms[0].offset, terms[1].offset);
-                    // A quarter of it in each of four lanes.
-                    let part = |n| _mm256_set1_ps(0.25 * x.fine_sums[Order::fine_lane(2 * g + n)]);
-                    sum = _mm256_fnmadd_ps(offset, _mm256_blend_ps::<0xf0>(part(0), part(1)), sum);
-                }
-                sums[c] = sum;
-            }
+unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize, groups: usize) -> Unpacked {
+    let groups = if WHOLE { 8 } else { groups };
+    let (none, zeros) = (_mm256_setzero_ps(), _mm256_setzero_si256());
+    let (mut codes, mut scales, mut offsets) = ([zeros; 8], [[none; 8]; 2], [[none; 8]; 2]);
+    // SAFETY: a group begins with each block of the columns.
+    let mut group = unsafe { Codes::group(format, at, first) };
+    for g in 0..groups {
+        let k = first + 32 * g;
+        if g > 0 && 32 * g % C::GROUP == 0 {
+            // SAFETY: a group begins here.
+            group = unsafe { Codes::group(format, at, k) };
+        }
+        // SAFETY: 32 numbers are there, inside that group.
+        let [a, b] = unsafe { format.terms(group, k) };
+        // SAFETY: as above.
+        codes[g] = unsafe { values(format, at, k) };
+        (scales[0][g], scales[1][g]) = (a.scale, b.scale);
+        (offsets[0][g], offsets[1][g]) = (a.offset, b.offset);
+    }
+    let mut scales = ordered::<C>(&scales);
+    if C::HAS_FACTOR {
+        let factor = _mm256_set1_ps(at.factor);
+        scales = [_mm256_mul_ps(scales[0], factor), _mm256_mul_ps(scales[1], factor)];
+    }
+    let offsets = if C::HAS_OFFSET { ordered::<C>(&offsets) } else { scales };
+    Unpacked { codes, scales, offsets }
+}
+
+/// What the first sixteen codes of each group share and what the others do, everywhere in a vector, as [`Unpacked`] has it.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn ordered<C: Codes>([a, b]: &[[__m256; 8]; 2]) -> [__m256; 2] {
+    let (even, odd) = (four([a[0], a[2], a[4], a[6]]), four([a[1], a[3], a[5], a[7]]));
+    if C::ONE_SCALE {
+        return [_mm256_blend_ps::<0xf0>(even, odd), _mm256_setzero_ps()];
+    }
+    let others = (four([b[0], b[2], b[4], b[6]]), four([b[1], b[3], b[5], b[7]]));
+    [_mm256_blend_ps::<0xf0>(even, others.0), _mm256_blend_ps::<0xf0>(odd, others.1)]
+}
+
+/// Of four vectors that are the same in every lane, a lane each.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn four([a, b, c, d]: [__m256; 4]) -> __m256 {
+    let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+    _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd)
+}
+
+/// Adds the products with 256 numbers of a column.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
+    let dot = |g: usize| {
+        // SAFETY: 32 of the 256 codes of a block.
+        let others = unsafe { _mm256_loadu_si256(x.codes.as_ptr().add(32 * g).cast()) };
+        let codes = block.codes[g];
+        // At most 128 * 127 * 2, which sixteen bits hold.
+        let pairs = if C::HAS_SIGN {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(others, codes))
+        } else {
+            _mm256_maddubs_epi16(codes, others)
+        };
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    };
+    // The halves of a vector are those of groups.
+    let even = fold([dot(0), dot(2), dot(4), dot(6)]);
+    let odd = fold([dot(1), dot(3), dot(5), dot(7)]);
+    // SAFETY: eight or sixteen numbers each.
+    let eight = |of: &[f32], n: usize| unsafe { _mm256_loadu_ps(of[8 * n..8 * n + 8].as_ptr()) };
+    let d = eight(&x.d, 0);
+    if C::ONE_SCALE {
+        let halves =
+            (_mm256_permute2x128_si256::<0x20>(even, odd), _mm256_permute2x128_si256::<0x31>(even, odd));
+        let dots = _mm256_cvtepi32_ps(_mm256_add_epi32(halves.0, halves.1));
+        sums[0] = _mm256_fmadd_ps(_mm256_mul_ps(dots, d), block.scales[0], sums[0]);
+        if C::HAS_OFFSET {
+            sums[0] = _mm256_fnmadd_ps(block.offsets[0], eight(&x.sums, 0), sums[0]);
+        }
+        return;
+    }
+    let d = [_mm256_permute2f128_ps::<0x00>(d, d), _mm256_permute2f128_ps::<0x11>(d, d)];
+    for (n, dots) in [even, odd].into_iter().enumerate() {
+        let dots = _mm256_mul_ps(_mm256_cvtepi32_ps(dots), d[n]);
+        sums[n] = _mm256_fmadd_ps(dots, block.scales[n], sums[n]);
+        if C::HAS_OFFSET {
+            sums[n] = _mm256_fnmadd_ps(block.offsets[n], eight(&x.fine_sums, n), sums[n]);
         }
     }
+}
+
+/// Adds each four lanes: lane v of each half has those of vector v's.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn fold([a, b, c, d]: [__m256i; 4]) -> __m256i {
+    let ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    let cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+    _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd))
 }
 
 #[inline]
