@@ -62,7 +62,7 @@ async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
 async fn a_long_prompt_holds_up_nobody_and_who_leaves_frees_a_place() {
     const CONTEXT: u64 = 1 << 17;
     let options = Options::new().worker().env("LODE_NUM_PARALLEL", "2");
-    let server = Folder::new().start(options.env("LODE_CONTEXT_LENGTH", &CONTEXT.to_string())).await;
+    let server = Folder::new().start(options.env("LODE_CONTEXT_LENGTH", CONTEXT.to_string())).await;
     let registry = server.registry();
     server.lode().create("team/long", &with_context(&server, CONTEXT), &[]).await.ok();
     let short = ask(&registry, "team/long", "Water is").await;
