@@ -143,16 +143,16 @@ unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize
     let (mut codes, mut scales, mut offsets) = ([zeros; 8], [[none; 8]; 2], [[none; 8]; 2]);
     // SAFETY: a group begins with each block of the columns.
     let mut group = unsafe { Codes::group(format, at, first) };
-    for g in 0..groups {
+    for (g, codes) in codes.iter_mut().enumerate().take(groups) {
         let k = first + 32 * g;
-        if g > 0 && 32 * g % C::GROUP == 0 {
+        if g > 0 && (32 * g).is_multiple_of(C::GROUP) {
             // SAFETY: a group begins here.
             group = unsafe { Codes::group(format, at, k) };
         }
         // SAFETY: 32 numbers are there, inside that group.
         let [a, b] = unsafe { format.terms(group, k) };
         // SAFETY: as above.
-        codes[g] = unsafe { values(format, at, k) };
+        *codes = unsafe { values(format, at, k) };
         (scales[0][g], scales[1][g]) = (a.scale, b.scale);
         (offsets[0][g], offsets[1][g]) = (a.offset, b.offset);
     }

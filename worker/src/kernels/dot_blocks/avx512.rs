@@ -82,8 +82,8 @@ impl Part {
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     pub(super) unsafe fn heads(self, after: usize, apart: usize) -> __m512i {
         let row = |row: usize| {
-            // What goes to lane n is read from four bytes further in front for each lane before it: SAFETY: inside a block of
-            // sixteen bytes or more and the ones beside it.
+            // Where a lane is not the first, what lies before its four bytes is read with them.
+            // SAFETY: inside a block of sixteen bytes or more and the ones beside it.
             let block = |n: usize| unsafe {
                 _mm_loadu_si128(self.row(row).wrapping_add(after + n * apart - 4 * n).cast())
             };
