@@ -178,7 +178,7 @@ async fn go_templates_make_the_prompt() {
     let (status, error) =
         bench.refused("/api/generate", json!({"prompt": "x", "template": "{{ nothing }}"})).await;
     assert!(
-        status == StatusCode::BAD_REQUEST && error.contains("\"nothing\" not defined (line 1)"),
+        status == StatusCode::BAD_REQUEST && error.contains("\"nothing\" not defined (line 1, column 4)"),
         "{error}"
     );
     bench.digest = fill;
@@ -188,7 +188,7 @@ async fn go_templates_make_the_prompt() {
     bench.digest = bad;
     let (status, error) = bench.refused("/api/generate", json!({"prompt": "x"})).await;
     assert!(
-        status == StatusCode::BAD_REQUEST && error.contains("\"nothing\" not defined (line 2)"),
+        status == StatusCode::BAD_REQUEST && error.contains("\"nothing\" not defined (line 2, column 4)"),
         "{error}"
     );
     bench.worker.stop().await;

@@ -256,22 +256,21 @@ impl FourRows {
         Self { whole, depth, rest, row_bytes: parts.0.len(), distinct }
     }
 
-    /// Asks for codes that come after those of this block: as many as it has of the next four rows where rows are short and
-    /// so follow each other, or some further on in each row.
+    /// Asks for codes that come after those of block `b`: as many as it has of the next four rows where rows are short and so
+    /// follow each other, or some further on in each row.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-    fn prefetch(&self, at: At, bytes: usize) {
-        let (first, all) = (self.whole.codes.first, FOUR * self.row_bytes);
-        let done = (at.codes.first as usize).wrapping_sub(first as usize);
+    fn prefetch(&self, b: usize, bytes: usize) {
+        let (codes, all, done) = (self.whole.codes, FOUR * self.row_bytes, b * bytes);
         // Asking for what is not there does no harm.
         let ask = |at: *const u8, lines: usize| {
             (0..lines).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast()));
         };
         if all <= NEAR {
-            return ask(first.wrapping_add(all + FOUR * done), (FOUR * bytes).div_ceil(64));
+            return ask(codes.first.wrapping_add(all + FOUR * done), (FOUR * bytes).div_ceil(64));
         }
         let ahead = if done + AHEAD < self.row_bytes { AHEAD } else { AHEAD + all - self.row_bytes };
-        (0..FOUR).for_each(|row| ask(at.codes.row(row).wrapping_add(ahead), bytes.div_ceil(64)));
+        (0..FOUR).for_each(|row| ask(codes.row(row).wrapping_add(done + ahead), bytes.div_ceil(64)));
     }
 
     /// Each 256 numbers.
@@ -304,8 +303,8 @@ fn few<U: Unpack, const CN: usize>(
 ) {
     assert!(c + CN <= t);
     let mut sums = [U::Lanes::ZERO; CN];
-    for (at, x) in rows.blocks(unpack).zip(tile.chunks_exact(t)) {
-        rows.prefetch(at, U::BYTES);
+    for (b, (at, x)) in rows.blocks(unpack).zip(tile.chunks_exact(t)).enumerate() {
+        rows.prefetch(b, U::BYTES);
         // SAFETY: a block of the rows.
         let (codes, (scales, minima)) = unsafe { (unpack.codes(at), unpack.scales(at)) };
         for (x, sums) in x[c..c + CN].iter().zip(&mut sums) {
