@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -25,8 +25,8 @@ const SLOTS: usize = 32;
 /// How far ahead of the sending the file is read.
 const AHEAD_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Where markers point. Nobody reads what lies there, so it never becomes memory.
-static MARKERS: [u8; PIECE_BYTES * SLOTS] = [0; PIECE_BYTES * SLOTS];
+/// Where markers point: addresses that the system has zeroed and nobody reads, so they never become memory, nor part of the program's file.
+static MARKERS: LazyLock<Vec<u8>> = LazyLock::new(|| vec![0; PIECE_BYTES * SLOTS]);
 
 /// What a connection has been promised to send: shared by its responses and its socket.
 #[derive(Clone, Default)]
