@@ -8,6 +8,9 @@ use super::print;
 use super::value::Value;
 use super::{ExecError, MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS};
 
+/// Characters of a value that an error quotes.
+const MAX_QUOTED: usize = 100;
+
 /// The text that a template makes of a value.
 pub(super) fn execute(
     root: &List,
@@ -175,7 +178,10 @@ impl<'a> Run<'a> {
                     }
                 }
             }
-            other => return Err(self.error(format!("range can't iterate over {}", print::plain(other)))),
+            other => {
+                let other: String = print::plain(other).chars().take(MAX_QUOTED).collect();
+                return Err(self.error(format!("range can't iterate over {other}")));
+            }
         }
         if !ran && let Some(otherwise) = &branch.otherwise {
             flow = self.list(dot, otherwise)?;
@@ -323,6 +329,10 @@ impl<'a> Run<'a> {
             values.push(value);
         }
         values.extend(last);
+        if let [Value::Text(a), Value::Text(b), ..] = values.as_slice() {
+            // They may be compared.
+            self.spend(a.len().min(b.len()) / 16)?;
+        }
         let value = function.call(&values, self.dates).map_err(|what| self.error(what))?;
         if let Value::Text(text) = &value {
             self.spend(text.len() / 16)?;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::MAX_OUTPUT_BYTES;
 use super::value::{Omitted, Printed, Value};
 
 /// The decimal exponent from which on `fmt` writes it.
@@ -9,7 +10,13 @@ const EXPONENT: i32 = 6;
 /// The largest width and precision that `printf` takes.
 const MAX_WIDTH: usize = 1000;
 
-/// `%v`.
+/// Whether a text is too long to be of use, so that no more need be added: whoever asked for it gets an error. One value may
+/// stand many times in what a short template prints.
+fn is_full(out: &str) -> bool {
+    out.len() > MAX_OUTPUT_BYTES
+}
+
+/// `%v`; cut somewhere behind [`MAX_OUTPUT_BYTES`].
 pub(super) fn plain(value: &Value) -> String {
     let mut out = String::new();
     write_plain(&mut out, value);
@@ -18,6 +25,7 @@ pub(super) fn plain(value: &Value) -> String {
 
 fn write_plain(out: &mut String, value: &Value) {
     match value {
+        _ if is_full(out) => {}
         Value::Nil => out.push_str("<nil>"),
         Value::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
         Value::Int(number) => out.push_str(&number.to_string()),
@@ -94,6 +102,7 @@ pub(super) fn json(value: &Value) -> String {
 
 fn write_json(out: &mut String, value: &Value) {
     match value {
+        _ if is_full(out) => {}
         Value::Nil => out.push_str("null"),
         Value::Bool(_) | Value::Int(_) => write_plain(out, value),
         // Unlike `fmt`, an exponent has no leading zero.
@@ -208,8 +217,9 @@ pub(super) fn print(values: &[Value]) -> String {
 
 /// `fmt.Sprintln`.
 pub(super) fn println(values: &[Value]) -> String {
-    let texts: Vec<String> = values.iter().map(plain).collect();
-    texts.join(" ") + "\n"
+    let mut out = String::new();
+    between(&mut out, ("", "\n"), values, write_plain);
+    out
 }
 
 #[derive(Clone, Copy, Default)]
@@ -227,7 +237,7 @@ pub(super) fn printf(format: &str, values: &[Value]) -> String {
     let mut out = String::new();
     let mut values = values.iter();
     let mut chars = format.chars().peekable();
-    while let Some(c) = chars.next() {
+    while let Some(c) = chars.next().filter(|_| !is_full(&out)) {
         if c != '%' {
             out.push(c);
             continue;
@@ -257,9 +267,14 @@ pub(super) fn printf(format: &str, values: &[Value]) -> String {
             },
         }
     }
-    let extra: Vec<String> = values.map(|value| format!("{}={}", value.kind(), plain(value))).collect();
-    if !extra.is_empty() {
-        let _ = write!(out, "%!(EXTRA {})", extra.join(", "));
+    let mut separator = "%!(EXTRA ";
+    for value in values {
+        out.extend([separator, value.kind(), "="]);
+        write_plain(&mut out, value);
+        separator = ", ";
+    }
+    if separator == ", " {
+        out.push(')');
     }
     out
 }

@@ -136,6 +136,31 @@ fn costs_are_bounded() {
 }
 
 #[test]
+fn a_long_value_is_dear_however_often_it_is_named() {
+    let data = json!({"long": "x".repeat(1 << 20)});
+    let check = |source: &str, expect: &str| {
+        let error = run(source, &data).expect_err(source);
+        assert!(error.contains(expect) && error.len() < 200, "{error}");
+    };
+    check("{{ range 100 }}{{ if eq $.long $.long }}{{ end }}{{ end }}", "too many steps");
+    check("{{ range .long }}{{ end }}", "range can't iterate over xxx");
+    check(&format!("{{{{ print {} }}}}", ".long ".repeat(40)), "a text is too long");
+
+    // Nor does what is refused in the end take much more memory than what is not.
+    let many = vec![Value::of_json(&data["long"]); 100];
+    let all = [
+        print::print(&many),
+        print::println(&many),
+        print::printf(&"%v".repeat(100), &many),
+        print::printf("", &many),
+        print::json(&Value::list(many)),
+    ];
+    for text in all {
+        assert!((MAX_OUTPUT_BYTES + 1..MAX_OUTPUT_BYTES + (2 << 20)).contains(&text.len()), "{}", text.len());
+    }
+}
+
+#[test]
 fn mentions_and_cuts() {
     let source = "{{ .System }}{{ range $m := .Messages }}{{ $m.Role }}{{ end }}{{ if .Prompt }}p{{ (.Tools) }}{{ end }}";
     let template = Template::parse(source).unwrap();
