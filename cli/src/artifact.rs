@@ -32,15 +32,18 @@ pub(crate) async fn read(target: &Target, manifest: &Manifest) -> Outcome<Artifa
         None => None,
     };
     let artifact = Artifact::read(manifest, config.as_deref());
-    let mut members = BTreeMap::new();
+    let (mut members, mut left) = (BTreeMap::new(), tar::MAX_MEMBERS);
     let archives: Vec<(usize, ModelFile)> =
         artifact.archives().map(|(at, file)| (at, file.clone())).collect();
     for (at, file) in archives {
         let reader = Ranges::of(target, &file);
-        let listed = tokio::task::spawn_blocking(move || tar::members(&Window::new(&reader, 0, reader.size)));
+        let listed =
+            tokio::task::spawn_blocking(move || tar::members(&Window::new(&reader, 0, reader.size), left));
         let listed = listed.await.map_err(|error| Failure::because("listing a layer", &error))?;
         let about = |error| Failure::because(format!("layer {} of {target}", file.layer.digest), &error);
-        members.insert(at, listed.map_err(about)?);
+        let listed = listed.map_err(about)?;
+        left -= listed.len();
+        members.insert(at, listed);
     }
     Ok(artifact.unfold(members))
 }

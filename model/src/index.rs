@@ -400,7 +400,7 @@ mod tests {
         let tensor = &files[0].tensors[0];
         assert_eq!((tensor.name.as_str(), &tensor.shape[..]), ("a.weight", &[2, 3][..]));
         assert_eq!(tensor.offset, blob.len() as u64 - 12);
-        assert_eq!(artifact.find("config.json").map(|file| &file.layer), Some(&manifest.layers[1]));
+        assert_eq!(artifact.find("config.json").map(|file| file.layer.as_ref()), Some(&manifest.layers[1]));
         let config_json = Some(&br#"{"model_type":"llama"}"#[..]);
         let summary = summary(&manifest, &artifact, Some(b"{}"), config_json, &files).unwrap();
         assert_eq!(

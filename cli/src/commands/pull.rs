@@ -126,7 +126,7 @@ async fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>>
         }
         let digest = Some(file.layer.digest.clone()).filter(|_| file.is_layer());
         let ModelFile { layer, offset, size, .. } = file;
-        let segments = vec![Segment::Blob { digest: layer.digest, offset, length: size }];
+        let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset, length: size }];
         entries.push(FileEntry { path, size, digest, assembled: false, segments });
     }
     if entries.is_empty() {

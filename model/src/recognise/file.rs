@@ -1,6 +1,8 @@
 //! One file of a model: what it is for, and where in which layer it lies; and the layers of each layout as files.
 //! Names come from whatever the layout has: annotations, ollama's `name`, or the fixed names that Docker's tooling unpacks to.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 
 use super::tar::Member;
@@ -54,7 +56,8 @@ pub enum FileKind {
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFile {
-    pub layer: Descriptor,
+    /// Shared by all files of a tar, since a stranger may write much into it.
+    pub layer: Arc<Descriptor>,
     /// Relative, where anything tells it. The text comes from a stranger: check it before use.
     pub path: Option<String>,
     pub role: Role,
@@ -66,14 +69,15 @@ pub struct ModelFile {
 
 impl ModelFile {
     pub(super) fn new(layer: &Descriptor, path: Option<String>, role: Role, packing: Packing) -> ModelFile {
-        let (layer, size) = (layer.clone(), layer.size);
+        let (layer, size) = (Arc::new(layer.clone()), layer.size);
         ModelFile { layer, path, role, packing, offset: 0, size }
     }
 
     pub(super) fn member(&self, member: Member) -> ModelFile {
         let Member { path, offset, size } = member;
         let role = Role::of_path(&path);
-        ModelFile { layer: self.layer.clone(), path: Some(path), role, packing: Packing::Plain, offset, size }
+        let layer = Arc::clone(&self.layer);
+        ModelFile { layer, path: Some(path), role, packing: Packing::Plain, offset, size }
     }
 
     pub fn is_plain(&self) -> bool {

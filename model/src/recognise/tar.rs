@@ -9,8 +9,12 @@ use crate::read_at::ReadAt;
 const BLOCK: u64 = 512;
 /// The longest name or record that is read, in bytes.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
-/// Layers with more members are listed up to here and no further.
+/// The longest path that a member can have here, in bytes, as on Linux.
+const MAX_PATH_BYTES: usize = 4096;
+/// The members of all tars of a manifest are listed up to here and no further.
 pub const MAX_MEMBERS: usize = 10_000;
+/// Headers that are read of a tar, those of folders, links and records included.
+const MAX_HEADERS: usize = 4 * MAX_MEMBERS;
 
 /// A regular file in a tar.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,13 +41,17 @@ pub enum TarError {
     Read(#[source] io::Error),
 }
 
-/// The regular files of a tar, in its order.
-pub fn members(file: &dyn ReadAt) -> Result<Vec<Member>, TarError> {
+/// The regular files of a tar, in its order, at most so many; see [`MAX_MEMBERS`].
+pub fn members(file: &dyn ReadAt, most: usize) -> Result<Vec<Member>, TarError> {
     let end = file.len();
-    let (mut members, mut at) = (Vec::new(), 0u64);
+    let (mut members, mut at, mut headers) = (Vec::new(), 0u64, 0);
     // What records in front of a member say of it.
     let (mut path, mut size) = (None::<String>, None::<u64>);
-    while at.checked_add(BLOCK).is_some_and(|next| next <= end) && members.len() < MAX_MEMBERS {
+    while at.checked_add(BLOCK).is_some_and(|next| next <= end)
+        && members.len() < most
+        && headers < MAX_HEADERS
+    {
+        headers += 1;
         let mut block = [0; BLOCK as usize];
         file.read_at(at, &mut block).map_err(TarError::Read)?;
         if block.iter().all(|byte| *byte == 0) {
@@ -81,7 +89,7 @@ pub fn members(file: &dyn ReadAt) -> Result<Vec<Member>, TarError> {
         } else {
             let path = path.take().unwrap_or(header.path);
             // Regular files only; nothing here follows links.
-            if matches!(kind, b'0' | 0 | b'7') && !path.ends_with('/') {
+            if matches!(kind, b'0' | 0 | b'7') && !path.ends_with('/') && path.len() <= MAX_PATH_BYTES {
                 let path = path.strip_prefix("./").map_or(path.clone(), str::to_owned);
                 members.push(Member { path, offset: start, size: len });
             }
@@ -174,6 +182,8 @@ fn pax(mut bytes: &[u8]) -> (Option<String>, Option<u64>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -202,7 +212,7 @@ mod tests {
     }
 
     fn listed(tar: &[u8]) -> Vec<(String, u64, u64)> {
-        members(&tar.to_vec()).unwrap().into_iter().map(|m| (m.path, m.offset, m.size)).collect()
+        members(&tar.to_vec(), MAX_MEMBERS).unwrap().into_iter().map(|m| (m.path, m.offset, m.size)).collect()
     }
 
     #[test]
@@ -244,8 +254,32 @@ mod tests {
     }
 
     #[test]
+    fn what_is_listed_is_bounded() {
+        let file = |path: &str| member(path, b"", b'0');
+        let long = member("././@LongLink", "x".repeat(MAX_PATH_BYTES + 1).as_bytes(), b'L');
+        let tar = [long, file("short"), file("a"), file("b"), file("c")].concat();
+        let paths: Vec<String> = members(&tar, 2).unwrap().into_iter().map(|member| member.path).collect();
+        assert_eq!(paths, ["a", "b"]);
+
+        /// A tar of nothing but folders, and a file at its end.
+        struct Folders(AtomicUsize);
+        impl ReadAt for Folders {
+            fn len(&self) -> u64 {
+                u64::MAX
+            }
+            fn read_at(&self, _: u64, buf: &mut [u8]) -> io::Result<()> {
+                self.0.fetch_add(1, Ordering::Relaxed);
+                buf.copy_from_slice(&header("folder/", 0, b'5'));
+                Ok(())
+            }
+        }
+        let folders = Folders(AtomicUsize::new(0));
+        assert_eq!((members(&folders, 1).unwrap(), folders.0.into_inner()), (vec![], MAX_HEADERS));
+    }
+
+    #[test]
     fn what_is_no_tar_is_said_to_be_none() {
-        let refused = |bytes: &[u8]| members(&bytes.to_vec()).unwrap_err().to_string();
+        let refused = |bytes: &[u8]| members(&bytes.to_vec(), 1).unwrap_err().to_string();
         let mut gzip = vec![0; 600];
         gzip[..2].copy_from_slice(&[0x1f, 0x8b]);
         assert!(refused(&gzip).contains("compressed (gzip)"));
@@ -254,7 +288,7 @@ mod tests {
         let mut huge = header("a", 0, b'0');
         huge[124..136].fill(0xff);
         seal(&mut huge);
-        assert!(members(&huge).is_err());
+        assert!(members(&huge, 1).is_err());
         assert!(refused(&header("x", 1 << 20, b'x')).contains("`x`"));
         assert!(listed(b"").is_empty());
     }
@@ -262,10 +296,10 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(mut bytes in proptest::collection::vec(any::<u8>(), 0..2048), path in "[a-z]{1,20}", size in 0u64..2000, kind in any::<u8>()) {
-            let _ = members(&bytes);
+            let _ = members(&bytes, MAX_MEMBERS);
             let mut tar = header(&path, size, kind);
             tar.append(&mut bytes);
-            let _ = members(&tar);
+            let _ = members(&tar, MAX_MEMBERS);
             let _ = pax(&tar);
         }
     }

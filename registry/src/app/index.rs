@@ -145,12 +145,17 @@ impl Registry {
         repository: &Repository,
         artifact: Artifact,
     ) -> Result<(Artifact, Option<String>), Error> {
-        let (mut members, mut problem) = (BTreeMap::new(), None);
+        let (mut members, mut problem, mut left) = (BTreeMap::new(), None, tar::MAX_MEMBERS);
         for (at, file) in artifact.archives() {
-            let listed = self
-                .file_read(repository, file, |bytes: &dyn ReadAt| tar::members(bytes).map_err(|e| chain(&e)));
+            if left == 0 {
+                break;
+            }
+            let listed = self.file_read(repository, file, move |bytes: &dyn ReadAt| {
+                tar::members(bytes, left).map_err(|e| chain(&e))
+            });
             match listed.await? {
                 Ok(listed) => {
+                    left -= listed.len();
                     members.insert(at, listed);
                 }
                 Err(reason) => problem = problem.or(Some(format!("{}: {reason}", file.label()))),

@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use super::recognise::{Archives, Recognised, Recognition};
 use super::store::{Cache, Lease};
 use crate::error::Error;
-use crate::runner::protocol::{Extent, Format, ModelSpec, SmallFile, TensorFile};
+use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
 
 /// Blobs of one model that are pulled at once.
 const PARALLEL_BLOBS: usize = 4;
@@ -80,13 +80,10 @@ impl Models {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let Ok(digest) = name.replace('-', ":").parse::<Digest>() else { continue };
-            let bytes = std::fs::read(&path)?;
-            let manifest =
-                (Digest::of(digest.algorithm(), &bytes) == digest).then(|| Manifest::parse(None, &bytes));
-            if let Some(Ok(manifest)) = manifest
-                && let Ok(Recognition::Known(model)) = Recognition::read(&manifest)
-            {
-                complete.insert(digest, model.blobs().map(|blob| blob.digest.clone()).collect());
+            match needed(&path, &digest) {
+                Some(blobs) => drop(complete.insert(digest, blobs)),
+                // A crash has cut it, or it can be known only by looking into tars.
+                None => drop(std::fs::remove_file(&path)),
             }
         }
         let complete = Complete { manifests: complete, looked: None };
@@ -182,11 +179,12 @@ impl Models {
             Some(file) => Some(read_small(path(&file.layer), file.offset, file.size).await?),
             None => None,
         };
-        let config = match Self::ggufs(&spec) {
-            ggufs if ggufs.is_empty() => json("config.json", config)?,
-            ggufs => gguf_config(ggufs)
+        let config = if spec.is_gguf() {
+            gguf_config(spec.tensors.clone())
                 .await
-                .map_err(|reason| Error::Unsupported(format!("cannot run {name}: {reason}")))?,
+                .map_err(|reason| Error::Unsupported(format!("cannot run {name}: {reason}")))?
+        } else {
+            json("config.json", config)?
         };
         let params = json("its parameters", read(model.params.as_ref()).await?)?;
         let messages = json("its messages", read(model.messages.as_ref()).await?)?;
@@ -211,10 +209,6 @@ impl Models {
         })
     }
 
-    fn ggufs(spec: &ModelSpec) -> Vec<TensorFile> {
-        spec.tensors.iter().filter(|file| file.format == Format::Gguf).cloned().collect()
-    }
-
     /// What is in the tars of a model; they are pulled for that, since they will be mapped.
     async fn look_into(
         &self,
@@ -222,17 +216,17 @@ impl Models {
         archives: &Archives,
         leases: &mut HashMap<Digest, Lease>,
     ) -> Result<BTreeMap<usize, Vec<Member>>, Error> {
-        let mut found = BTreeMap::new();
+        let (mut found, mut left) = (BTreeMap::new(), tar::MAX_MEMBERS);
         for (at, layer) in archives.layers() {
             let lease = self.cache.fetch(&self.registry, repository, &layer.digest, layer.size).await?;
             let path = lease.path().to_owned();
-            let listed = tokio::task::spawn_blocking(move || members(&path)).await;
+            let listed = tokio::task::spawn_blocking(move || members(&path, left)).await;
             let listed = listed.map_err(|error| Error::Cache(io::Error::other(error)))?;
             let label = &layer.digest;
-            found.insert(
-                at,
-                listed.map_err(|reason| Error::Unsupported(format!("layer {label} is no tar: {reason}")))?,
-            );
+            let listed =
+                listed.map_err(|reason| Error::Unsupported(format!("layer {label} is no tar: {reason}")))?;
+            left -= listed.len();
+            found.insert(at, listed);
             leases.insert(layer.digest.clone(), lease);
         }
         Ok(found)
@@ -294,6 +288,18 @@ impl Models {
     }
 }
 
+/// The blobs that a remembered manifest needs. Blocks.
+fn needed(path: &Path, digest: &Digest) -> Option<Vec<Digest>> {
+    let bytes = std::fs::read(path).ok()?;
+    if Digest::of(digest.algorithm(), &bytes) != *digest {
+        return None;
+    }
+    match Recognition::read(&Manifest::parse(None, &bytes).ok()?).ok()? {
+        Recognition::Known(model) => Some(model.blobs().map(|blob| blob.digest.clone()).collect()),
+        Recognition::Packed(_) => None,
+    }
+}
+
 async fn read_small(path: PathBuf, offset: u64, size: u64) -> Result<Vec<u8>, Error> {
     if size > MAX_SMALL_BYTES {
         return Err(Error::Unsupported(format!("a file of {size} bytes is too large for what it is")));
@@ -349,7 +355,7 @@ impl ReadAt for Opened {
 }
 
 /// Blocks.
-fn members(path: &Path) -> Result<Vec<Member>, String> {
+fn members(path: &Path, most: usize) -> Result<Vec<Member>, String> {
     let failed = |error: io::Error| error.to_string();
-    tar::members(&open(path).map_err(failed)?).map_err(|error| error.to_string())
+    tar::members(&open(path).map_err(failed)?, most).map_err(|error| error.to_string())
 }

@@ -103,7 +103,7 @@ impl Recognition {
 impl Archives {
     /// The tars, by the number that [`Archives::open`] wants.
     pub fn layers(&self) -> impl Iterator<Item = (usize, &Descriptor)> {
-        self.artifact.archives().map(|(at, file)| (at, &file.layer))
+        self.artifact.archives().map(|(at, file)| (at, &*file.layer))
     }
 
     /// The model, once it is known what is in the tars.
@@ -118,6 +118,7 @@ impl Recognised {
         let root = artifact.root();
         for file in artifact.files.iter().filter(|file| file.is_plain()) {
             let label = || file.label().to_owned();
+            let on_top = |file: &ModelFile| Some(Descriptor::clone(&file.layer));
             match file.role {
                 // What a Modelfile put on top of weights changes what they answer, so it is not left out.
                 Role::Adapter if artifact.layout == Layout::Ollama => {
@@ -126,10 +127,10 @@ impl Recognised {
                 Role::Projector if artifact.layout == Layout::Ollama => {
                     return Err(Unrunnable::Projector(label()));
                 }
-                Role::Template => model.template = Some(file.layer.clone()),
-                Role::System => model.system = Some(file.layer.clone()),
-                Role::Params => model.params = Some(file.layer.clone()),
-                Role::Messages => model.messages = Some(file.layer.clone()),
+                Role::Template => model.template = on_top(file),
+                Role::System => model.system = on_top(file),
+                Role::Params => model.params = on_top(file),
+                Role::Messages => model.messages = on_top(file),
                 _ => {}
             }
             let name = file.path.as_deref().and_then(|path| path.strip_prefix(root));
@@ -172,8 +173,8 @@ impl Recognised {
 
     /// Everything that has to be on this machine to run the model.
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
-        let tensors = self.tensors.iter().map(|layer| &layer.file.layer);
-        let files = self.files.values().map(|file| &file.layer);
+        let tensors = self.tensors.iter().map(|layer| &*layer.file.layer);
+        let files = self.files.values().map(|file| &*file.layer);
         let on_top = [&self.template, &self.system, &self.params, &self.messages, &self.config];
         files.chain(tensors).chain(on_top.into_iter().flatten())
     }

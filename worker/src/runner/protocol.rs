@@ -41,6 +41,13 @@ pub struct ModelSpec {
     pub has_renderer: bool,
 }
 
+impl ModelSpec {
+    /// Whether its tensors lie in GGUF files, whose metadata says what the model is.
+    pub fn is_gguf(&self) -> bool {
+        self.tensors.iter().any(|file| file.format == Format::Gguf)
+    }
+}
+
 /// A small file of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SmallFile {
