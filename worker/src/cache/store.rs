@@ -92,7 +92,11 @@ impl Cache {
             fs::create_dir_all(&folder)?;
             for entry in fs::read_dir(&folder)? {
                 let entry = entry?;
-                let metadata = entry.metadata()?;
+                let metadata = match entry.metadata() {
+                    // Another worker that shares this folder has evicted it, or given a download its name.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    metadata => metadata?,
+                };
                 let name = entry.file_name();
                 let Some(name) = name.to_str().filter(|_| metadata.is_file()) else { continue };
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
@@ -103,9 +107,7 @@ impl Cache {
                             .blobs
                             .insert(digest, Blob { size_bytes: metadata.len(), last_used: used, leases: 0 });
                     }
-                    Err(_) if used.elapsed().is_ok_and(|age| age > PART_AGE) => {
-                        fs::remove_file(entry.path())?
-                    }
+                    Err(_) if used.elapsed().is_ok_and(|age| age > PART_AGE) => remove(&entry.path())?,
                     Err(_) => {}
                 }
             }
@@ -163,11 +165,12 @@ impl Cache {
         }
         tracing::info!(%repository, %digest, size_bytes, "pulled");
         let mut state = self.state();
-        state.total_bytes += size_bytes;
-        let blob = Blob { size_bytes, last_used: SystemTime::now(), leases: 1 };
-        if let Some(old) = state.blobs.insert(digest.clone(), blob) {
-            state.total_bytes -= old.size_bytes;
-        }
+        let (old_bytes, old_leases) =
+            state.blobs.get(digest).map_or((0, 0), |old| (old.size_bytes, old.leases));
+        state.total_bytes = state.total_bytes + size_bytes - old_bytes;
+        // Where the file was taken away under those who hold it, they give their leases back like any other.
+        let blob = Blob { size_bytes, last_used: SystemTime::now(), leases: old_leases + 1 };
+        state.blobs.insert(digest.clone(), blob);
         drop(state);
         drop(reservation);
         Ok(Lease { path, held: Some((self.clone(), digest.clone())) })
@@ -196,9 +199,9 @@ impl Cache {
         let mut state = self.state();
         let blob = state.blobs.get_mut(digest)?;
         if !is_it(&path) {
-            // Somebody has tidied up behind our back; nobody can hold it any more than its mapping.
+            // Somebody has tidied up behind our back, or this manifest is wrong about the size; who holds it has it mapped.
             let size_bytes = blob.size_bytes;
-            if blob.leases == 0 {
+            if blob.leases == 0 && !path.is_file() {
                 state.blobs.remove(digest);
                 state.total_bytes -= size_bytes;
             }
@@ -229,12 +232,8 @@ impl Cache {
                         state.total_bytes -= blob.size_bytes;
                     }
                     // Under the lock, so that nobody finds it in between.
-                    match fs::remove_file(self.path(&digest)) {
-                        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                            return Err(Error::Cache(error));
-                        }
-                        _ => evicted.push(digest),
-                    }
+                    remove(&self.path(&digest)).map_err(Error::Cache)?;
+                    evicted.push(digest);
                 }
             }
             state.total_bytes += size_bytes;
@@ -262,6 +261,14 @@ impl Cache {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Removes a file that may have gone already.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -139,6 +139,45 @@ async fn a_file_that_was_taken_away_is_pulled_again() {
 }
 
 #[tokio::test]
+async fn a_file_that_was_taken_away_in_use_is_in_use_by_all_who_have_it() {
+    let bench = bench().await;
+    let cache = bench.cache(Some(200));
+    let digest = bench.blob(1, 100);
+    let first = bench.fetch(&cache, &digest, 100).await.unwrap();
+    std::fs::remove_file(first.path()).unwrap();
+    let second = bench.fetch(&cache, &digest, 100).await.unwrap();
+    drop(first);
+    let other = bench.blob(2, 200);
+    let error = bench.fetch(&cache, &other, 200).await.unwrap_err();
+    assert!(matches!(error, Error::CacheFull { .. }), "the second still holds it: {error}");
+    drop(second);
+    assert!(bench.fetch(&cache, &other, 200).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_wrong_size_does_not_make_the_cache_forget_a_file() {
+    let bench = bench().await;
+    let cache = bench.cache(Some(150));
+    let digest = bench.blob(1, 100);
+    drop(bench.fetch(&cache, &digest, 100).await.unwrap());
+    assert!(bench.fetch(&cache, &digest, 20).await.is_err());
+    assert!(cache.contains(&digest));
+    drop(bench.fetch(&cache, &digest, 100).await.unwrap());
+    assert_eq!(bench.tiny.gets(&digest), 2, "one pull, and one that was wrong");
+}
+
+#[tokio::test]
+async fn a_manifest_that_a_crash_has_cut_is_forgotten() {
+    let bench = bench().await;
+    let cache = bench.cache(None);
+    let name = Digest::sha256(b"a whole manifest").to_string().replace(':', "-");
+    let path = bench.folder.path().join("manifests").join(name);
+    std::fs::write(&path, b"a whole").unwrap();
+    assert!(Models::open(cache, bench.registry.clone()).unwrap().cached().is_empty());
+    assert!(!path.exists());
+}
+
+#[tokio::test]
 async fn a_model_comes_whole() {
     let bench = bench().await;
     let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
