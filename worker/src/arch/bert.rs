@@ -2,9 +2,9 @@
 //! (transformers `modeling_bert.py`, `modeling_roberta.py`). Every token sees all of its sequence.
 
 use super::decoder::vocabulary;
-use super::{Config, ConfigError, Forward, Output, Shape, Tensors};
+use super::{Config, ConfigError, Forward, Pass, Shape, Tensors};
 use crate::engine::LoadError;
-use crate::kernels::{Attention, Batch, DeviceError, Kernels, LayerNorm, Linear, Qkv};
+use crate::kernels::{Attention, DeviceError, Kernels, LayerNorm, Linear, Qkv};
 
 /// A configuration, checked.
 pub(super) struct Plan {
@@ -180,13 +180,8 @@ impl<K: Kernels> Encoder<K> {
 }
 
 impl<K: Kernels> Forward<K> for Encoder<K> {
-    fn forward(
-        &mut self,
-        kernels: &mut K,
-        batch: &Batch,
-        cache: &mut K::Cache,
-        output: &mut Output,
-    ) -> Result<(), DeviceError> {
+    fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError> {
+        let Pass { kernels, batch, cache, output } = pass;
         let step = kernels.begin(batch, &[]);
         kernels.embed(&step, &self.embedding, 1.0, &mut self.x);
         kernels.positions(&step, &self.positions, &self.token_type, &mut self.x);

@@ -1,11 +1,11 @@
 //! The decoder that every family here is a case of: attention, then a feed-forward part, each with its norm and added to
 //! what flows from block to block. A family's file says in a [`Plan`] what its configuration means; the pass is written once.
 
-use super::{Config, ConfigError, Forward, Output, RopeConfig, RopeKind, Shape, Tensors};
+use super::{Config, ConfigError, Forward, Pass, RopeConfig, RopeKind, Shape, Tensors};
 use crate::engine::LoadError;
 use crate::kernels::{
-    Activation, Attention, Batch, DeviceError, Expert, Experts, GateUp, Kernels, Linear, Norm, Pairing, Qkv,
-    Rope, Weight,
+    Activation, Attention, DeviceError, Expert, Experts, GateUp, Kernels, Linear, Norm, Pairing, Qkv, Rope,
+    Weight,
 };
 
 /// A configuration, checked. [`Plan::of`] makes llama's; the other families change what differs.
@@ -181,6 +181,13 @@ impl Plan {
         }
         Ok(self)
     }
+}
+
+/// How many of `count` experts a row goes to: `silent` where the configuration does not say, if there are as many.
+pub(super) fn experts_used(config: &Config, count: usize, silent: usize) -> Result<usize, ConfigError> {
+    let field = "num_experts_per_tok";
+    let silent = (silent <= count).then_some(silent);
+    config.integer(field, 1, count as u64)?.or(silent).ok_or(ConfigError::Missing { field })
 }
 
 /// A number of keys; 0 and null stand for all of them, `silent` is meant where the configuration does not mention it.
@@ -456,13 +463,8 @@ pub(super) fn vocabulary(error: LoadError) -> LoadError {
 }
 
 impl<K: Kernels> Forward<K> for Decoder<K> {
-    fn forward(
-        &mut self,
-        kernels: &mut K,
-        batch: &Batch,
-        cache: &mut K::Cache,
-        output: &mut Output,
-    ) -> Result<(), DeviceError> {
+    fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError> {
+        let Pass { kernels, batch, cache, output } = pass;
         let step = kernels.begin(batch, &self.ropes);
         kernels.embed(&step, &self.embedding, self.embedding_scale, &mut self.x);
         for (layer, block) in self.blocks.iter().enumerate() {

@@ -13,7 +13,7 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let count = config.integer("num_local_experts", 1, 1 << 12)?.unwrap_or(8);
     plan.experts = Some(ExpertPlan {
         count,
-        used: config.integer("num_experts_per_tok", 1, count as u64)?.unwrap_or(2),
+        used: decoder::experts_used(config, count, 2)?,
         hidden_dim: plan.shape.hidden_dim,
         renormalise: true,
         names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],

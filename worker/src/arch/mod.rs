@@ -76,16 +76,19 @@ pub struct Output {
     pub hidden: Vec<f32>,
 }
 
+/// What one pass works on.
+pub struct Pass<'a, K: Kernels> {
+    pub kernels: &'a mut K,
+    pub batch: &'a Batch,
+    /// Where the keys and values of the batch go.
+    pub cache: &'a mut K::Cache,
+    /// What the rows that the batch asks for are appended to.
+    pub output: &'a mut Output,
+}
+
 /// A model's forward pass on the device of `K`.
 pub trait Forward<K: Kernels>: Send {
-    /// Computes a batch, whose keys and values go to the cache, and appends the rows it asks for to `output`.
-    fn forward(
-        &mut self,
-        kernels: &mut K,
-        batch: &Batch,
-        cache: &mut K::Cache,
-        output: &mut Output,
-    ) -> Result<(), DeviceError>;
+    fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError>;
 }
 
 /// A configuration that was recognised and checked, before any tensor is touched.

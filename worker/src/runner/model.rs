@@ -7,11 +7,9 @@ use tokio::sync::mpsc;
 
 use super::embed::{self, Embedding};
 use super::generate::Job;
-use super::protocol::{
-    EmbedRequest, Event, Format, GenerateRequest, LoadRequest, Loaded, ModelSpec, RunnerError,
-};
+use super::protocol::{EmbedRequest, Event, GenerateRequest, LoadRequest, Loaded, ModelSpec, RunnerError};
 use super::text_side::{TextSide, chain, parse_json, read_file};
-use crate::engine::{BlobFile, Engine, KvType, LoadOptions, ModelFiles, ModelInfo, native};
+use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
 use crate::text::{PromptTemplate, Sampler, SpecialTokens, StopMatcher, Tokenizer};
 
 /// "Until the model stops" means at most so many contexts.
@@ -34,11 +32,10 @@ impl Model {
     /// Reads everything a model consists of and hands its weights to an engine.
     pub(crate) fn load(request: &LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> {
         let spec = &request.model;
-        // A GGUF's metadata is all of that.
-        let is_gguf = spec.tensors.iter().any(|file| file.format == Format::Gguf);
         let config_json = match read_file(spec, "config.json")? {
             Some(bytes) => bytes,
-            None if is_gguf => b"{}".to_vec(),
+            // A GGUF's metadata is all of that.
+            None if spec.is_gguf() => b"{}".to_vec(),
             None => {
                 return Err(RunnerError::unsupported(format!(
                     "{}: has no config.json, so its architecture is unknown",
@@ -66,11 +63,20 @@ impl Model {
             max_sequences: request.num_parallel,
             ..LoadOptions::default()
         };
+        let refused = |error: LoadError| {
+            let message = format!("{}: {}", spec.name, chain(&error));
+            match error {
+                // No fault of the model's.
+                LoadError::File { .. } | LoadError::Device(_) => RunnerError::failed(message),
+                _ => RunnerError::unsupported(message),
+            }
+        };
+        let opened = native::open(&files).map_err(refused)?;
+        let metadata = opened.metadata();
         // A vocabulary of a hundred thousand tokens takes longer to read than its weights to map.
         let (engine, text) = std::thread::scope(|scope| {
-            let text = scope.spawn(|| TextSide::read(spec, &config));
-            let engine = native::load(&files, options)
-                .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, chain(&error))));
+            let text = scope.spawn(|| TextSide::read(spec, &config, metadata.as_deref()));
+            let engine = opened.load(options).map_err(refused);
             let text =
                 text.join().unwrap_or_else(|_| Err(RunnerError::failed("reading the tokenizer failed")));
             (engine, text)
@@ -80,14 +86,14 @@ impl Model {
         Ok((model, engine))
     }
 
-    /// The text side alone.
+    /// The text side of a checkpoint alone.
     #[cfg(test)]
     pub(crate) fn read(
         spec: &ModelSpec,
         config: &serde_json::Value,
         info: ModelInfo,
     ) -> Result<Model, RunnerError> {
-        Ok(Model::new(spec, TextSide::read(spec, config)?, info))
+        Ok(Model::new(spec, TextSide::read(spec, config, None)?, info))
     }
 
     fn new(spec: &ModelSpec, text: TextSide, info: ModelInfo) -> Model {

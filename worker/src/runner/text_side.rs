@@ -3,15 +3,13 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use lode_model::gguf::{Header, Metadata};
-use lode_model::read_at::{ReadAt, Window};
+use lode_model::gguf::Metadata;
 use serde_json::Value;
 
 use super::embed::Embedding;
-use super::protocol::{Extent, Format, ModelSpec, RunnerError, SmallFile, TensorFile};
+use super::protocol::{Extent, ModelSpec, RunnerError, SmallFile};
 use crate::text::template::TemplateSources;
 use crate::text::{ChatTemplate, GoChat, PromptTemplate, SpecialTokens, Tokenizer, TokenizerError, gguf};
 
@@ -28,16 +26,17 @@ pub(super) struct TextSide {
 }
 
 impl TextSide {
-    pub(super) fn read(spec: &ModelSpec, config: &Value) -> Result<TextSide, RunnerError> {
-        for file in spec.tensors.iter().filter(|file| file.format == Format::Gguf) {
-            if let Some(text) = TextSide::of_gguf(spec, &gguf_header(file)?.metadata)? {
-                return Ok(text);
-            }
-        }
-        TextSide::of_checkpoint(spec, config)
+    /// From the metadata of a GGUF that has a vocabulary, else from the files beside the tensors.
+    pub(super) fn read(
+        spec: &ModelSpec,
+        config: &Value,
+        metadata: Option<&Metadata>,
+    ) -> Result<TextSide, RunnerError> {
+        let text = metadata.map(|metadata| TextSide::of_gguf(spec, metadata)).transpose()?.flatten();
+        text.map_or_else(|| TextSide::of_checkpoint(spec, config), Ok)
     }
 
-    /// What the metadata says, `None` where it has no vocabulary: of a split GGUF only one file has it.
+    /// What the metadata says, `None` where it has no vocabulary.
     fn of_gguf(spec: &ModelSpec, metadata: &Metadata) -> Result<Option<TextSide>, RunnerError> {
         let failed = |error: &dyn std::error::Error| {
             RunnerError::unsupported(format!("{}: {}", spec.name, chain(error)))
@@ -105,32 +104,6 @@ fn chosen(spec: &ModelSpec, jinja: Option<ChatTemplate>) -> Result<Option<Prompt
         None => None,
     };
     Ok(PromptTemplate::choose(on_top, jinja, spec.has_renderer))
-}
-
-/// The header of a GGUF on disk.
-fn gguf_header(file: &TensorFile) -> Result<Header, RunnerError> {
-    let name = || file.name.clone().unwrap_or_else(|| file.path.display().to_string());
-    let failed = |error: io::Error| RunnerError::failed(format!("{}: {error}", name()));
-    let opened = File::open(&file.path).map_err(failed)?;
-    let len = opened.metadata().map_err(failed)?.len();
-    let Extent { offset, size } = file.extent.unwrap_or(Extent { offset: 0, size: len });
-    Header::read(&Window::new(&OnDisk { file: opened, len }, offset, size))
-        .map_err(|error| RunnerError::unsupported(format!("{}: {}", name(), chain(&error))))
-}
-
-struct OnDisk {
-    file: File,
-    len: u64,
-}
-
-impl ReadAt for OnDisk {
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buf, offset)
-    }
 }
 
 pub(super) fn read_file(spec: &ModelSpec, name: &str) -> Result<Option<Vec<u8>>, RunnerError> {

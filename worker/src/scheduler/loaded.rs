@@ -163,7 +163,7 @@ impl LoadedModel {
             name: self.name.clone(),
             repository: self.model.repository.clone(),
             digest: self.model.digest.clone(),
-            format: "safetensors",
+            format: if self.model.spec.is_gguf() { "gguf" } else { "safetensors" },
             family: family.unwrap_or(&self.loaded.architecture).to_owned(),
             parameter_size: details.model_type.clone(),
             quantization: details.file_type.clone(),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lode_model::digest::Digest;
+use lode_model::media_type as mt;
 
 use super::{KeepAlive, Options, Scheduler, Ticket, Wanted};
 use crate::cache::{Cache, Models};
@@ -104,6 +105,19 @@ async fn one_load_for_all_who_wait() {
     drop(tickets);
     let ticket = bench.acquire(&model).await.unwrap();
     assert_eq!((bench.launched(), ticket.load_duration()), (1, Duration::ZERO));
+}
+
+#[tokio::test]
+async fn a_gguf_brings_its_configuration_and_its_vocabulary() {
+    let bench = bench(InProcess::native(), |_| {}).await;
+    let path = format!("{}/../tests/fixtures/gguf/llama-q8_0.gguf", env!("CARGO_MANIFEST_DIR"));
+    let file = std::fs::read(path).unwrap();
+    let digest = bench.tiny.put_model(&[(mt::OLLAMA_MODEL, "", file)]);
+    let ticket = bench.acquire(&wanted(&digest)).await.unwrap();
+    let loaded = ticket.model().loaded();
+    assert_eq!((loaded.architecture.as_str(), loaded.vocab_size, loaded.has_tokenizer), ("llama", 512, true));
+    let shown = &bench.scheduler.loaded()[0];
+    assert_eq!((shown.format, shown.family.as_str()), ("gguf", "llama"));
 }
 
 #[tokio::test]

@@ -27,8 +27,8 @@ pub trait Contents {
     /// Row-major, by the name in the file.
     fn shape(&self, name: &str) -> Option<Vec<u64>>;
 
-    /// The numbers of a small table, as far as they are at hand.
-    fn table(&self, name: &str) -> Option<Vec<f32>>;
+    /// The numbers of a small table; `None` where there is none, or only its header is at hand.
+    fn table(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError>;
 }
 
 /// What the header alone tells: no tables.
@@ -37,8 +37,8 @@ impl Contents for Header {
         self.tensors.iter().find(|entry| entry.name == name).map(TensorEntry::shape)
     }
 
-    fn table(&self, _: &str) -> Option<Vec<f32>> {
-        None
+    fn table(&self, _: &str) -> Result<Option<Vec<f32>>, ConfigError> {
+        Ok(None)
     }
 }
 
@@ -243,10 +243,9 @@ impl Keys<'_> {
         };
         let kind = self.get("rope.scaling.type").and_then(Value::as_str);
         let attn_factor = self.float("rope.scaling.attn_factor")?;
-        let table = |name: &str| contents.table(name);
-        let freqs = table("rope_freqs.weight");
-        let long = table("rope_factors_long.weight").or_else(|| freqs.clone());
-        let short = table("rope_factors_short.weight").or(freqs);
+        let freqs = contents.table("rope_freqs.weight")?;
+        let long = contents.table("rope_factors_long.weight")?.or_else(|| freqs.clone());
+        let short = contents.table("rope_factors_short.weight")?.or(freqs);
         if let (Some(long), Some(short)) = (long, short) {
             let stretch = if kind == Some("linear") { factor.unwrap_or(1.0) } else { 1.0 };
             let scaled = |all: Vec<f32>| all.into_iter().map(|x| f64::from(x) * stretch).collect::<Vec<_>>();
@@ -304,8 +303,8 @@ mod tests {
             (name == "token_embd.weight").then(|| vec![320, 64])
         }
 
-        fn table(&self, _: &str) -> Option<Vec<f32>> {
-            None
+        fn table(&self, _: &str) -> Result<Option<Vec<f32>>, ConfigError> {
+            Ok(None)
         }
     }
 
@@ -316,8 +315,8 @@ mod tests {
             None
         }
 
-        fn table(&self, name: &str) -> Option<Vec<f32>> {
-            (name == "rope_freqs.weight").then(|| vec![1.0, 8.0])
+        fn table(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError> {
+            Ok((name == "rope_freqs.weight").then(|| vec![1.0, 8.0]))
         }
     }
 

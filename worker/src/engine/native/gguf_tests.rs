@@ -249,6 +249,14 @@ fn what_cannot_run_is_refused_by_name() {
             "the configuration has a vocabulary of 500, tensor `token_embd.weight` has 512 rows",
         ),
         (
+            |p| {
+                let table =
+                    NewTensor { name: "rope_freqs.weight".into(), dims: vec![1 << 17], ty: Type::F16 };
+                p.tensors.push((table, vec![0; 2 << 17]));
+            },
+            "the GGUF's metadata: `rope_freqs.weight` is [131072], a table of at most 65536 numbers expected",
+        ),
+        (
             |p| p.metadata.set("llama.feed_forward_length", 96),
             "tensor `blk.0.ffn_gate.weight` has shape [128, 64], [96, 64] expected",
         ),

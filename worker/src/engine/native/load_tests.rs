@@ -371,6 +371,13 @@ fn what_cannot_run_is_refused_by_name() {
             "config.json: `num_key_value_heads`: 4 heads are no multiple of 3",
         ),
         (
+            |c| {
+                c.config["architectures"] = json!(["MixtralForCausalLM"]);
+                c.config["num_local_experts"] = json!(1);
+            },
+            "config.json: `num_experts_per_tok` is missing",
+        ),
+        (
             |c| c.config["hidden_act"] = json!("gelu"),
             "config.json: `hidden_act` `gelu` cannot be run (can be: silu, gelu_pytorch_tanh)",
         ),

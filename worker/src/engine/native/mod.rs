@@ -17,6 +17,9 @@ mod tensors;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use lode_model::gguf::Metadata;
 
 use self::pages::{Pages, pages_for};
 use self::tensors::Mapped;
@@ -24,7 +27,7 @@ use super::{
     Engine, Format, Full, KvType, LoadError, LoadOptions, Logits, ModelFiles, ModelInfo, SequenceId, Slice,
     StepError, Want,
 };
-use crate::arch::{Config, Forward, Output, Plan};
+use crate::arch::{Config, Forward, Output, Pass, Plan};
 use crate::kernels::cpu::Cpu;
 use crate::kernels::{Batch, CacheShape, Float, Kernels, Kind, PAGE_LEN, Span};
 
@@ -35,18 +38,17 @@ const PASS_LOGITS: usize = 128;
 
 /// Loads a model onto the CPU.
 pub fn load(files: &ModelFiles, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
-    let kernels = Cpu::new(options.threads, options.scalar)?;
-    Ok(Box::new(Native::load(files, &options, kernels)?))
+    open(files)?.load(options)
 }
 
 /// Recognises a model and maps its files. A checkpoint says what it is before they are touched.
-fn open(files: &ModelFiles) -> Result<(Plan, Mapped), LoadError> {
+pub fn open(files: &ModelFiles) -> Result<Opened, LoadError> {
     if files.tensors.iter().all(|file| file.format == Format::Safetensors) {
         let plan = Plan::new(&Config::parse(&files.config_json)?)?;
-        return Ok((plan, Mapped::open(&files.tensors)?));
+        return Ok(Opened { plan, tensors: Mapped::open(&files.tensors)? });
     }
-    let mapped = Mapped::open(&files.tensors)?;
-    let config = match mapped.config()? {
+    let tensors = Mapped::open(&files.tensors)?;
+    let config = match tensors.config()? {
         Some(config) => config,
         None => Config::parse(&files.config_json)?,
     };
@@ -54,7 +56,26 @@ fn open(files: &ModelFiles) -> Result<(Plan, Mapped), LoadError> {
         LoadError::Config(error) => LoadError::Metadata(error),
         other => other,
     })?;
-    Ok((plan, mapped))
+    Ok(Opened { plan, tensors })
+}
+
+/// A model that can be run as far as its configuration and the headers of its files tell; no weight has been looked at.
+pub struct Opened {
+    plan: Plan,
+    tensors: Mapped,
+}
+
+impl Opened {
+    /// Of a GGUF, whose header is read this once.
+    pub fn metadata(&self) -> Option<Arc<Metadata>> {
+        self.tensors.metadata()
+    }
+
+    /// Loads it onto the CPU.
+    pub fn load(self, options: LoadOptions) -> Result<Box<dyn Engine>, LoadError> {
+        let kernels = Cpu::new(options.threads, options.scalar)?;
+        Ok(Box::new(Native::load(self, &options, kernels)?))
+    }
 }
 
 /// A model on the device of `K`.
@@ -91,8 +112,8 @@ struct Piece {
 }
 
 impl<K: Kernels + 'static> Native<K> {
-    fn load(files: &ModelFiles, options: &LoadOptions, mut kernels: K) -> Result<Self, LoadError> {
-        let (plan, mut tensors) = open(files)?;
+    fn load(opened: Opened, options: &LoadOptions, mut kernels: K) -> Result<Self, LoadError> {
+        let Opened { plan, mut tensors } = opened;
         let shape = plan.shape();
         let encoder = plan.is_encoder();
         let kind = match options.kv_type {
@@ -224,7 +245,8 @@ impl<K: Kernels + 'static> Native<K> {
         }
         self.output.logits.clear();
         self.output.hidden.clear();
-        self.model.forward(&mut self.kernels, &batch, &mut self.cache, &mut self.output)?;
+        let (kernels, cache, output) = (&mut self.kernels, &mut self.cache, &mut self.output);
+        self.model.forward(Pass { kernels, batch: &batch, cache, output })?;
 
         let (mut logits, mut hidden) = (self.output.logits.as_slice(), self.output.hidden.as_slice());
         rows.numbers.reserve(logits.len() + hidden.len());

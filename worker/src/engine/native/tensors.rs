@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use lode_model::gguf::{self, Metadata};
@@ -13,7 +14,7 @@ use lode_model::tensor::{Part, Tensor, read_blob};
 use super::map::{map, prefault};
 use super::parts;
 use crate::arch::gguf::{Contents, Place, place};
-use crate::arch::{Config, Tensors};
+use crate::arch::{Config, ConfigError, Tensors};
 use crate::engine::{BlobFile, Format, LoadError};
 use crate::kernels::{Dtype, Float, Scaled, Weight};
 
@@ -22,9 +23,12 @@ pub(super) struct Mapped {
     tensors: BTreeMap<String, Entry>,
     files: Vec<(PathBuf, Bytes)>,
     /// Of a GGUF, whose tensors have names of their own.
-    metadata: Option<Metadata>,
+    metadata: Option<Arc<Metadata>>,
     taken_bytes: u64,
 }
+
+/// Numbers of the longest table that is decoded whole: rotary factors, a scale for each expert.
+const MAX_TABLE: u64 = 1 << 16;
 
 struct Entry {
     file: usize,
@@ -58,9 +62,13 @@ impl Mapped {
                 mapped.add(tensor)?;
             }
         }
-        mapped.metadata = parts::join(headers)?;
+        mapped.metadata = parts::join(headers)?.map(Arc::new);
         prefault(ahead);
         Ok(mapped)
+    }
+
+    pub(super) fn metadata(&self) -> Option<Arc<Metadata>> {
+        self.metadata.clone()
     }
 
     /// The configuration that a GGUF's metadata is; `None` for a checkpoint.
@@ -143,7 +151,7 @@ impl Mapped {
         let short = name.strip_suffix(".weight").unwrap_or(name);
         let names = [format!("{short}.scale"), format!("{name}.scale")];
         let Some(name) = names.iter().find(|name| self.tensors.contains_key(*name)) else { return Ok(1.0) };
-        let factors = self.table(name).unwrap_or_default();
+        let factors = self.table(name).map_err(LoadError::Metadata)?.unwrap_or_default();
         let at = if factors.len() == 1 { 0 } else { usize::try_from(expert).unwrap_or(usize::MAX) };
         factors.get(at).copied().filter(|factor| factor.is_finite()).ok_or_else(|| {
             let reason = "it is no scale of a tensor".to_owned();
@@ -164,9 +172,16 @@ impl Contents for Mapped {
         self.tensors.get(name).map(|entry| entry.tensor.shape.clone())
     }
 
-    fn table(&self, name: &str) -> Option<Vec<f32>> {
-        let Entry { file, tensor } = self.tensors.get(name)?;
-        tensor.decode_f32(&self.files[*file].1).ok()
+    fn table(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError> {
+        let Some(Entry { file, tensor }) = self.tensors.get(name) else { return Ok(None) };
+        let wrong = |found: String| {
+            let expected = "a table of at most 65536 numbers";
+            Err(ConfigError::Type { field: name.to_owned(), found, expected })
+        };
+        if tensor.elements() > MAX_TABLE {
+            return wrong(format!("{:?}", tensor.shape));
+        }
+        tensor.decode_f32(&self.files[*file].1).map(Some).or_else(|error| wrong(error.to_string()))
     }
 }
 
