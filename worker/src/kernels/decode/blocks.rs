@@ -189,9 +189,26 @@ unsafe fn bits(at: *const u8) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, masks), masks)
 }
 
-/// Formats of 32 codes under one half, whose codes begin at byte `$codes` of a block.
-macro_rules! thirty_two {
-    ($($(#[$doc:meta])* $name:ident: $bytes:literal, $table:expr, |$at:ident| $codes:expr;)+) => {$(
+/// Where block k / 32 of a row begins, all of whose blocks have so many bytes.
+#[inline(always)]
+fn block(row: RowAt, k: usize, bytes: usize) -> *const u8 {
+    row.codes.wrapping_add(k / 32 * bytes)
+}
+
+/// The half that a block begins with.
+///
+/// # Safety
+/// Two bytes are there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn half(at: *const u8) -> __m256 {
+    // SAFETY: by the caller's promise.
+    unsafe { broadcast(Float::F16, at, 0) }
+}
+
+/// Formats of 32 codes under one scale: their table, and for number k of a row the scale and the codes of its 32.
+macro_rules! one_scale {
+    ($($(#[$doc:meta])* $name:ident: $table:expr, |$row:ident, $k:ident| $scale:expr, $codes:expr;)+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(in super::super) struct $name;
@@ -203,42 +220,43 @@ macro_rules! thirty_two {
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
-                // SAFETY: block k / 32 belongs to the row; its first two bytes are d.
-                unsafe { broadcast(Float::F16, row.codes.add(k / 32 * $bytes), 0) }
+            unsafe fn group(self, $row: RowAt, $k: usize) -> __m256 {
+                // SAFETY: the row has a scale for the 32 numbers from k, in their block or beside it.
+                unsafe { $scale }
             }
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
-                // SAFETY: block k / 32 belongs to the row, and what is read lies in it.
-                unsafe {
-                    let $at = row.codes.add(k / 32 * $bytes);
-                    $codes
-                }
+            unsafe fn codes(self, $row: RowAt, $k: usize) -> __m256i {
+                // SAFETY: what is read lies in the block of the 32 numbers from k, which belongs to the row.
+                unsafe { $codes }
             }
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn terms(self, d: __m256, _: usize) -> [Terms; 2] {
-                same(d)
+            unsafe fn terms(self, scale: __m256, _: usize) -> [Terms; 2] {
+                same(scale)
             }
         }
     )+};
 }
 
-thirty_two! {
-    Q8_0: 34, None, |at| _mm256_loadu_si256(at.add(2).cast());
-    Q4_0: 18, Some(AROUND_8), |at| halves(at.add(2));
+one_scale! {
+    Q8_0: None, |row, k| half(block(row, k, 34)), _mm256_loadu_si256(block(row, k, 34).add(2).cast());
+    Q4_0: Some(AROUND_8), |row, k| half(block(row, k, 18)), halves(block(row, k, 18).add(2));
     /// The fifth bit is stored where it means "nothing is taken off".
-    Q5_0: 22, None, |at| _mm256_or_si256(
-        clean_halves(at.add(6)),
-        _mm256_andnot_si256(bits(at.add(2)), _mm256_set1_epi8(-16)),
+    Q5_0: None, |row, k| half(block(row, k, 22)), _mm256_or_si256(
+        clean_halves(block(row, k, 22).add(6)),
+        _mm256_andnot_si256(bits(block(row, k, 22).add(2)), _mm256_set1_epi8(-16)),
     );
-    Iq4Nl: 18, Some(NON_LINEAR), |at| halves(at.add(2));
+    Iq4Nl: Some(NON_LINEAR), |row, k| half(block(row, k, 18)), halves(block(row, k, 18).add(2));
+    /// ggml's.
+    Mxfp4Block: Some(E2M1), |row, k| half_of_e8m0(*block(row, k, 17)), halves(block(row, k, 17).add(1));
+    /// That of tensor blobs.
+    Mxfp4: Some(E2M1), |row, k| half_of_e8m0(*row.scales.add(k / 32)), neighbours(row.codes.add(k / 2));
 }
 
-/// The same with a minimum, which is added.
+/// Formats of 32 codes under a half, with another that is added; both begin a block.
 macro_rules! thirty_two_and_minimum {
     ($($name:ident: $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
         #[derive(Clone, Copy)]
@@ -253,7 +271,7 @@ macro_rules! thirty_two_and_minimum {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn group(self, row: RowAt, k: usize) -> (__m256, __m256) {
-                let at = row.codes.wrapping_add(k / 32 * $bytes);
+                let at = block(row, k, $bytes);
                 // SAFETY: block k / 32 belongs to the row; it begins with d and m.
                 let (d, m) = unsafe { (broadcast(Float::F16, at, 0), broadcast(Float::F16, at, 1)) };
                 (d, _mm256_sub_ps(_mm256_set1_ps(-0.0), m))
@@ -262,11 +280,9 @@ macro_rules! thirty_two_and_minimum {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
+                let $at = block(row, k, $bytes);
                 // SAFETY: block k / 32 belongs to the row, and what is read lies in it.
-                unsafe {
-                    let $at = row.codes.add(k / 32 * $bytes);
-                    $codes
-                }
+                unsafe { $codes }
             }
 
             #[inline]
@@ -291,66 +307,6 @@ thirty_two_and_minimum! {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn half_of_e8m0(code: u8) -> __m256 {
     _mm256_set1_ps(e8m0_to_f32(code) * 0.5)
-}
-
-/// ggml's MXFP4.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Mxfp4Block;
-
-impl Codes for Mxfp4Block {
-    type Group = __m256;
-    const GROUP: usize = 32;
-    const TABLE: Option<[i8; 16]> = Some(E2M1);
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
-        // SAFETY: block k / 32 belongs to the row.
-        half_of_e8m0(unsafe { *row.codes.add(k / 32 * 17) })
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
-        // SAFETY: sixteen of the bytes of block k / 32.
-        unsafe { halves(row.codes.add(k / 32 * 17 + 1)) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn terms(self, scale: __m256, _: usize) -> [Terms; 2] {
-        same(scale)
-    }
-}
-
-/// MXFP4 of tensor blobs.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Mxfp4;
-
-impl Codes for Mxfp4 {
-    type Group = __m256;
-    const GROUP: usize = 32;
-    const TABLE: Option<[i8; 16]> = Some(E2M1);
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
-        // SAFETY: a row has a scale for each 32 of its numbers.
-        half_of_e8m0(unsafe { *row.scales.add(k / 32) })
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
-        // SAFETY: sixteen bytes from k / 2 belong to the row.
-        unsafe { neighbours(row.codes.add(k / 2)) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn terms(self, scale: __m256, _: usize) -> [Terms; 2] {
-        same(scale)
-    }
 }
 
 /// NVFP4 of tensor blobs.
