@@ -1,14 +1,14 @@
 //! Gemma 2: embeddings scaled by the root of the width, norms before and after each part, GELU, capped scores and
 //! logits, layers that alternate between a window and the whole context (transformers `modeling_gemma2.py`).
 
-use super::decoder::{self, Plan, SILENT, Silent};
+use super::plan::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError, Container, llama};
 use crate::kernels::Activation;
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let mut plan = of(config, "gemma2", &Silent { context_length: 8192, ..SILENT })?;
     // The first layer slides.
-    plan.slide(config, decoder::window(config, Some(4096))?, |layer| layer.is_multiple_of(2))?;
+    plan.slide(config, plan::window(config, Some(4096))?, |layer| layer.is_multiple_of(2))?;
     Ok(plan)
 }
 
@@ -25,8 +25,8 @@ pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -
     plan.embedding_scale = (plan.shape.embedding_length as f32).sqrt();
     let scalar = config.number("query_pre_attn_scalar", 256.0, 1e-3, 1e9)?;
     plan.attention_scale = (scalar as f32).powf(-0.5);
-    plan.attention_cap = decoder::cap(config, "attn_logit_softcapping")?;
-    plan.logits_cap = decoder::cap(config, "final_logit_softcapping")?;
+    plan.attention_cap = plan::cap(config, "attn_logit_softcapping")?;
+    plan.logits_cap = plan::cap(config, "final_logit_softcapping")?;
     plan.post_norms = true;
     // Files that name no activation, or an older one under `hidden_act`, mean this one.
     if config.text("hidden_activation")?.is_none() {

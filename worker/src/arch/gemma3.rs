@@ -1,7 +1,7 @@
 //! Gemma 3: Gemma 2 with norms of the heads of q and k, and one layer in six that sees everything and rotates more
 //! slowly (transformers `modeling_gemma3.py`).
 
-use super::decoder::{self, Plan, SILENT, Silent};
+use super::plan::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError, RopeConfig, RopeKind, gemma2};
 
 /// The text side of a model that sees images too. Its configuration says only what is not usual.
@@ -23,7 +23,7 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
         Some(every) => every,
         None => config.integer("_sliding_window_pattern", 1, 1 << 12)?.unwrap_or(6),
     };
-    plan.slide(config, decoder::window(config, Some(4096))?, |layer| !(layer + 1).is_multiple_of(every))?;
+    plan.slide(config, plan::window(config, Some(4096))?, |layer| !(layer + 1).is_multiple_of(every))?;
 
     let local = match config.rope_of_layers("sliding_attention", 10_000.0)? {
         Some(rope) => rope,

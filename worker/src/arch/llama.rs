@@ -1,7 +1,7 @@
 //! The llama family: grouped-query attention with rotary halves, RMS norms, SwiGLU.
 //! Covers Llama 1 to 3.x, with biases and tied embeddings.
 
-use super::decoder::{Plan, SILENT};
+use super::plan::{Plan, SILENT};
 use super::{Config, ConfigError, Container};
 use crate::kernels::Pairing;
 

@@ -1,7 +1,7 @@
 //! Mixtral: mistral with a mixture of experts in every layer (transformers `modeling_mixtral.py`).
 //! The weights of the experts that a token goes to are scaled to a sum of 1.
 
-use super::decoder::{self, ExpertPlan, Plan, SILENT, Silent};
+use super::plan::{self, ExpertPlan, Plan, SILENT, Silent};
 use super::{Config, ConfigError, llama};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
@@ -9,11 +9,11 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let silent = Silent { theta: 1e6, norm_eps: 1e-5, ..SILENT };
     let mut plan = Plan::of(config, "mixtral", &silent)?;
     plan.pairing = llama::pairing(config);
-    plan.slide(config, decoder::window(config, None)?, |_| true)?;
+    plan.slide(config, plan::window(config, None)?, |_| true)?;
     let count = config.integer("num_local_experts", 1, 1 << 12)?.unwrap_or(8);
     plan.experts = Some(ExpertPlan {
         count,
-        used: decoder::experts_used(config, count, 2)?,
+        used: plan::experts_used(config, count, 2)?,
         hidden_dim: plan.shape.hidden_dim,
         renormalise: true,
         names: ["block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"],

@@ -11,6 +11,7 @@ mod llama;
 mod mistral;
 mod mixtral;
 mod phi3;
+mod plan;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
@@ -95,7 +96,7 @@ pub trait Forward<K: Kernels>: Send {
 pub struct Plan(Kind);
 
 enum Kind {
-    Decoder(decoder::Plan),
+    Decoder(plan::Plan),
     Encoder(bert::Plan),
 }
 

@@ -1,7 +1,7 @@
 //! Phi3 and Phi 4: llama with q, k and v in one matrix and gate and up in another, heads that may rotate in part, and
 //! a window on every layer (transformers `modeling_phi3.py`).
 
-use super::decoder::{self, Plan, SILENT, Silent};
+use super::plan::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
@@ -9,6 +9,6 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     plan.fused = true;
     plan.out_bias = Some(false);
     plan.mlp_bias = Some(false);
-    plan.slide(config, decoder::window(config, None)?, |_| true)?;
+    plan.slide(config, plan::window(config, None)?, |_| true)?;
     Ok(plan)
 }

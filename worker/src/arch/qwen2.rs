@@ -1,7 +1,7 @@
 //! Qwen2 and 2.5: llama with biases on q, k and v (transformers `modeling_qwen2.py`).
 //! A window counts only if the configuration turns it on, and then from some layer on.
 
-use super::decoder::{self, Plan, SILENT};
+use super::plan::{self, Plan, SILENT};
 use super::{Config, ConfigError, llama};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
@@ -20,5 +20,5 @@ pub(super) fn windows(config: &Config, plan: &mut Plan) -> Result<(), ConfigErro
         return Ok(());
     }
     let first = config.integer("max_window_layers", 0, 1 << 32)?.unwrap_or(28);
-    plan.slide(config, decoder::window(config, Some(4096))?, |layer| layer >= first)
+    plan.slide(config, plan::window(config, Some(4096))?, |layer| layer >= first)
 }

@@ -1,7 +1,7 @@
 //! Qwen3: heads of a size of their own, each with a norm of q and k before the rotation, and no biases
 //! (transformers `modeling_qwen3.py`).
 
-use super::decoder::{Plan, SILENT, Silent};
+use super::plan::{Plan, SILENT, Silent};
 use super::{Config, ConfigError, llama, qwen2};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {

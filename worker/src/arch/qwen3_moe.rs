@@ -1,7 +1,7 @@
 //! Qwen3 with a mixture of experts in most or all layers (transformers `modeling_qwen3_moe.py`).
 //! The other layers have one gated part of another width.
 
-use super::decoder::{self, ExpertPlan, Plan, SILENT};
+use super::plan::{self, ExpertPlan, Plan, SILENT};
 use super::{Config, ConfigError, qwen3};
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
@@ -12,7 +12,7 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     };
     plan.experts = Some(ExpertPlan {
         count,
-        used: decoder::experts_used(config, count, 8)?,
+        used: plan::experts_used(config, count, 8)?,
         hidden_dim: config.integer("moe_intermediate_size", 1, 1 << 22)?.unwrap_or(768),
         renormalise: config.flag("norm_topk_prob", false)?,
         names: ["mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"],

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use super::embed::{EmbedJob, Pool};
 use super::generate::{Generation, Job, Next};
 use super::protocol::{RunnerError, WindowScores};
+use super::slot::{Scoring, Slot, Work};
 use crate::engine::{Engine, Full, Logits, SequenceId, Slice, StepError, Want};
 use crate::text::sampler::LogSoftmax;
 
@@ -105,30 +106,6 @@ struct Loop {
     num_parallel: usize,
     batch_tokens: usize,
     clock: u64,
-}
-
-/// An open sequence. Idle ones are kept, so that a prompt that begins alike need not be computed again.
-struct Slot {
-    sequence: SequenceId,
-    /// The ids that the engine holds for it.
-    cached: Vec<u32>,
-    /// The ids that it is to take next.
-    pending: Vec<u32>,
-    last_used: u64,
-    work: Work,
-}
-
-enum Work {
-    Idle,
-    Generate(Box<Generation>),
-    Score(Scoring),
-    Embed(Pool),
-}
-
-struct Scoring {
-    job: ScoreJob,
-    window: usize,
-    done: Vec<WindowScores>,
 }
 
 /// The part of a step that belongs to one slot.
@@ -498,43 +475,6 @@ impl Loop {
             command.fail(RunnerError::failed(&error));
         }
         false
-    }
-}
-
-impl Slot {
-    fn is_runnable(&self) -> bool {
-        match &self.work {
-            Work::Idle => false,
-            Work::Generate(generation) => !generation.is_stalled(),
-            Work::Score(_) | Work::Embed(_) => true,
-        }
-    }
-
-    /// Done with its work; what it has cached stays.
-    fn rest(&mut self) {
-        self.work = Work::Idle;
-        self.pending.clear();
-    }
-
-    /// Answers with the vector of a text.
-    fn finish(&mut self) {
-        if let Work::Embed(pool) = std::mem::replace(&mut self.work, Work::Idle) {
-            pool.finish();
-        }
-    }
-
-    fn fail(&mut self, error: RunnerError) {
-        match std::mem::replace(&mut self.work, Work::Idle) {
-            Work::Idle => {}
-            Work::Generate(mut generation) => {
-                generation.fail(error);
-            }
-            Work::Score(scoring) => {
-                let _ = scoring.job.answer.send(Err(error));
-            }
-            Work::Embed(pool) => pool.fail(error),
-        }
-        self.pending.clear();
     }
 }
 

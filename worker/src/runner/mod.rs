@@ -10,6 +10,7 @@ pub mod process;
 mod prompt;
 pub mod protocol;
 mod server;
+mod slot;
 mod text_side;
 
 #[cfg(test)]

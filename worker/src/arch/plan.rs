@@ -1,0 +1,224 @@
+//! What a decoder's configuration means: numbers, norms, windows, rotations, experts. A family's file makes a [`Plan`] of its
+//! own from llama's; `decoder` builds and runs it.
+
+use super::{Config, ConfigError, RopeConfig, RopeKind, Shape};
+use crate::kernels::{Activation, Pairing};
+
+/// A configuration, checked. [`Plan::of`] makes llama's; the other families change what differs.
+pub(super) struct Plan {
+    pub(super) shape: Shape,
+    pub(super) norm_eps: f32,
+    /// Added to every norm's weight.
+    pub(super) norm_plus: f32,
+    pub(super) embedding_scale: f32,
+    /// The embedding table is the head too.
+    pub(super) tied: bool,
+    /// The rotary tables that the layers point into.
+    pub(super) ropes: Vec<RopeConfig>,
+    /// How many dimensions of a head rotate.
+    pub(super) rotated: usize,
+    pub(super) pairing: Pairing,
+    pub(super) attention_scale: f32,
+    pub(super) attention_cap: Option<f32>,
+    pub(super) logits_cap: Option<f32>,
+    /// Of q, k and v; `None`: if they are there. The same below.
+    pub(super) qkv_bias: Option<bool>,
+    pub(super) out_bias: Option<bool>,
+    pub(super) mlp_bias: Option<bool>,
+    /// A norm of each head of q and k.
+    pub(super) head_norms: bool,
+    /// A norm of what attention and the feed-forward part give, before it is added.
+    pub(super) post_norms: bool,
+    /// q, k and v are one matrix, and so are gate and up.
+    pub(super) fused: bool,
+    pub(super) activation: Activation,
+    pub(super) experts: Option<ExpertPlan>,
+    pub(super) layers: Vec<Layer>,
+}
+
+/// What differs between the layers of a model.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Layer {
+    /// Keys that a row sees; all for `None`.
+    pub(super) window: Option<usize>,
+    /// Which of [`Plan::ropes`].
+    pub(super) rope: usize,
+    /// A mixture of experts rather than one gated part.
+    pub(super) experts: bool,
+}
+
+pub(super) struct ExpertPlan {
+    pub(super) count: usize,
+    pub(super) used: usize,
+    pub(super) hidden_dim: usize,
+    pub(super) renormalise: bool,
+    /// Names within a layer: the router, what is before an expert's number, and its gate, up and down.
+    pub(super) names: [&'static str; 5],
+}
+
+/// What transformers assumes where a configuration is silent.
+pub(super) struct Silent {
+    pub(super) theta: f64,
+    pub(super) norm_eps: f64,
+    /// `None`: the width over the heads.
+    pub(super) head_dim: Option<usize>,
+    pub(super) tied: bool,
+    /// Of the heads, and of those of keys; `None`: the configuration has to say, and as many as heads.
+    pub(super) heads: Option<[usize; 2]>,
+    pub(super) vocab_size: Option<usize>,
+    pub(super) context_length: usize,
+}
+
+/// What it assumes for llama and most others.
+pub(super) const SILENT: Silent = Silent {
+    theta: 10_000.0,
+    norm_eps: 1e-6,
+    head_dim: None,
+    tied: false,
+    heads: None,
+    vocab_size: None,
+    context_length: 2048,
+};
+
+impl Plan {
+    /// A plain decoder: pre-norms, SwiGLU, no windows, no biases but those that are there.
+    pub(super) fn of(
+        config: &Config,
+        architecture: &'static str,
+        silent: &Silent,
+    ) -> Result<Self, ConfigError> {
+        let embedding_length = config.need("hidden_size", 1, 1 << 20)?;
+        let field = |name, silent: Option<usize>, max| match config.integer(name, 1, max)?.or(silent) {
+            Some(found) => Ok(found),
+            None => Err(ConfigError::Missing { field: name }),
+        };
+        let n_heads = field("num_attention_heads", silent.heads.map(|heads| heads[0]), 1 << 14)?;
+        let n_kv_heads =
+            field("num_key_value_heads", silent.heads.map(|heads| heads[1]).or(Some(n_heads)), 1 << 14)?;
+        let relation = |field, rule: String| Err(ConfigError::Relation { field, rule });
+        if !n_heads.is_multiple_of(n_kv_heads) {
+            return relation(
+                "num_key_value_heads",
+                format!("{n_heads} heads are no multiple of {n_kv_heads}"),
+            );
+        }
+        let head_dim = match config.integer("head_dim", 2, 1 << 12)?.or(silent.head_dim) {
+            Some(head_dim) => head_dim,
+            None if embedding_length.is_multiple_of(n_heads) => embedding_length / n_heads,
+            None => {
+                let rule =
+                    format!("{embedding_length} is no multiple of {n_heads} heads, and there is no head_dim");
+                return relation("hidden_size", rule);
+            }
+        };
+        if !head_dim.is_multiple_of(2) {
+            return relation("head_dim", format!("{head_dim} is odd, so it cannot be rotated in pairs"));
+        }
+        let layers = config.need("num_hidden_layers", 1, 1 << 12)?;
+        let shape = Shape {
+            architecture,
+            vocab_size: field("vocab_size", silent.vocab_size, 1 << 24)?,
+            context_length: field("max_position_embeddings", Some(silent.context_length), 1 << 26)?,
+            embedding_length,
+            hidden_dim: config.need("intermediate_size", 1, 1 << 22)?,
+            layers,
+            n_heads,
+            n_kv_heads,
+            head_dim,
+        };
+        Ok(Self {
+            shape,
+            norm_eps: config.number("rms_norm_eps", silent.norm_eps, 0.0, 1.0)? as f32,
+            norm_plus: 0.0,
+            embedding_scale: 1.0,
+            tied: config.flag("tie_word_embeddings", silent.tied)?,
+            ropes: vec![config.rope(silent.theta)?],
+            rotated: rotated(config, head_dim)?,
+            pairing: Pairing::Halves,
+            attention_scale: 1.0 / (head_dim as f32).sqrt(),
+            attention_cap: None,
+            logits_cap: None,
+            qkv_bias: config.optional_flag("attention_bias")?,
+            out_bias: config.optional_flag("attention_bias")?,
+            mlp_bias: config.optional_flag("mlp_bias")?,
+            head_norms: false,
+            post_norms: false,
+            fused: false,
+            activation: activation(config)?,
+            experts: None,
+            layers: vec![Layer::default(); layers],
+        })
+    }
+
+    /// Puts `window` on the layers that `layer_types` calls sliding, or where it says nothing on those that `otherwise` does.
+    pub(super) fn slide(
+        &mut self,
+        config: &Config,
+        window: Option<usize>,
+        otherwise: impl Fn(usize) -> bool,
+    ) -> Result<(), ConfigError> {
+        let types = config.layer_types(self.layers.len())?;
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            let slides = types.as_ref().map_or_else(|| otherwise(index), |t| t[index] == "sliding_attention");
+            layer.window = window.filter(|_| slides);
+        }
+        Ok(())
+    }
+
+    /// What only shows once the family has had its say.
+    pub(super) fn check(self) -> Result<Self, ConfigError> {
+        for rope in &self.ropes {
+            if let RopeKind::LongRope { short, long, .. } = &rope.kind
+                && let Some(list) = [short, long].into_iter().find(|list| list.len() != self.rotated / 2)
+            {
+                let rule = format!("{} factors for {} pairs", list.len(), self.rotated / 2);
+                return Err(ConfigError::Relation { field: "rope_scaling", rule });
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// How many of `count` experts a row goes to: `silent` where the configuration does not say, if there are as many.
+pub(super) fn experts_used(config: &Config, count: usize, silent: usize) -> Result<usize, ConfigError> {
+    let field = "num_experts_per_tok";
+    let silent = (silent <= count).then_some(silent);
+    config.integer(field, 1, count as u64)?.or(silent).ok_or(ConfigError::Missing { field })
+}
+
+/// A number of keys; 0 and null stand for all of them, `silent` is meant where the configuration does not mention it.
+pub(super) fn window(config: &Config, silent: Option<usize>) -> Result<Option<usize>, ConfigError> {
+    if !config.mentions("sliding_window") {
+        return Ok(silent);
+    }
+    Ok(config.integer("sliding_window", 0, 1 << 32)?.filter(|window| *window > 0))
+}
+
+/// A cap that scores or logits approach; none for null.
+pub(super) fn cap(config: &Config, field: &'static str) -> Result<Option<f32>, ConfigError> {
+    let cap = config.number(field, 0.0, 0.0, 1e9)?;
+    Ok((cap > 0.0).then_some(cap as f32))
+}
+
+fn activation(config: &Config) -> Result<Activation, ConfigError> {
+    let field = if config.mentions("hidden_activation") { "hidden_activation" } else { "hidden_act" };
+    match config.text(field)? {
+        None | Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+        Some(other) => Err(ConfigError::Unsupported {
+            field: field.to_owned(),
+            found: format!("`{other}`"),
+            supported: "silu, gelu_pytorch_tanh",
+        }),
+    }
+}
+
+fn rotated(config: &Config, head_dim: usize) -> Result<usize, ConfigError> {
+    let share = config.number("partial_rotary_factor", 1.0, 0.0, 1.0)?;
+    let rotated = (head_dim as f64 * share) as usize;
+    if rotated < 2 || !rotated.is_multiple_of(2) {
+        let rule = format!("{share} of {head_dim} dimensions cannot be rotated in pairs");
+        return Err(ConfigError::Relation { field: "partial_rotary_factor", rule });
+    }
+    Ok(rotated)
+}

@@ -1,0 +1,68 @@
+//! An open sequence of the engine and what it is at work on; the batch loop keeps a few.
+
+use super::batch::ScoreJob;
+use super::embed::Pool;
+use super::generate::Generation;
+use super::protocol::{RunnerError, WindowScores};
+use crate::engine::SequenceId;
+
+/// An open sequence. Idle ones are kept, so that a prompt that begins alike need not be computed again.
+pub(super) struct Slot {
+    pub(super) sequence: SequenceId,
+    /// The ids that the engine holds for it.
+    pub(super) cached: Vec<u32>,
+    /// The ids that it is to take next.
+    pub(super) pending: Vec<u32>,
+    pub(super) last_used: u64,
+    pub(super) work: Work,
+}
+
+pub(super) enum Work {
+    Idle,
+    Generate(Box<Generation>),
+    Score(Scoring),
+    Embed(Pool),
+}
+
+pub(super) struct Scoring {
+    pub(super) job: ScoreJob,
+    pub(super) window: usize,
+    pub(super) done: Vec<WindowScores>,
+}
+
+impl Slot {
+    pub(super) fn is_runnable(&self) -> bool {
+        match &self.work {
+            Work::Idle => false,
+            Work::Generate(generation) => !generation.is_stalled(),
+            Work::Score(_) | Work::Embed(_) => true,
+        }
+    }
+
+    /// Done with its work; what it has cached stays.
+    pub(super) fn rest(&mut self) {
+        self.work = Work::Idle;
+        self.pending.clear();
+    }
+
+    /// Answers with the vector of a text.
+    pub(super) fn finish(&mut self) {
+        if let Work::Embed(pool) = std::mem::replace(&mut self.work, Work::Idle) {
+            pool.finish();
+        }
+    }
+
+    pub(super) fn fail(&mut self, error: RunnerError) {
+        match std::mem::replace(&mut self.work, Work::Idle) {
+            Work::Idle => {}
+            Work::Generate(mut generation) => {
+                generation.fail(error);
+            }
+            Work::Score(scoring) => {
+                let _ = scoring.job.answer.send(Err(error));
+            }
+            Work::Embed(pool) => pool.fail(error),
+        }
+        self.pending.clear();
+    }
+}
