@@ -38,6 +38,10 @@ pub enum Error {
     Runner(RunnerError),
     #[error("the model's runner went away")]
     RunnerGone,
+    #[error(
+        "the model's runner ended while it loaded the model; the worker's log says how, and a signal 9 there is often a lack of memory"
+    )]
+    LoadEnded,
     #[error(transparent)]
     Launch(#[from] ProcessError),
     #[error("cannot listen on {address}: {source}")]

@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::protocol::{
-    EmbedRequest, EmbedResponse, Event, GenerateRequest, LoadRequest, Loaded, Rendered, RunnerError,
-    ScoreRequest, ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, Loaded, Rendered,
+    RunnerError, ScoreRequest, ScoreResponse, Status,
 };
 
 /// An answer that is not a stream is at most this long.
@@ -34,6 +34,13 @@ pub enum CallError {
     /// It cannot be reached, or went away: it has crashed or is being stopped.
     #[error("the runner of this model went away")]
     Gone(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl CallError {
+    /// Whether there is no runner any more, whenever it went.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, CallError::Gone(_) | CallError::Runner(RunnerError { kind: ErrorKind::Stopped, .. }))
+    }
 }
 
 fn gone(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError {

@@ -203,8 +203,10 @@ impl Inner {
         };
         let load = async {
             let runner = self.launcher.launch().await?;
-            let loaded = runner.client().load(&request).await?;
-            Ok::<_, Error>((runner, loaded))
+            match runner.client().load(&request).await {
+                Err(error) if error.is_gone() => Err(Error::LoadEnded),
+                loaded => Ok((runner, loaded?)),
+            }
         };
         let (runner, loaded) = tokio::time::timeout(options.load_timeout, load)
             .await

@@ -252,6 +252,13 @@ async fn what_does_not_load_says_why_and_leaves_nothing() {
     let unknown = bench.acquire(&wanted(&Digest::sha256(b"x"))).await.err().unwrap();
     assert!(matches!(unknown, Error::ModelUnknown(_)));
 
+    // A runner that ends while it loads is no answer to a request, and not asked again for it.
+    let ending = InProcess::new(Arc::new(|_| Err(RunnerError::stopped("on its way out"))));
+    let bench = self::bench(ending, |_| {}).await;
+    let model = bench.model(1);
+    assert!(matches!(bench.acquire(&model).await.err().unwrap(), Error::LoadEnded));
+    assert_eq!(bench.launched(), 1);
+
     // It loads for as long as it is waited for.
     let (given_up, waited_for) = std::sync::mpsc::channel::<()>();
     let waited_for = std::sync::Mutex::new(waited_for);
