@@ -73,27 +73,13 @@ fn set_host(url: &mut Url, written: &str, host: &str) {
 
 /// Whether `host` (a name or an address, without port, brackets allowed) is this machine.
 pub fn is_loopback_host(host: &str) -> bool {
-    Host::parse(host).is_ok_and(|host| is_loopback(&host.as_ref_str()))
+    Host::parse(host).is_ok_and(|host| is_loopback(&host))
 }
 
-trait AsRefStr {
-    fn as_ref_str(&self) -> Host<&str>;
-}
-
-impl AsRefStr for Host<String> {
-    fn as_ref_str(&self) -> Host<&str> {
-        match self {
-            Host::Domain(name) => Host::Domain(name),
-            Host::Ipv4(ip) => Host::Ipv4(*ip),
-            Host::Ipv6(ip) => Host::Ipv6(*ip),
-        }
-    }
-}
-
-pub(crate) fn is_loopback(host: &Host<&str>) -> bool {
+pub(crate) fn is_loopback(host: &Host<impl AsRef<str>>) -> bool {
     match host {
         Host::Domain(name) => {
-            let name = name.trim_end_matches('.');
+            let name = name.as_ref().trim_end_matches('.');
             name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost")
         }
         Host::Ipv4(ip) => IpAddr::V4(*ip).is_loopback(),

@@ -88,7 +88,7 @@ impl Registry {
         digest: &Digest,
         from: Option<&Repository>,
     ) -> Result<bool, Error> {
-        match self.open_session(repository, digest, from, true).await? {
+        match self.open_session(repository, digest, from).await? {
             None => Ok(true),
             Some(location) => {
                 self.session_cancel(repository, &location).await;
@@ -123,7 +123,7 @@ impl Registry {
                 Err(error) => return Err(error),
             }
         }
-        let Some(location) = self.open_session(repository, digest, from, true).await? else {
+        let Some(location) = self.open_session(repository, digest, from).await? else {
             return Ok(Offer::Present);
         };
         // A registry without anonymous mounts may have it all the same.
@@ -186,7 +186,7 @@ impl Registry {
         progress: Arc<dyn Progress>,
         digest: impl Future<Output = Result<Digest, E>>,
     ) -> Result<Digest, E> {
-        let location = self.open_unnamed_session(repository).await?;
+        let location = self.open_empty_session(repository, Algorithm::Sha256).await?;
         let sending = Sending::new(self, repository, content, progress);
         let named = async {
             let digest = digest.await?;
@@ -215,48 +215,42 @@ impl Registry {
         Memory::of(self.inner().options.upload_memory.as_ref(), &self.base, repository, digest)
     }
 
-    /// Opens a session for bytes whose digest is still to come.
-    async fn open_unnamed_session(&self, repository: &Repository) -> Result<Url, Error> {
-        let url = self.v2(repository, "blobs/uploads/");
-        let request = Request::new(Method::POST, url.clone(), Scope::push(repository));
-        let response = self.inner().send(&request).await?;
-        match response.status() {
-            StatusCode::ACCEPTED => self.location(response.headers(), response.url()),
-            _ => Err(transport::refused(response, &url).await),
-        }
-    }
-
-    /// Opens a session, or none if the blob was mounted instead.
+    /// Opens a session for a blob, or none if it was mounted instead.
     async fn open_session(
         &self,
         repository: &Repository,
         digest: &Digest,
         from: Option<&Repository>,
-        mount: bool,
     ) -> Result<Option<Url>, Error> {
         let mut url = self.v2(repository, "blobs/uploads/");
         let mut scope = Scope::push(repository);
-        if mount {
-            url.query_pairs_mut().append_pair("mount", &digest.to_string());
-        }
+        url.query_pairs_mut().append_pair("mount", digest.as_str());
         if let Some(from) = from {
             url.query_pairs_mut().append_pair("from", from.as_str());
             scope = scope.and_pull(from);
         }
-        if digest.algorithm() != Algorithm::Sha256 {
-            url.query_pairs_mut().append_pair("digest-algorithm", digest.algorithm().as_str());
-        }
+        append_algorithm(&mut url, digest.algorithm());
         let request = Request::new(Method::POST, url.clone(), scope);
         let response = self.inner().send(&request).await?;
         match response.status() {
-            StatusCode::CREATED if mount => Ok(None),
-            StatusCode::ACCEPTED | StatusCode::CREATED => {
-                self.location(response.headers(), response.url()).map(Some)
-            }
+            StatusCode::CREATED => Ok(None),
+            StatusCode::ACCEPTED => self.location(response.headers(), response.url()).map(Some),
             // Some registries refuse a mount that they cannot do instead of opening a session.
-            StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED if mount => {
-                Box::pin(self.open_session(repository, digest, None, false)).await
+            StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+                self.open_empty_session(repository, digest.algorithm()).await.map(Some)
             }
+            _ => Err(transport::refused(response, &url).await),
+        }
+    }
+
+    /// Opens a session for bytes that a digest by `algorithm` will name.
+    async fn open_empty_session(&self, repository: &Repository, algorithm: Algorithm) -> Result<Url, Error> {
+        let mut url = self.v2(repository, "blobs/uploads/");
+        append_algorithm(&mut url, algorithm);
+        let request = Request::new(Method::POST, url.clone(), Scope::push(repository));
+        let response = self.inner().send(&request).await?;
+        match response.status() {
+            StatusCode::ACCEPTED | StatusCode::CREATED => self.location(response.headers(), response.url()),
             _ => Err(transport::refused(response, &url).await),
         }
     }
@@ -292,6 +286,13 @@ impl Registry {
         let value =
             headers.get(header::LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(missing)?;
         from.join(value).ok().filter(|url| matches!(url.scheme(), "http" | "https")).ok_or_else(missing)
+    }
+}
+
+/// Says what the bytes will be named by, where that is not what every registry takes it to be.
+fn append_algorithm(url: &mut Url, algorithm: Algorithm) {
+    if algorithm != Algorithm::Sha256 {
+        url.query_pairs_mut().append_pair("digest-algorithm", algorithm.as_str());
     }
 }
 
@@ -435,7 +436,7 @@ impl<'a> Sending<'a> {
 
     async fn fresh_session(&self, digest: &Digest) -> Result<Option<Url>, Error> {
         self.memory(digest).forget().await;
-        self.registry.open_session(self.repository, digest, None, true).await
+        self.registry.open_session(self.repository, digest, None).await
     }
 
     fn first_chunk_bytes(&self) -> u64 {
