@@ -7,12 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedMutexGuard, watch};
 
-pub(crate) struct Locks<K: Hash + Eq + Clone>(Arc<Mutex<HashMap<K, Arc<Slot>>>>);
+type Slots<K> = Arc<Mutex<HashMap<K, Slot>>>;
+
+pub(crate) struct Locks<K: Hash + Eq + Clone>(Slots<K>);
 
 struct Slot {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Counts those who came for this key.
     arrivals: watch::Sender<u64>,
+    /// How many of them hold it or wait.
+    here: usize,
 }
 
 /// The turn of one holder; dropping it lets the next one in.
@@ -23,11 +27,10 @@ pub(crate) struct Held<K: Hash + Eq + Clone> {
     _entry: Entry<K>,
 }
 
-/// Keeps the map's entry for as long as someone holds or waits.
+/// Keeps the map's slot for as long as someone holds or waits.
 struct Entry<K: Hash + Eq + Clone> {
-    locks: Arc<Mutex<HashMap<K, Arc<Slot>>>>,
+    slots: Slots<K>,
     key: K,
-    slot: Arc<Slot>,
 }
 
 impl<K: Hash + Eq + Clone> Default for Locks<K> {
@@ -39,21 +42,21 @@ impl<K: Hash + Eq + Clone> Default for Locks<K> {
 impl<K: Hash + Eq + Clone> Locks<K> {
     /// Waits for the key. Whoever holds it learns through `superseded` that someone came.
     pub(crate) async fn lock(&self, key: K) -> Held<K> {
-        let entry = {
+        let (turn, arrivals, ticket) = {
             let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let slot = slots
-                .entry(key.clone())
-                .or_insert_with(|| Arc::new(Slot { turn: Arc::default(), arrivals: watch::Sender::new(0) }));
-            Entry { locks: self.0.clone(), key, slot: slot.clone() }
+            let slot = slots.entry(key.clone()).or_insert_with(|| Slot {
+                turn: Arc::default(),
+                arrivals: watch::Sender::new(0),
+                here: 0,
+            });
+            slot.here += 1;
+            slot.arrivals.send_modify(|arrivals| *arrivals += 1);
+            let arrivals = slot.arrivals.subscribe();
+            let ticket = *arrivals.borrow();
+            (slot.turn.clone(), arrivals, ticket)
         };
-        let mut ticket = 0;
-        entry.slot.arrivals.send_modify(|arrivals| {
-            *arrivals += 1;
-            ticket = *arrivals;
-        });
-        let arrivals = entry.slot.arrivals.subscribe();
-        let turn = entry.slot.turn.clone().lock_owned().await;
-        Held { _turn: turn, arrivals, ticket, _entry: entry }
+        let entry = Entry { slots: self.0.clone(), key };
+        Held { _turn: turn.lock_owned().await, arrivals, ticket, _entry: entry }
     }
 }
 
@@ -62,7 +65,7 @@ impl<K: Hash + Eq + Clone> Held<K> {
     pub(crate) async fn superseded(&mut self) {
         let ticket = self.ticket;
         if self.arrivals.wait_for(|arrivals| *arrivals > ticket).await.is_err() {
-            // The sender lives in our own entry, so it cannot be gone; and without it nobody can come.
+            // The sender stays while our own entry does, so it cannot be gone; and without it nobody can come.
             std::future::pending::<()>().await;
         }
     }
@@ -70,9 +73,10 @@ impl<K: Hash + Eq + Clone> Held<K> {
 
 impl<K: Hash + Eq + Clone> Drop for Entry<K> {
     fn drop(&mut self) {
-        let mut slots = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        // Two: the map's and ours.
-        if Arc::strong_count(&self.slot) == 2 {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = slots.get_mut(&self.key) else { return };
+        slot.here -= 1;
+        if slot.here == 0 {
             slots.remove(&self.key);
         }
     }
@@ -102,6 +106,21 @@ mod tests {
         let mut given_up = Box::pin(locks.lock("a"));
         assert!(futures::poll!(&mut given_up).is_pending());
         drop((given_up, second, other));
+        assert!(locks.0.lock().expect("lock").is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn nothing_stays_of_turns_that_end_at_once() {
+        let locks = Arc::new(Locks::default());
+        let turns = (0..8).map(|_| {
+            let locks = locks.clone();
+            tokio::spawn(async move {
+                for key in 0..500 {
+                    drop(locks.lock(key).await);
+                }
+            })
+        });
+        futures::future::try_join_all(turns).await.expect("no panic");
         assert!(locks.0.lock().expect("lock").is_empty());
     }
 }

@@ -3,6 +3,7 @@
 use futures::TryStreamExt;
 
 use crate::blobs::key;
+use crate::error::chain;
 use crate::store::{millis, now_ms};
 use crate::{Error, Registry};
 
@@ -16,10 +17,15 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
         let mut ended = false;
         for row in registry.store().uploads_resting(cutoff, BATCH).await? {
             let id = row.id;
-            // Somebody else may go on with it, or drop it, at this very moment.
-            if registry.upload_end(row).await? {
-                tracing::info!(%id, "abandoned upload dropped");
-                ended = true;
+            match registry.upload_end(row).await {
+                Ok(true) => {
+                    tracing::info!(%id, "abandoned upload dropped");
+                    ended = true;
+                }
+                // Somebody else goes on with it, or dropped it, at this very moment.
+                Ok(false) => {}
+                // One that cannot be dropped must not keep the others.
+                Err(error) => tracing::warn!(%id, error = chain(&error), "abandoned upload stays for now"),
             }
         }
         if !ended {
@@ -33,9 +39,15 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
             tracing::info!(
                 key = file.key,
                 size_bytes = file.size_bytes,
-                "bytes of a forgotten upload dropped"
+                "dropping bytes of a forgotten upload"
             );
-            registry.upload_drop(&file.key).await?;
+            if let Err(error) = registry.upload_drop(&file.key).await {
+                tracing::warn!(
+                    key = file.key,
+                    error = chain(&error),
+                    "bytes of a forgotten upload stay for now"
+                );
+            }
         }
     }
     Ok(())

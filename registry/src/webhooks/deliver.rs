@@ -171,7 +171,9 @@ fn pause_after(attempts: i64) -> Duration {
 async fn tidy(registry: &Registry) -> Result<(), Error> {
     let now = now_ms();
     // Twice the time: whoever still has the address in its settings gives up by itself.
-    let created_before = now.saturating_sub(2 * millis(registry.config().webhook_give_up) + millis(TIDY));
+    let created_before = now
+        .saturating_sub(millis(registry.config().webhook_give_up).saturating_mul(2))
+        .saturating_sub(millis(TIDY));
     registry.store().deliveries_abandon(created_before, now).await?;
     registry.store().deliveries_forget(now - millis(KEPT)).await
 }

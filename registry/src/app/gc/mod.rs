@@ -15,6 +15,7 @@ use tokio::sync::MutexGuard;
 use super::{Registry, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::error::chain;
 use crate::metrics;
 use crate::store::{self, Doomed, Place, Reason, Turn, Why, now_ms};
 
@@ -23,6 +24,9 @@ pub use undo::Restored;
 
 /// How many rows one transaction looks at: few enough that pushes do not wait for it.
 const BATCH: i64 = 100;
+
+/// After so many in a row whose bytes cannot be removed, the rest is left to the next run.
+const GIVE_UP_AFTER: u32 = 3;
 
 /// The name of the turn that replicas take.
 const TURN: &str = "collection";
@@ -173,18 +177,38 @@ impl Registry {
             after = last.digest.as_str().to_owned();
             again!(self.gc_condemn(&blobs, run).await)?;
         }
-        // 5. The bytes of tombstones go, also of those that a crash left, and then the tombstones.
-        let mut after = String::new();
+        // 5. Records that are old enough.
+        let history = store::millis(self.config.gc_history);
+        self.store.removals_expire(run.now.saturating_sub(history)).await?;
+        // 6. The bytes of tombstones go, also of those that a crash left, and then the tombstones. Bytes that cannot be removed
+        //    must not keep others from going; they are told of in the end.
+        let (mut after, mut kept) = (String::new(), None);
         loop {
             let doomed = self.store.tombstones(&after, BATCH).await?;
             let Some(last) = doomed.last() else { break };
             after.clone_from(&last.store_key);
-            self.gc_bury(&doomed, &mut report).await?;
+            if self.gc_bury(&doomed, &mut report).await.is_err() {
+                kept = self.gc_bury_apart(&doomed, &mut report).await?.or(kept);
+            }
         }
-        // 6. Records that are old enough.
-        let history = store::millis(self.config.gc_history);
-        self.store.removals_expire(run.now.saturating_sub(history)).await?;
-        Ok(report)
+        kept.map_or(Ok(report), Err)
+    }
+
+    /// As `gc_bury`, one at a time, and says what went wrong with the last that could not go. Where none can, the storage is away.
+    async fn gc_bury_apart(&self, doomed: &[Doomed], report: &mut GcReport) -> Result<Option<Error>, Error> {
+        let (mut kept, mut in_a_row) = (None, 0);
+        for blob in doomed {
+            match self.gc_bury(std::slice::from_ref(blob), report).await {
+                Ok(()) => in_a_row = 0,
+                Err(error) if in_a_row == GIVE_UP_AFTER => return Err(error),
+                Err(error) => {
+                    in_a_row += 1;
+                    tracing::warn!(key = blob.store_key, error = chain(&error), "bytes cannot be removed");
+                    kept = Some(error);
+                }
+            }
+        }
+        Ok(kept)
     }
 
     /// Removes the next manifests past their grace; returns where to go on, if there may be more.

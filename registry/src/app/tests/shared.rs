@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::app::uploads::Patience;
 use crate::blobs::testing::Fault;
-use crate::store::now_ms;
+use crate::store::{UploadProgress, now_ms};
 
 const MIB: usize = 1024 * 1024;
 
@@ -458,4 +458,60 @@ async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn bytes_that_cannot_be_removed_keep_no_others() {
+    each_pair_with(&no_grace, Limits::default(), async |storage: Arc<Storage>, a: Fixture, _: Fixture| {
+        for seed in ["1", "2", "3"] {
+            let digest = a.push("r", seed.as_bytes()).await;
+            a.registry.blob_delete(&CALLER, &repo("r"), &digest).await.unwrap();
+        }
+        // All together, and then one of them alone.
+        storage.fail("delete", Fault::Refused, 2);
+        let failed = a.registry.gc_run(&CALLER, false).await;
+        assert!(matches!(failed, Err(Error::Unavailable { .. })), "{failed:?}");
+        let left = a.registry.blobs().list(key::OBJECTS).count().await;
+        assert_eq!(left, 1);
+        assert_eq!(a.registry.gc_run(&CALLER, false).await.unwrap().blobs, 1);
+        assert_tidy(&storage, &a).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_upload_that_cannot_be_dropped_keeps_no_others() {
+    let brief = |config: &mut Config| config.upload_expiry = Duration::from_secs(1);
+    each_pair_with(&brief, Limits::default(), async |_: Arc<Storage>, a: Fixture, _: Fixture| {
+        let (store, progress) = (
+            a.registry.store(),
+            UploadProgress { multipart_id: None, parts: Some("not a list of parts".to_owned()) },
+        );
+        // The purge may be there first.
+        let bad = loop {
+            let id = a.upload("r").await;
+            if store.upload_announce(id, 0, &progress).await.unwrap() {
+                break id;
+            }
+        };
+        let good = a.upload("r").await;
+        while store.upload_find_anywhere(good).await.unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(store.upload_find_anywhere(bad).await.unwrap().is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_check_ends_with_whoever_asked_for_it() {
+    each_pair(async |storage: Arc<Storage>, a: Fixture, _: Fixture| {
+        a.push("r", b"content").await;
+        storage.fail("head", Fault::HeldBefore, 1);
+        assert!(until_held(&storage, a.registry.fsck(&CALLER, true)).await.is_none());
+        // What it kept waiting goes on.
+        a.registry.gc_run(&CALLER, false).await.unwrap();
+        storage.release();
+    })
+    .await;
 }
