@@ -23,6 +23,7 @@ mod serve;
 mod store;
 #[cfg(test)]
 mod tests;
+mod time;
 mod tls;
 mod traces;
 mod upstream;

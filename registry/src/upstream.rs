@@ -92,8 +92,7 @@ impl Upstream {
             (Some(username), Some(password)) => {
                 let login = Login { username: username.clone(), password: password.expose().to_owned() };
                 // Only this registry's own challenge is answered, never that of a place it redirects to.
-                let host = host_and_port(&base);
-                Credentials::from_fn(move |asked| (asked == host).then(|| login.clone()))
+                Credentials::fixed(host_and_port(&base), login)
             }
             _ => return Err(unusable("username and password go together".into())),
         };

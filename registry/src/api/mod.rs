@@ -11,6 +11,5 @@ pub(crate) mod model_name;
 pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod openai;
-pub(crate) mod time;
 pub(crate) mod webhooks;
 pub(crate) mod workers;

@@ -7,11 +7,11 @@ use lode_model::reference::{Reference, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
 
-use super::time::rfc3339;
 use crate::Registry;
 use crate::app::{Lineage, ModelSummary, TaggedModel};
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Path};
+use crate::time::rfc3339;
 
 #[derive(Serialize)]
 pub(crate) struct ModelList {

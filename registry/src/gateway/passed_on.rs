@@ -18,6 +18,9 @@ use crate::auth::Caller;
 use crate::http::extract::RawJson;
 use crate::http::{Failure, Json};
 
+/// The largest answer that is read whole before anything of it is passed on.
+const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
+
 #[derive(Deserialize)]
 struct Named {
     #[serde(default)]
@@ -68,11 +71,13 @@ pub(crate) async fn embeddings(
 }
 
 /// The whole of an answer that is one JSON value.
-pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(answer: Answer) -> Result<T, Failure> {
-    let bytes = answer.bytes.try_fold(Vec::new(), |mut all, bytes| async move {
+pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(mut answer: Answer) -> Result<T, Failure> {
+    let mut all = Vec::new();
+    while let Some(bytes) = answer.bytes.try_next().await.map_err(GatewayError::Broken)? {
+        if all.len() + bytes.len() > MAX_ANSWER_BYTES {
+            return Err(GatewayError::LineTooLong { limit_bytes: MAX_ANSWER_BYTES }.into());
+        }
         all.extend_from_slice(&bytes);
-        Ok(all)
-    });
-    let bytes = bytes.await.map_err(GatewayError::Broken)?;
-    Ok(serde_json::from_slice(&bytes).map_err(GatewayError::Unreadable)?)
+    }
+    Ok(serde_json::from_slice(&all).map_err(GatewayError::Unreadable)?)
 }

@@ -83,15 +83,16 @@ impl Store {
         rows.iter().map(|(name,)| parsed("repository", name)).collect()
     }
 
-    /// Repositories that link a blob of this size, at most `limit`.
+    /// Repositories that link a blob of this size, the first `limit` that are found. Unordered, so that a size that very many
+    /// have, such as that of `{}`, costs no more than another.
     pub(crate) async fn size_repositories(
         &self,
         size_bytes: u64,
         limit: u32,
     ) -> Result<Vec<Repository>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select distinct l.repository from blobs b join links l on l.digest = b.digest
-             where b.size_bytes = $1 and b.state = 'live' order by l.repository limit $2")
+            "select l.repository from blobs b join links l on l.digest = b.digest
+             where b.size_bytes = $1 and b.state = 'live' limit $2")
             .bind(bigint(size_bytes)).bind(i64::from(limit)).fetch_all(c).await)?;
         rows.iter().map(|(name,)| parsed("repository", name)).collect()
     }

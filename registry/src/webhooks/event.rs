@@ -3,10 +3,9 @@
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 use serde_json::{Value, json};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use super::EventKind;
+use crate::time::rfc3339;
 
 /// A change of a repository.
 #[derive(Clone, Copy)]
@@ -61,9 +60,7 @@ impl Event<'_> {
 
     /// The body that is posted, of an event at `now_ms`.
     pub(crate) fn payload(&self, now_ms: i64) -> String {
-        let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(now_ms) * 1_000_000);
-        let timestamp = at.ok().and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
-        json!({ "type": self.kind().as_str(), "timestamp": timestamp, "data": self.data() }).to_string()
+        json!({ "type": self.kind().as_str(), "timestamp": rfc3339(now_ms), "data": self.data() }).to_string()
     }
 
     fn data(&self) -> Value {

@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 use super::{Details, Named};
 use crate::Registry;
 use crate::api::model_name::ReadName;
-use crate::api::time::rfc3339;
 use crate::app::Model;
 use crate::auth::Caller;
 use crate::http::{Failure, Json};
+use crate::time::rfc3339;
 
 #[derive(Deserialize)]
 pub(crate) struct Show {

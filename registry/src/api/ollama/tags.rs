@@ -9,10 +9,10 @@ use serde::Serialize;
 use super::Details;
 use crate::Registry;
 use crate::api::model_name::is_sayable;
-use crate::api::time::rfc3339;
 use crate::app::TaggedModel;
 use crate::auth::Caller;
 use crate::http::{Failure, Json};
+use crate::time::rfc3339;
 
 #[derive(Serialize)]
 pub(crate) struct Tags {

@@ -2,8 +2,6 @@
 
 use lode_model::reference::Repository;
 use serde::{Serialize, Serializer};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use crate::Error;
 use crate::app::Registry;
@@ -93,9 +91,7 @@ impl Removal {
 }
 
 fn rfc3339<S: Serializer>(millis: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
-    let nanos = i128::from(millis.unwrap_or_default()) * 1_000_000;
-    let time = OffsetDateTime::from_unix_timestamp_nanos(nanos);
-    serializer.serialize_str(&time.ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default())
+    serializer.serialize_str(&crate::time::rfc3339(millis.unwrap_or_default()))
 }
 
 impl From<RemovalRow> for Removal {

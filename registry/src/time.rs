@@ -1,7 +1,7 @@
-//! Times as these APIs write them.
+//! Times as every surface writes them.
 
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use ::time::OffsetDateTime;
+use ::time::format_description::well_known::Rfc3339;
 
 /// Milliseconds since 1970 in RFC 3339.
 pub(crate) fn rfc3339(millis: i64) -> String {
