@@ -54,6 +54,11 @@ pub enum Error {
     ManifestBlobsUnknown(Vec<Digest>),
     #[error("a manifest may have at most {limit_bytes} bytes")]
     ManifestTooLarge { limit_bytes: u64 },
+    /// More than a copy, a pull or a push follows.
+    #[error(
+        "the index leads too far: at most {manifests} manifests of {limit_bytes} bytes together are followed, {depth} deep"
+    )]
+    IndexTooLarge { depth: usize, manifests: usize, limit_bytes: usize },
     #[error("blob {digest} is part of a manifest of this repository; delete the manifest first")]
     BlobReferenced { digest: Digest },
 
@@ -158,6 +163,9 @@ impl Error {
             Error::UpstreamAway(source) => Error::UpstreamAway(source.clone()),
             Error::UpstreamUnusable(source) => Error::UpstreamUnusable(source.clone()),
             Error::StorageFull => Error::StorageFull,
+            Error::Unavailable { what, .. } => {
+                Error::Unavailable { what: what.clone(), source: chain(self).into() }
+            }
             Error::ReadOnly => Error::ReadOnly,
             _ => Error::Interrupted,
         }

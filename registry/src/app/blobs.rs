@@ -18,13 +18,6 @@ const MOUNT_SOURCES: u32 = 100;
 /// A lease is given an eighth more than it needs, so that not every HEAD writes.
 const LEASE_SLACK: i64 = 8;
 
-/// Where a blob's bytes lie.
-pub(crate) enum Shortcut {
-    /// An address that opens them by itself for a while.
-    Address(Url),
-    File(File),
-}
-
 impl Registry {
     /// Is the blob there? A yes keeps it there for the upload lease: clients skip the push.
     pub async fn blob_stat(
@@ -108,12 +101,18 @@ impl Registry {
         Ok(bytes)
     }
 
-    /// A way for the blob's bytes that is shorter than through `blob_stream`, where the storage has one.
-    pub(crate) async fn blob_shortcut(&self, blob: &StoredBlob) -> Result<Option<Shortcut>, Error> {
-        if let Some(address) = self.blobs.signed_url(&blob.store_key).await? {
-            return Ok(Some(Shortcut::Address(address)));
+    /// An address at the storage that opens the blob's bytes by itself for a while, where clients are sent there.
+    pub(crate) async fn blob_address(&self, blob: &StoredBlob) -> Result<Option<Url>, Error> {
+        self.blobs.signed_url(&blob.store_key).await
+    }
+
+    /// The file that the blob's bytes are, where the storage has files. None also of one that went a moment ago: whoever reads it
+    /// by `blob_stream` then is told.
+    pub(crate) async fn blob_file(&self, blob: &StoredBlob) -> Result<Option<File>, Error> {
+        match self.blobs.file(&blob.store_key, blob.size_bytes).await {
+            Err(error) if error.is_missing() => Ok(None),
+            file => file,
         }
-        Ok(self.blobs.file(&blob.store_key, blob.size_bytes).await?.map(Shortcut::File))
     }
 
     /// Takes a blob out of a repository. Other repositories keep it.

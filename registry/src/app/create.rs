@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::staging::staging;
-use super::{Body, BodyError, ChunkRange, Registry, Shortcut, models};
+use super::{Body, BodyError, ChunkRange, Registry, models};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 
@@ -366,12 +366,12 @@ impl Source for Staged {
         let file = self.files.iter().find(|file| file.path == path).ok_or(io::ErrorKind::NotFound)?;
         let found = self.runtime.block_on(async {
             let blob = self.registry.blob_visible(&self.caller, &staging(), &file.digest).await?;
-            self.registry.blob_shortcut(&blob).await
+            self.registry.blob_file(&blob).await
         });
         // A folder's file is read where it lies; object storage is asked for each part.
         Ok(match found.map_err(io::Error::other)? {
-            Some(Shortcut::File(opened)) => Box::new(Lying { file: opened, size: file.size }),
-            _ => Box::new(Held {
+            Some(opened) => Box::new(Lying { file: opened, size: file.size }),
+            None => Box::new(Held {
                 registry: self.registry.clone(),
                 caller: self.caller.clone(),
                 digest: file.digest.clone(),

@@ -212,8 +212,10 @@ impl Registry {
             return Ok(record);
         };
         // Decoding takes a whole processor, so few do it at a time, whoever asks.
-        let _permit = self.comparing.acquire().await.map_err(|_| Error::Interrupted)?;
+        let permit = self.comparing.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         let work = tokio::task::spawn_blocking(move || {
+            // Kept to the end, also when who asked is gone: the thread goes on.
+            let _permit = permit;
             let compared = diff::compare((&here, &ours), (&there, &theirs), pair.change);
             match ours.failed().or(theirs.failed()) {
                 Some(error) => Err(error),

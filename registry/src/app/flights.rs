@@ -9,6 +9,7 @@ use futures::future::{BoxFuture, Shared};
 use tracing::Instrument;
 
 use crate::Error;
+use crate::error::chain;
 
 type Outcome = Result<(), Arc<Error>>;
 type Flight = Shared<BoxFuture<'static, Outcome>>;
@@ -43,8 +44,12 @@ impl Flights {
                     // The lock is held until the flight is on the list, so it cannot land before.
                     let landing = Landing { flights: self.clone(), key: key.clone() };
                     let work = async move {
-                        let _landing = landing;
-                        work.await.map_err(Arc::new)
+                        let landing = landing;
+                        work.await.map_err(|error| {
+                            // Those who asked are told less.
+                            tracing::debug!(work = landing.key, error = chain(&error), "failed");
+                            Arc::new(error)
+                        })
                     };
                     let task = tokio::spawn(work.in_current_span());
                     let flight =
@@ -94,5 +99,13 @@ mod tests {
         // The next one starts afresh.
         assert!(ask().await.unwrap().is_err());
         assert_eq!(runs.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn what_may_pass_is_told_as_such() {
+        let work =
+            async { Err(Error::Unavailable { what: "the database".into(), source: "refused".into() }) };
+        let told = Flights::default().join("x".into(), work).await;
+        assert!(matches!(told, Err(Error::Unavailable { .. })), "{told:?}");
     }
 }

@@ -23,6 +23,7 @@ mod tags;
 mod tests;
 mod transfer;
 mod uploads;
+mod walk;
 mod webhooks;
 mod workers;
 
@@ -47,7 +48,6 @@ use crate::upstream::Upstream;
 use crate::{Config, Error, jobs, metrics};
 
 pub use crate::blobs::BlobStream;
-pub(crate) use blobs::Shortcut;
 pub use create::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
 pub use diff::{Compared, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
 use flights::Flights;
@@ -152,8 +152,8 @@ pub struct Inner {
     collecting: tokio::sync::Mutex<()>,
     /// Permits to read models out of manifests in the background.
     pub(crate) indexing: tokio::sync::Semaphore,
-    /// Permits to decode tensors for comparisons.
-    comparing: tokio::sync::Semaphore,
+    /// Permits to decode tensors for comparisons, kept by the threads that do it.
+    comparing: Arc<tokio::sync::Semaphore>,
     /// The way to the workers.
     gateway: Gateway,
     /// Where mirrored repositories come from.
@@ -220,7 +220,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         retention,
         collecting: tokio::sync::Mutex::default(),
         indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
-        comparing: tokio::sync::Semaphore::new(COMPARING_AT_ONCE),
+        comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
         gateway: Gateway::new()?,
         upstreams,
         fetches: Flights::default(),

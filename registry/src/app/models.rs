@@ -1,6 +1,8 @@
 //! Models: which manifests are one, what they consist of, and copying them.
 //! A manifest is looked at after its push, or by the first request that needs to know; never by the push itself.
 
+use std::collections::BTreeSet;
+
 use lode_model::config::ModelConfig;
 use lode_model::digest::Digest;
 use lode_model::gguf;
@@ -20,9 +22,6 @@ use crate::store::{ModelRow, TaggedRow};
 
 /// The largest config, template or other text of a model that is read whole.
 const MAX_TEXT_BYTES: u64 = 16 * 1024 * 1024;
-
-/// How deep an index of indexes is copied.
-const MAX_DEPTH: usize = 8;
 
 /// What a model is, in the few words that lists show.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -189,23 +188,21 @@ impl Registry {
         (from, reference): (&Repository, &Reference),
         (to, name): (&Repository, &Reference),
     ) -> Result<bool, Error> {
-        let Some(stored) = known(self.manifest_get(caller, from, reference).await)? else { return Ok(false) };
-        Box::pin(self.copy_manifest(caller, from, to, name, stored, MAX_DEPTH)).await?;
-        Ok(true)
-    }
-
-    async fn copy_manifest(
-        &self,
-        caller: &Caller,
-        from: &Repository,
-        to: &Repository,
-        name: &Reference,
-        stored: StoredManifest,
-        depth: usize,
-    ) -> Result<(), Error> {
-        let manifest = parse(&stored)?;
-        if from != to {
+        if from == to {
+            // All that it names is here already.
+            let found = known(self.manifest_get(caller, from, reference).await)?;
+            let Some(StoredManifest { media_type, bytes, .. }) = found else { return Ok(false) };
+            self.manifest_put(caller, to, name, Some(&media_type), bytes, &[]).await?;
+            return Ok(true);
+        }
+        let found = known(self.manifests_below(caller, from, reference).await)?;
+        let Some(manifests) = found else { return Ok(false) };
+        let (last, mut seen) = (manifests.len(), BTreeSet::new());
+        for (at, (stored, manifest)) in (1..).zip(manifests) {
             for blob in manifest.blobs() {
+                if !seen.insert(blob.digest.clone()) {
+                    continue;
+                }
                 // What a mirror has not fetched yet it fetches now.
                 match self.blob_find(caller, from, &blob.digest).await {
                     Ok(_) | Err(Error::BlobUnknown { .. }) => {}
@@ -214,16 +211,12 @@ impl Registry {
                 // What is absent there stays absent here; whether that is accepted is the manifest's rule.
                 self.blob_mount(caller, to, &blob.digest, Some(from)).await?;
             }
-            for child in manifest.children().filter(|_| depth > 0) {
-                let reference = Reference::Digest(child.digest.clone());
-                if let Some(stored) = known(self.manifest_get(caller, from, &reference).await)? {
-                    Box::pin(self.copy_manifest(caller, from, to, &reference, stored, depth - 1)).await?;
-                }
-            }
+            let StoredManifest { digest, media_type, bytes } = stored;
+            let by_digest = Reference::Digest(digest);
+            let name = if at == last { name } else { &by_digest };
+            self.manifest_put(caller, to, name, Some(&media_type), bytes, &[]).await?;
         }
-        let (media_type, bytes) = (stored.media_type, stored.bytes);
-        self.manifest_put(caller, to, name, Some(&media_type), bytes, &[]).await?;
-        Ok(())
+        Ok(true)
     }
 
     /// The whole of a small blob; None where it is absent or not small.

@@ -1,7 +1,7 @@
 //! This server as the client of another registry: `/api/pull` and `/api/push`. Blobs that are here, or there, do not travel;
 //! what arrives is verified and stored like any push, and a name changes only once everything behind it is in place.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,14 +14,13 @@ use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::reference::{Reference, Repository};
 use tokio::runtime::Handle;
 
-use super::{BlobStream, Body, BodyError, ChunkRange, Registry, StoredManifest, models};
+use super::walk::Walk;
+use super::{BlobStream, Body, BodyError, ChunkRange, Registry};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
+use crate::auth::Caller;
 
 /// How many blobs are under way at a time.
 const BLOBS_AT_ONCE: usize = 4;
-/// How deep an index of indexes is followed.
-const MAX_DEPTH: usize = 8;
 
 /// A model as another registry calls it.
 #[derive(Clone, Debug)]
@@ -29,6 +28,13 @@ pub struct Remote {
     pub registry: lode_client::Registry,
     pub repository: Repository,
     pub reference: Reference,
+}
+
+impl Remote {
+    fn unknown(&self) -> TransferError {
+        let Remote { registry, repository, reference } = self.clone();
+        TransferError::RemoteUnknown { registry: registry.host(), repository, reference }
+    }
 }
 
 /// What moves, for whoever watches.
@@ -56,8 +62,6 @@ pub enum TransferError {
     Remote(#[source] lode_client::Error),
     #[error("the other registry sent a manifest that is none")]
     Manifest(#[source] lode_model::manifest::ManifestError),
-    #[error("it lists indexes of indexes without end")]
-    TooDeep,
 }
 
 impl Registry {
@@ -89,36 +93,30 @@ impl Registry {
         tell(Moved::AllBlobs);
         // 3. Children first; the named one is visible only when it is whole.
         let mut digest = None;
-        for (at, (raw, manifest)) in manifests.iter().enumerate().rev() {
+        for (at, (raw, manifest)) in manifests.iter().enumerate() {
             let by_digest = Reference::Digest(raw.digest.clone());
-            let name = if at == 0 { reference } else { &by_digest };
+            let name = if at + 1 == manifests.len() { reference } else { &by_digest };
             let kind = Some(manifest.media_type.as_str());
             let put = self.manifest_put(caller, repository, name, kind, raw.bytes.clone(), &[]).await?;
             digest = Some(put.digest);
         }
-        digest.ok_or(TransferError::TooDeep)
+        digest.ok_or_else(|| remote.unknown())
     }
 
     async fn gather_remote(&self, remote: &Remote) -> Result<Vec<(RawManifest, Manifest)>, TransferError> {
-        let unknown = || TransferError::RemoteUnknown {
-            registry: remote.registry.host(),
-            repository: remote.repository.clone(),
-            reference: remote.reference.clone(),
-        };
-        let mut all = Vec::new();
         let mut walk = Walk::from(remote.reference.clone());
         while let Some(reference) = walk.next() {
             let raw = match remote.registry.manifest_get(&remote.repository, &reference).await {
                 Ok(raw) => raw,
-                Err(error) if error.is_not_found() => return Err(unknown()),
+                Err(error) if error.is_not_found() => return Err(remote.unknown()),
                 Err(error) => return Err(TransferError::Remote(error)),
             };
             let kind = Some(raw.media_type.as_str()).filter(|kind| !kind.is_empty());
             let manifest = Manifest::parse(kind, &raw.bytes).map_err(TransferError::Manifest)?;
-            walk.go_on(&manifest)?;
-            all.push((raw, manifest));
+            let len = raw.bytes.len();
+            walk.found(raw, manifest, len)?;
         }
-        Ok(all)
+        Ok(walk.done)
     }
 
     async fn blob_fetch(
@@ -171,8 +169,12 @@ impl Registry {
         remote: &Remote,
         tell: &Tell,
     ) -> Result<Digest, TransferError> {
-        // 1. What it consists of.
-        let manifests = self.gather_held(caller, repository, reference).await?;
+        // 1. What it consists of. A sparse index lists what is not here, and is sent as sparse.
+        let unknown = || TransferError::Unknown { name: format!("{repository}:{reference}") };
+        let manifests = match self.manifests_below(caller, repository, reference).await {
+            Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => return Err(unknown()),
+            manifests => manifests?,
+        };
         let mut seen = BTreeSet::new();
         let blobs: Vec<Descriptor> = manifests
             .iter()
@@ -189,9 +191,9 @@ impl Registry {
         // 3. Children first.
         tell(Moved::AllBlobs);
         let mut digest = None;
-        for (at, (stored, _)) in manifests.iter().enumerate().rev() {
+        for (at, (stored, _)) in manifests.iter().enumerate() {
             let by_digest = Reference::Digest(stored.digest.clone());
-            let name = if at == 0 { &remote.reference } else { &by_digest };
+            let name = if at + 1 == manifests.len() { &remote.reference } else { &by_digest };
             let put = remote
                 .registry
                 .manifest_put(&remote.repository, name, &stored.media_type, stored.bytes.clone(), &[])
@@ -199,32 +201,7 @@ impl Registry {
                 .map_err(TransferError::Remote)?;
             digest = Some(put.digest);
         }
-        digest.ok_or(TransferError::TooDeep)
-    }
-
-    async fn gather_held(
-        &self,
-        caller: &Caller,
-        repository: &Repository,
-        reference: &Reference,
-    ) -> Result<Vec<(StoredManifest, Manifest)>, TransferError> {
-        allow(caller, Action::Pull, Target::Repository(repository))?;
-        let mut all = Vec::new();
-        let mut walk = Walk::from(reference.clone());
-        while let Some(reference) = walk.next() {
-            let stored = match self.manifest_get(caller, repository, &reference).await {
-                // A sparse index lists what is not here, and is sent as sparse.
-                Err(Error::ManifestUnknown { .. }) if !all.is_empty() => continue,
-                Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
-                    return Err(TransferError::Unknown { name: format!("{repository}:{reference}") });
-                }
-                stored => stored?,
-            };
-            let manifest = models::parse(&stored)?;
-            walk.go_on(&manifest)?;
-            all.push((stored, manifest));
-        }
-        Ok(all)
+        digest.ok_or_else(unknown)
     }
 
     async fn blob_send(
@@ -258,39 +235,6 @@ impl Registry {
                     .upload_send(upload, content, progress)
                     .await
                     .map_err(TransferError::Remote)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The way from a manifest through all that it lists, level by level and each once.
-struct Walk {
-    /// What is to be looked at, and how deep it lies.
-    wanted: VecDeque<(Reference, usize)>,
-    depth: usize,
-    seen: BTreeSet<Digest>,
-}
-
-impl Walk {
-    fn from(start: Reference) -> Walk {
-        Walk { wanted: VecDeque::from([(start, 1)]), depth: 0, seen: BTreeSet::new() }
-    }
-
-    fn next(&mut self) -> Option<Reference> {
-        let (reference, depth) = self.wanted.pop_front()?;
-        self.depth = depth;
-        Some(reference)
-    }
-
-    /// Takes in what the manifest lists that was asked for last.
-    fn go_on(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
-        for child in manifest.children() {
-            if self.depth == MAX_DEPTH {
-                return Err(TransferError::TooDeep);
-            }
-            if self.seen.insert(child.digest.clone()) {
-                self.wanted.push_back((Reference::Digest(child.digest.clone()), self.depth + 1));
             }
         }
         Ok(())

@@ -138,33 +138,34 @@ impl Failure {
         }
     }
 
+    /// The registry's own error, if it is one.
+    fn error(&self) -> Option<&Error> {
+        match self {
+            Failure::Registry(error) | Failure::Upload { source: error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
     /// May it work if it is tried again?
     fn is_passing(&self) -> bool {
-        matches!(
-            self,
-            Failure::Registry(Error::Unavailable { .. })
-                | Failure::Upload { source: Error::Unavailable { .. }, .. }
-        )
+        matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamAway(_)))
     }
 
     /// What the caller may read. Of the server's own trouble that is nothing, but for what the caller can act on.
     pub(crate) fn message(&self) -> String {
-        let told = match self {
-            Failure::Registry(error) | Failure::Upload { source: error, .. } => {
-                matches!(error, Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_))
+        match self.error() {
+            Some(Error::Unavailable { .. }) => "the server cannot do this for now; try again".to_owned(),
+            Some(Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_)) => {
+                self.to_string()
             }
-            _ => false,
-        };
-        if self.is_passing() {
-            return "the server cannot do this for now; try again".to_owned();
+            None if matches!(self, Failure::Gateway(_) | Failure::Worker { .. } | Failure::Transfer(_)) => {
+                self.to_string()
+            }
+            _ if self.status().is_server_error() => {
+                "the server could not answer; its log has the reason".to_owned()
+            }
+            _ => self.to_string(),
         }
-        if self.status().is_server_error()
-            && !told
-            && !matches!(self, Failure::Gateway(_) | Failure::Worker { .. } | Failure::Transfer(_))
-        {
-            return "the server could not answer; its log has the reason".to_owned();
-        }
-        self.to_string()
     }
 }
 
@@ -184,6 +185,7 @@ fn status_of(error: &Error) -> StatusCode {
         | Error::SizeMismatch { .. }
         | Error::BodyCut(_)
         | Error::ManifestInvalid(_)
+        | Error::IndexTooLarge { .. }
         | Error::ManifestBlobsUnknown(_) => StatusCode::BAD_REQUEST,
         Error::ManifestTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
         Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::ReadOnly => {
@@ -250,10 +252,14 @@ mod tests {
         let error =
             || Error::Unavailable { what: "the database".to_owned(), source: "connection refused".into() };
         assert_eq!(Failure::Registry(error()).message(), "the server cannot do this for now; try again");
+        let away = || Error::UpstreamAway(Arc::new(std::io::Error::other("connection refused")));
+        assert!(Failure::Registry(away()).message().contains("mirrors"));
         for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models"] {
-            let answer = word(path, Failure::Registry(error()).into_response());
-            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
-            assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
+            for failure in [error(), away()].map(Failure::Registry) {
+                let answer = word(path, failure.into_response());
+                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+                assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
+            }
         }
     }
 }

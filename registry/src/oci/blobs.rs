@@ -12,7 +12,7 @@ use lode_model::reference::Repository;
 use url::Url;
 
 use super::DOCKER_CONTENT_DIGEST;
-use crate::app::{BlobInfo, Shortcut};
+use crate::app::BlobInfo;
 use crate::auth::Caller;
 use crate::http::conditional::not_modified;
 use crate::http::links::header_value;
@@ -41,18 +41,24 @@ pub(crate) async fn get(
         Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
         Wanted::Unsatisfiable => return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into()),
     };
-    let body = match (registry.blob_shortcut(&blob).await?, Outlet::of(&request)) {
-        (Some(Shortcut::Address(address)), _) if may_follow(&request, &address) => {
-            let headers = [
-                (header::LOCATION, header_value(address.as_str())),
-                (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
-            ];
-            return Ok((StatusCode::TEMPORARY_REDIRECT, headers).into_response());
-        }
-        (Some(Shortcut::File(file)), Some(outlet)) => {
+    if let Some(address) = registry.blob_address(&blob).await?
+        && may_follow(&request, &address)
+    {
+        let headers = [
+            (header::LOCATION, header_value(address.as_str())),
+            (DOCKER_CONTENT_DIGEST, header_value(digest.as_str())),
+        ];
+        return Ok((StatusCode::TEMPORARY_REDIRECT, headers).into_response());
+    }
+    let by_file = match Outlet::of(&request) {
+        Some(outlet) => registry.blob_file(&blob).await?.map(|file| (outlet, file)),
+        None => None,
+    };
+    let body = match by_file {
+        Some((outlet, file)) => {
             Body::new(FileBody::new(outlet, file, range.clone().unwrap_or(0..info.size_bytes)))
         }
-        _ => Body::from_stream(registry.blob_stream(&repository, &digest, &blob, range.clone()).await?),
+        None => Body::from_stream(registry.blob_stream(&repository, &digest, &blob, range.clone()).await?),
     };
 
     let mut response = (status, headers_of(&info, &etag), body).into_response();

@@ -44,9 +44,6 @@ pub(crate) fn respond(failure: &Failure) -> Response {
         Failure::Registry(Error::RangeUnsatisfiable { size_bytes }) => {
             headers.insert(header::CONTENT_RANGE, header_value(&format!("bytes */{size_bytes}")));
         }
-        Failure::Registry(Error::UpstreamAway(_)) => {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
-        }
         Failure::Registry(Error::Unauthorized) => {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"lode\""));
         }

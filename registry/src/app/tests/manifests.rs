@@ -192,3 +192,31 @@ async fn mounting_links() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_copy_looks_at_each_manifest_once() {
+    each_engine(async |f: Fixture| {
+        let (mut below, blobs) = f.image("r", "t", "1").await;
+        // Each lists the one below it many times: there are 50^6 ways down.
+        for level in 0..6 {
+            below = f.put("r", &format!("level{level}"), &index(&[&below; 50])).await.unwrap().digest;
+        }
+        let (from, to) = (repo("r"), repo("other"));
+        let copy = |name: &'static str| async {
+            let (from, to) = ((&from, &reference_of(name)), (&to, &reference_of("copy")));
+            f.registry.model_copy(&CALLER, from, to).await
+        };
+        assert!(copy("level5").await.unwrap());
+        assert_eq!(f.get("other", "copy").await.unwrap(), below);
+        assert!(f.pull("other", &blobs[1]).await.is_ok());
+        assert!(!copy("nothing").await.unwrap());
+        // Nested deeper than anything that is meant.
+        for level in 6..8 {
+            below = f.put("r", &format!("level{level}"), &index(&[&below])).await.unwrap().digest;
+        }
+        let refused = copy("level7").await;
+        assert!(matches!(refused, Err(Error::IndexTooLarge { .. })), "{refused:?}");
+        f.assert_sound().await;
+    })
+    .await;
+}

@@ -1,0 +1,159 @@
+//! The way through an index and all that it lists, within limits: what a stranger's index names may be without end.
+
+use std::collections::BTreeSet;
+
+use lode_model::digest::Digest;
+use lode_model::manifest::Manifest;
+use lode_model::reference::{Reference, Repository};
+
+use super::{Registry, StoredManifest, models};
+use crate::Error;
+use crate::auth::Caller;
+
+/// How deep an index of indexes is followed.
+const MAX_DEPTH: usize = 8;
+/// How many manifests one walk takes in, and how much they may have together: they are in memory until the last one is known.
+const MAX_MANIFESTS: usize = 10_000;
+const MAX_BYTES: usize = 128 * 1024 * 1024;
+
+/// Goes down first: whoever asks for the [`next`](Walk::next) reference tells what it [`found`](Walk::found) there. Each manifest
+/// comes once, and in `done` behind all that it lists, so that they can be stored in that order; the one asked for is the last.
+pub(super) struct Walk<M> {
+    ahead: Vec<Stop<M>>,
+    depth: usize,
+    seen: BTreeSet<Digest>,
+    bytes: usize,
+    pub(super) done: Vec<(M, Manifest)>,
+}
+
+enum Stop<M> {
+    /// To be looked at, and how deep it lies.
+    Wanted(Reference, usize),
+    /// Looked at; what it lists lies above it.
+    Found(M, Manifest),
+}
+
+impl<M> Walk<M> {
+    pub(super) fn from(start: Reference) -> Walk<M> {
+        let ahead = vec![Stop::Wanted(start, 1)];
+        Walk { ahead, depth: 0, seen: BTreeSet::new(), bytes: 0, done: Vec::new() }
+    }
+
+    /// What to look at next.
+    pub(super) fn next(&mut self) -> Option<Reference> {
+        loop {
+            match self.ahead.pop()? {
+                Stop::Found(manifest, parsed) => self.done.push((manifest, parsed)),
+                Stop::Wanted(Reference::Digest(digest), _) if !self.seen.insert(digest.clone()) => {}
+                Stop::Wanted(reference, depth) => {
+                    self.depth = depth;
+                    return Some(reference);
+                }
+            }
+        }
+    }
+
+    /// Is what is looked at now listed by another? Then it may be absent.
+    pub(super) fn is_below(&self) -> bool {
+        self.depth > 1
+    }
+
+    /// Takes in what was asked for last: `manifest`, of `len` bytes.
+    pub(super) fn found(&mut self, manifest: M, parsed: Manifest, len: usize) -> Result<(), Error> {
+        self.bytes = self.bytes.saturating_add(len);
+        let children: Vec<Stop<M>> = parsed
+            .children()
+            .map(|child| Stop::Wanted(Reference::Digest(child.digest.clone()), self.depth + 1))
+            .collect();
+        if (self.depth == MAX_DEPTH && !children.is_empty())
+            || self.seen.len() > MAX_MANIFESTS
+            || self.bytes > MAX_BYTES
+        {
+            return Err(Error::IndexTooLarge {
+                depth: MAX_DEPTH,
+                manifests: MAX_MANIFESTS,
+                limit_bytes: MAX_BYTES,
+            });
+        }
+        self.ahead.push(Stop::Found(manifest, parsed));
+        self.ahead.extend(children);
+        Ok(())
+    }
+}
+
+impl Registry {
+    /// A manifest that is here and all that it lists, as far as that is here: itself the last, each behind what it lists.
+    pub(super) async fn manifests_below(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+    ) -> Result<Vec<(StoredManifest, Manifest)>, Error> {
+        let mut walk = Walk::from(reference.clone());
+        while let Some(reference) = walk.next() {
+            let stored = match self.manifest_get(caller, repository, &reference).await {
+                Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) if walk.is_below() => continue,
+                stored => stored?,
+            };
+            let (manifest, len) = (models::parse(&stored)?, stored.bytes.len());
+            walk.found(stored, manifest, len)?;
+        }
+        Ok(walk.done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn digest(name: &str) -> Digest {
+        Digest::sha256(name.as_bytes())
+    }
+
+    fn index(children: &[&str]) -> Manifest {
+        let child = |name: &&str| json!({"mediaType": "application/vnd.oci.image.index.v1+json", "digest": digest(name), "size": 1});
+        let children: Vec<_> = children.iter().map(child).collect();
+        let json = json!({"schemaVersion": 2, "manifests": children});
+        Manifest::parse(None, json.to_string().as_bytes()).unwrap()
+    }
+
+    /// Walks over indexes by name from the first one on; what is not among them is absent.
+    fn walk(indexes: &[(&'static str, &[&str])], len: usize) -> Result<Vec<&'static str>, Error> {
+        let mut walk = Walk::from(Reference::Digest(digest(indexes[0].0)));
+        while let Some(reference) = walk.next() {
+            let Reference::Digest(wanted) = reference else { panic!("{reference}") };
+            if let Some((name, children)) = indexes.iter().find(|(name, _)| digest(name) == wanted) {
+                walk.found(*name, index(children), len)?;
+            }
+        }
+        Ok(walk.done.into_iter().map(|(name, _)| name).collect())
+    }
+
+    #[test]
+    fn what_is_listed_comes_before_what_lists_it_and_once() {
+        assert_eq!(walk(&[("a", &[])], 1).unwrap(), ["a"]);
+        // `b` is listed twice by one, and again further down.
+        let dag: [(_, &[&str]); 4] =
+            [("top", &["a", "b", "b", "gone"]), ("a", &["c"]), ("b", &[]), ("c", &["b"])];
+        let order = walk(&dag, 1).unwrap();
+        let at = |name| order.iter().position(|other| *other == name).unwrap();
+        assert_eq!(order.len(), 4, "{order:?}");
+        assert!(at("b") < at("c") && at("c") < at("a") && at("a") < at("top"), "{order:?}");
+    }
+
+    #[test]
+    fn an_index_that_leads_on_without_end_is_refused() {
+        let names = ["1", "2", "3", "4", "5", "6", "7", "8", "9"];
+        let chain: Vec<(&'static str, &[&str])> = names
+            .iter()
+            .enumerate()
+            .map(|(at, name)| (*name, names.get(at + 1..at + 2).unwrap_or(&[])))
+            .collect();
+        assert!(walk(&chain[1..], 1).is_ok());
+        assert!(matches!(walk(&chain, 1), Err(Error::IndexTooLarge { .. })));
+        // Together they have more than fits in memory.
+        assert!(matches!(walk(&chain[1..], MAX_BYTES / 4), Err(Error::IndexTooLarge { .. })));
+    }
+}
