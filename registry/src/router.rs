@@ -7,11 +7,17 @@ use axum::routing::{delete, get, post, put};
 use crate::api::copy::copy;
 use crate::api::{blobs, diff, health, maintenance, model_name, models, ollama, openai, webhooks, workers};
 use crate::gateway::{self, passed_on};
-use crate::http::{Failure, layers};
+use crate::http::Failure;
+use crate::http::layers::Layers;
 use crate::{Registry, hub, oci};
 
-/// The server as one service.
+/// The server as a router, to be nested in another or asked without a socket.
 pub fn router(registry: Registry) -> Router {
+    Router::new().fallback_service(service(registry))
+}
+
+/// The server as one service.
+pub(crate) fn service(registry: Registry) -> Layers {
     let routes = Router::new()
         .merge(distribution())
         .merge(ollama_api())
@@ -22,7 +28,7 @@ pub fn router(registry: Registry) -> Router {
         .fallback(async || Failure::RouteUnknown)
         .method_not_allowed_fallback(async || Failure::MethodNotAllowed)
         .with_state(registry.clone());
-    layers::wrap(registry, routes)
+    Layers::around(registry, routes)
 }
 
 /// docker, oras, skopeo, crane, ollama, workers.

@@ -1,6 +1,7 @@
 //! The accept loop: connections in, requests to the router, and an end that lets requests in flight finish.
 //! Whoever opened the registry calls it, with a listener of its own.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
+use futures::FutureExt;
 use http::Request;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
-use tower::ServiceExt;
 
 use crate::http::outlet::{Outlet, Plain};
 use crate::http::stall::Patient;
@@ -65,7 +66,7 @@ pub async fn serve(
     if let Some(tls) = &tls {
         registry.start(tls.clone().watch());
     }
-    let routes = router(registry.clone());
+    let service = router::service(registry.clone());
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     http.http2().timer(TokioTimer::new()).keep_alive_interval(HEAD_TIMEOUT);
@@ -82,14 +83,14 @@ pub async fn serve(
         let arrival = Arrival { https: tls.is_some(), internal };
         // What is encrypted has to pass through this process.
         let outlet = tls.is_none().then(Outlet::default);
-        let (routes, files) = (routes.clone(), outlet.clone());
+        let (service, files) = (service.clone(), outlet.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
             request.extensions_mut().insert(arrival);
             if let Some(outlet) = &files {
                 request.extensions_mut().insert(outlet.clone());
             }
-            routes.clone().oneshot(request.map(Body::new))
+            service.answer(request.map(Body::new)).map(Ok::<_, Infallible>)
         });
         let (http, watcher) = (http.clone(), connections.watcher());
         tokio::spawn(async move {

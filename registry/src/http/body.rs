@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::middleware::Next;
-use axum::response::Response;
 use bytes::Bytes;
 use http::header;
 use http_body_util::BodyExt;
@@ -30,15 +28,15 @@ const DRAIN: Duration = Duration::from_secs(10);
 pub(crate) struct Stalled;
 
 /// Guards the body of a request, whoever answers it.
-pub(crate) async fn guard(request: Request, next: Next) -> Response {
+pub(crate) async fn guard<T>(request: Request, answer: impl AsyncFnOnce(Request) -> T) -> T {
     if request.body().is_end_stream() {
-        return next.run(request).await;
+        return answer(request).await;
     }
     let unread = Arc::new(Mutex::new(None));
     // A client that asks before it sends is not told to go on just to have its bytes thrown away.
     let asked_first = request.headers().contains_key(header::EXPECT);
     let request = request.map(|body| Body::new(Guarded::new(body, unread.clone())));
-    let response = next.run(request).await;
+    let response = answer(request).await;
     let unread = unread.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(body) = unread.filter(|_| !asked_first) {
         tokio::spawn(tokio::time::timeout(DRAIN, drain(body)));

@@ -8,12 +8,17 @@ use lode_model::digest::Digest;
 use super::links::header_value;
 use crate::oci::DOCKER_CONTENT_DIGEST;
 
+/// The entity tag of content: its digest, which no other content has.
+pub(crate) fn etag(digest: &Digest) -> String {
+    ["\"", digest.as_str(), "\""].concat()
+}
+
 /// The answer to a request whose client has this content.
 pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Response> {
     if !headers.contains_key(header::IF_NONE_MATCH) {
         return None;
     }
-    let etag = format!("\"{digest}\"");
+    let etag = etag(digest);
     let names = |value: &HeaderValue| value.to_str().is_ok_and(|list| lists(list, &etag));
     if !headers.get_all(header::IF_NONE_MATCH).iter().any(names) {
         return None;

@@ -225,20 +225,41 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Puts a failed response into the words of the surface that `path` belongs to.
-pub(crate) fn word(path: &str, response: Response) -> Response {
+/// Whose words an address is answered in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Surface {
+    /// `/v2`.
+    Distribution,
+    /// `/v1`.
+    OpenAi,
+    /// Everything else.
+    Own,
+}
+
+impl Surface {
+    pub(crate) fn of(path: &str) -> Surface {
+        if path == "/v2" || path.starts_with("/v2/") {
+            Surface::Distribution
+        } else if path.starts_with("/v1/") {
+            Surface::OpenAi
+        } else {
+            Surface::Own
+        }
+    }
+}
+
+/// Puts a failed response into the words of a surface.
+pub(crate) fn word(surface: Surface, response: Response) -> Response {
     let Some(failed) = response.extensions().get::<Failed>().cloned() else { return response };
-    let mut worded = if path == "/v2" || path.starts_with("/v2/") {
-        oci::error::respond(&failed.0)
-    } else if path.starts_with("/v1/") {
-        api::openai::error::respond(&failed.0)
-    } else {
-        api::error::respond(&failed.0)
+    let mut worded = match surface {
+        Surface::Distribution => oci::error::respond(&failed.0),
+        Surface::OpenAi => api::openai::error::respond(&failed.0),
+        Surface::Own => api::error::respond(&failed.0),
     };
     if failed.0.is_passing() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     }
-    // What was noted on the way out stays: the failure for the log, the route for the figures.
+    // What was noted on the way out stays: the failure for the log.
     *worded.extensions_mut() = response.into_parts().0.extensions;
     worded
 }
@@ -256,7 +277,7 @@ mod tests {
         assert!(Failure::Registry(away()).message().contains("mirrors"));
         for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models"] {
             for failure in [error(), away()].map(Failure::Registry) {
-                let answer = word(path, failure.into_response());
+                let answer = word(Surface::of(path), failure.into_response());
                 assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
                 assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
             }

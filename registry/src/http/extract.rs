@@ -65,8 +65,9 @@ impl<T: Segment, S: Send + Sync> FromRequestParts<S> for Path<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let [text] = segments(parts, state).await?;
-        Ok(Path(T::parse(&text, &parts.headers)?))
+        let params = params(parts, state).await?;
+        let [text] = segments(&params)?;
+        Ok(Path(T::parse(text, &parts.headers)?))
     }
 }
 
@@ -74,17 +75,18 @@ impl<A: Segment, B: Segment, S: Send + Sync> FromRequestParts<S> for Path<(A, B)
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let [first, second] = segments(parts, state).await?;
-        Ok(Path((A::parse(&first, &parts.headers)?, B::parse(&second, &parts.headers)?)))
+        let params = params(parts, state).await?;
+        let [first, second] = segments(&params)?;
+        Ok(Path((A::parse(first, &parts.headers)?, B::parse(second, &parts.headers)?)))
     }
 }
 
-async fn segments<const N: usize, S: Send + Sync>(
-    parts: &mut Parts,
-    state: &S,
-) -> Result<[String; N], Failure> {
-    let params = RawPathParams::from_request_parts(parts, state).await.map_err(|_| Failure::Path)?;
-    let segments: Vec<String> = params.iter().map(|(_, value)| value.to_owned()).collect();
+async fn params<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<RawPathParams, Failure> {
+    RawPathParams::from_request_parts(parts, state).await.map_err(|_| Failure::Path)
+}
+
+fn segments<const N: usize>(params: &RawPathParams) -> Result<[&str; N], Failure> {
+    let segments: Vec<&str> = params.iter().map(|(_, value)| value).collect();
     segments.try_into().map_err(|_| Failure::RouteUnknown)
 }
 

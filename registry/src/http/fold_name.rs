@@ -2,23 +2,23 @@
 //! It reads the path from the right, where the fixed tails are, so that a repository may be called `team/blobs/uploads`.
 
 use axum::extract::Request;
+use bytes::Bytes;
 use http::Uri;
+use http::uri::PathAndQuery;
 
 /// Rewrites the path of a request so that its repository name is one segment.
 pub(crate) fn fold_name(mut request: Request) -> Request {
     let uri = request.uri();
-    if let Some(path) = folded(uri.path()) {
-        let rewritten = match uri.query() {
-            Some(query) => format!("{path}?{query}"),
-            None => path,
-        };
-        let mut parts = uri.clone().into_parts();
-        if let Ok(path_and_query) = rewritten.parse() {
-            parts.path_and_query = Some(path_and_query);
-            if let Ok(uri) = Uri::from_parts(parts) {
-                *request.uri_mut() = uri;
-            }
-        }
+    let Some(mut rewritten) = folded(uri.path()) else { return request };
+    if let Some(query) = uri.query() {
+        rewritten.push('?');
+        rewritten.push_str(query);
+    }
+    // Escaping a slash leaves a path that was valid valid.
+    if let Ok(rewritten) = PathAndQuery::from_maybe_shared(Bytes::from(rewritten)) {
+        let mut parts = std::mem::take(request.uri_mut()).into_parts();
+        parts.path_and_query = Some(rewritten);
+        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
     }
     request
 }

@@ -1,54 +1,88 @@
-//! The middleware of the whole server, in one function, outermost first.
-//! `router` wraps every route in it. Each layer costs every request, so what belongs together is one.
+//! What every request goes through around the routes, in one service, outermost first: each layer of its own would cost every
+//! request a few allocations and a copy of all within it.
 
 use std::any::Any;
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::task::{Context, Poll};
 
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use http::HeaderValue;
-use tower::ServiceBuilder;
-use tower_http::catch_panic::CatchPanicLayer;
+use tower::util::MapRequestLayer;
+use tower::{Service, ServiceExt};
+use tracing::Instrument;
 
-use super::error::word;
+use super::error::{Surface, word};
 use super::fold_name::fold_name;
-use super::{Failure, body, observe, origin};
+use super::observe::{Observed, note_route};
+use super::{Failure, body, origin};
 use crate::Registry;
 
-pub(crate) fn wrap(registry: Registry, routes: Router) -> Router {
-    let stack = ServiceBuilder::new()
-        .layer(from_fn_with_state(registry.clone(), observe::observe))
-        .layer(from_fn(put_into_words))
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(registry, admit))
-        .map_request(fold_name)
-        .service(routes.layer(from_fn(observe::note_route)));
-    Router::new().fallback_service(stack)
+/// The server as one service.
+#[derive(Clone)]
+pub(crate) struct Layers {
+    registry: Registry,
+    routes: Router,
 }
 
-/// Every failure below gets its status and body here, by the surface it happened on. Docker's clients look for the header on `/v2/`.
-async fn put_into_words(request: Request, next: Next) -> Response {
-    let path = request.uri().path().to_owned();
-    let mut response = word(&path, next.run(request).await);
-    if path.starts_with("/v2") {
+impl Layers {
+    pub(crate) fn around(registry: Registry, routes: Router) -> Layers {
+        Layers { registry, routes: routes.layer(MapRequestLayer::new(note_route)) }
+    }
+
+    pub(crate) fn answer(&self, mut request: Request) -> BoxFuture<'static, Response> {
+        let this = self.clone();
+        Box::pin(async move {
+            let observed = Observed::begin(&this.registry, &mut request);
+            let span = observed.span();
+            observed.end(this.worded(request).instrument(span).await)
+        })
+    }
+
+    /// Every failure below gets its status and body here, by the surface it happened on. Docker's clients look for the header on `/v2/`.
+    async fn worded(self, request: Request) -> Response {
+        let surface = Surface::of(request.uri().path());
+        let answered = AssertUnwindSafe(self.admitted(request)).catch_unwind().await;
+        let mut response = word(surface, answered.unwrap_or_else(|panic| panicked(&*panic)));
+        if surface == Surface::Distribution {
+            response
+                .headers_mut()
+                .insert("docker-distribution-api-version", HeaderValue::from_static("registry/2.0"));
+        }
         response
-            .headers_mut()
-            .insert("docker-distribution-api-version", HeaderValue::from_static("registry/2.0"));
     }
-    response
+
+    /// Turns away what pages of other sites send, and guards the body of everything else.
+    async fn admitted(self, request: Request) -> Response {
+        let (parts, body) = request.into_parts();
+        if let Err(failure) = origin::check(&self.registry, &parts) {
+            return failure.into_response();
+        }
+        let request = fold_name(Request::from_parts(parts, body));
+        let answered = body::guard(request, |request| self.routes.oneshot(request)).await;
+        answered.unwrap_or_else(|never| match never {})
+    }
 }
 
-/// Turns away what pages of other sites send, and guards the body of everything else.
-async fn admit(State(registry): State<Registry>, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
-    match origin::check(&registry, &parts) {
-        Ok(()) => body::guard(Request::from_parts(parts, body), next).await,
-        Err(failure) => failure.into_response(),
+impl Service<Request> for Layers {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        self.answer(request).map(Ok).boxed()
     }
 }
 
-fn panicked(panic: Box<dyn Any + Send>) -> Response {
+fn panicked(panic: &(dyn Any + Send)) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     Failure::Panic(text.unwrap_or("without a text").to_owned()).into_response()
 }

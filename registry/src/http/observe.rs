@@ -1,19 +1,20 @@
-//! The outermost middleware: every request gets an id and a span, is counted and measured, and is logged once.
+//! What is known of a request from outside: every one gets an id and a span, is counted and measured, and is logged once.
 //! What is recorded of it is its route, not its path, except in the log.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use axum::body::{Body, HttpBody};
-use axum::extract::{ConnectInfo, MatchedPath, Request, State};
-use axum::middleware::Next;
+use axum::extract::{ConnectInfo, MatchedPath, Request};
 use axum::response::Response;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use hyper::body::{Frame, SizeHint};
-use tracing::Instrument;
+use tracing::Span;
 use uuid::Uuid;
 
 use super::error::Failed;
@@ -27,49 +28,83 @@ const LONGEST_ID: usize = 128;
 /// An answer up to this size counts as sent when it is handed over.
 const SMALL_BYTES: u64 = 64 * 1024;
 
-/// The template of the route that answered, on its way out.
-#[derive(Clone)]
-struct Route(MatchedPath);
+/// The template of the route that a request reaches.
+#[derive(Clone, Default)]
+struct Reached(Arc<OnceLock<MatchedPath>>);
 
 /// Runs inside the router, where the route is known.
-pub(crate) async fn note_route(request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().cloned();
-    let mut response = next.run(request).await;
-    if let Some(route) = route {
-        response.extensions_mut().insert(Route(route));
+pub(crate) fn note_route(request: Request) -> Request {
+    let extensions = request.extensions();
+    if let (Some(reached), Some(route)) = (extensions.get::<Reached>(), extensions.get::<MatchedPath>()) {
+        // Known once already where a route's own service has layers of its own.
+        let _known = reached.0.set(route.clone());
     }
-    response
+    request
 }
 
-pub(crate) async fn observe(State(registry): State<Registry>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let _in_flight = InFlight::new();
-    let id = request_id(request.headers());
-    let method = request.method().clone();
-    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-    let client = forwarded::seen(request.headers(), &registry.config().trusted_proxies, peer).client;
-    // At the level of errors, so that no filter takes the id from a line that is written.
-    let span = tracing::error_span!(
-        "request",
-        request_id = id.to_str().unwrap_or_default(),
-        %method,
-        path = request.uri().path(),
-        client = client.map(tracing::field::display),
-        otel.kind = tracing::field::Empty,
-    );
-    traces::continue_trace(&span, request.headers());
+/// A request on its way to its answer.
+pub(crate) struct Observed {
+    started: Instant,
+    id: HeaderValue,
+    method: Method,
+    reached: Reached,
+    span: Span,
+    _in_flight: InFlight,
+}
 
-    let mut response = next.run(request).instrument(span.clone()).await;
+impl Observed {
+    pub(crate) fn begin(registry: &Registry, request: &mut Request) -> Observed {
+        let started = Instant::now();
+        let _in_flight = InFlight::new();
+        let id = request_id(request.headers());
+        let method = request.method().clone();
+        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+        let client = forwarded::seen(request.headers(), &registry.config().trusted_proxies, peer).client;
+        // At the level of errors, so that no filter takes the id from a line that is written.
+        let span = tracing::error_span!(
+            "request",
+            // Written as they are, which costs half of what quoting does.
+            request_id = %id.to_str().unwrap_or_default(),
+            %method,
+            path = %Plain(request.uri().path()),
+            client = client.map(tracing::field::display),
+            otel.kind = tracing::field::Empty,
+        );
+        traces::continue_trace(&span, request.headers());
+        let reached = Reached::default();
+        request.extensions_mut().insert(reached.clone());
+        Observed { started, id, method, reached, span, _in_flight }
+    }
 
-    let status = response.status();
-    let route = response.extensions_mut().remove::<Route>();
-    let route = route.as_ref().map_or("none", |route| route.0.as_str());
-    let method_label = metrics::method_label(&method);
-    metrics::request_answered(route, method_label, status, started.elapsed());
-    traces::name_span(&span, method_label, route, status);
-    span.in_scope(|| log(&response, status, started));
-    response.headers_mut().insert(REQUEST_ID, id);
-    count_sent(&method, response)
+    /// What happens to the request belongs in it.
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    /// Counts, measures and logs the answer.
+    pub(crate) fn end(self, mut response: Response) -> Response {
+        let Observed { started, id, method, reached, span, .. } = self;
+        let status = response.status();
+        let route = reached.0.get().map_or("none", MatchedPath::as_str);
+        let method_label = metrics::method_label(&method);
+        metrics::request_answered(route, method_label, status, started.elapsed());
+        traces::name_span(&span, method_label, route, status);
+        span.in_scope(|| log(&response, status, started));
+        response.headers_mut().insert(REQUEST_ID, id);
+        count_sent(&method, response)
+    }
+}
+
+/// A text that is written as it is where nothing in it needs to be escaped.
+struct Plain<'a>(&'a str);
+
+impl fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"') {
+            true => f.write_str(self.0),
+            false => fmt::Debug::fmt(self.0, f),
+        }
+    }
 }
 
 /// One line about an answer: for operators where it is the server's trouble, otherwise for whoever looks closer.
@@ -93,7 +128,10 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:+/=@".contains(byte);
         (1..=LONGEST_ID).contains(&bytes.len()) && bytes.iter().all(plain)
     };
-    let ours = || super::links::header_value(&Uuid::now_v7().to_string());
+    let ours = || {
+        let mut text = [0; uuid::fmt::Hyphenated::LENGTH];
+        super::links::header_value(Uuid::now_v7().hyphenated().encode_lower(&mut text))
+    };
     headers.get(REQUEST_ID).filter(fit).cloned().unwrap_or_else(ours)
 }
 
@@ -159,6 +197,13 @@ impl HttpBody for Counted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_cannot_break_a_line_of_the_log() {
+        assert_eq!(Plain("/v2/team%2Fa/tags/list").to_string(), "/v2/team%2Fa/tags/list");
+        assert_eq!(Plain("/a\u{85}b").to_string(), "\"/a\\u{85}b\"");
+        assert_eq!(Plain("/\"").to_string(), "\"/\\\"\"");
+    }
 
     #[test]
     fn an_id_is_taken_over_if_it_is_fit_for_a_log() {

@@ -3,8 +3,8 @@
 
 use std::net::IpAddr;
 
+use http::header;
 use http::request::Parts;
-use http::{Uri, header};
 use url::Url;
 
 use super::{Failure, links};
@@ -24,25 +24,31 @@ fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&
     }
     // Every browser sends Host, so a request without one is no page's.
     if let Some(host) = host {
-        let name = host.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
-        if !is_ours(config, &name) {
+        if !is_ours(config, without_port(host)) {
             return Err(Failure::Host { host: host.to_owned() });
         }
     }
     if let Some(origin) = origin {
-        let name =
-            Url::parse(origin).ok().and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_default();
-        if !is_ours(config, &name) {
+        let url = Url::parse(origin).ok();
+        if !is_ours(config, url.as_ref().and_then(Url::host_str).unwrap_or_default()) {
             return Err(Failure::Origin { origin: origin.to_owned() });
         }
     }
     Ok(())
 }
 
+/// The name or address of `host[:port]`; an address in brackets keeps them.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => name,
+        _ => host,
+    }
+}
+
 fn is_ours(config: &Config, name: &str) -> bool {
-    let bare = name.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase();
-    let loopback = bare == "localhost"
-        || bare.ends_with(".localhost")
+    let bare = name.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
+    let top = bare.rsplit_once('.').map_or(bare, |(_, top)| top);
+    let loopback = top.eq_ignore_ascii_case("localhost")
         || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
     loopback
         || config

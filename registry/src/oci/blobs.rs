@@ -14,7 +14,7 @@ use url::Url;
 use super::DOCKER_CONTENT_DIGEST;
 use crate::app::BlobInfo;
 use crate::auth::Caller;
-use crate::http::conditional::not_modified;
+use crate::http::conditional::{etag, not_modified};
 use crate::http::links::header_value;
 use crate::http::outlet::{FileBody, Outlet};
 use crate::http::range::{Wanted, wanted};
@@ -35,7 +35,7 @@ pub(crate) async fn get(
         return Ok(same);
     }
     let info = BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes };
-    let etag = format!("\"{digest}\"");
+    let etag = etag(&digest);
     let (status, range) = match wanted(&request.headers, &etag, info.size_bytes) {
         Wanted::Whole => (StatusCode::OK, None),
         Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
@@ -85,7 +85,7 @@ pub(crate) async fn head(
     if let Some(same) = not_modified(&headers, &digest) {
         return Ok(same);
     }
-    Ok((headers_of(&info, &format!("\"{digest}\"")), Body::empty()).into_response())
+    Ok((headers_of(&info, &etag(&digest)), Body::empty()).into_response())
 }
 
 pub(crate) async fn delete(

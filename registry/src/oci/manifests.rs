@@ -12,7 +12,7 @@ use super::{DOCKER_CONTENT_DIGEST, OCI_SUBJECT, OCI_TAG};
 use crate::Registry;
 use crate::app::StoredManifest;
 use crate::auth::Caller;
-use crate::http::conditional::not_modified;
+use crate::http::conditional::{etag, not_modified};
 use crate::http::extract::read_to_end;
 use crate::http::links::header_value;
 use crate::http::range::content_length;
@@ -108,7 +108,7 @@ fn headers_of(manifest: &StoredManifest) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(header::CONTENT_TYPE, header_value(&manifest.media_type));
     headers.insert(header::CONTENT_LENGTH, manifest.bytes.len().into());
-    headers.insert(header::ETAG, header_value(&format!("\"{}\"", manifest.digest)));
+    headers.insert(header::ETAG, header_value(&etag(&manifest.digest)));
     headers.insert(DOCKER_CONTENT_DIGEST, header_value(manifest.digest.as_str()));
     headers
 }
