@@ -30,7 +30,7 @@ enum Stop<M> {
     /// To be looked at, and how deep it lies.
     Wanted(Reference, usize),
     /// Looked at; what it lists lies above it.
-    Found(M, Manifest),
+    Found(Box<(M, Manifest)>),
 }
 
 impl<M> Walk<M> {
@@ -43,7 +43,7 @@ impl<M> Walk<M> {
     pub(super) fn next(&mut self) -> Option<Reference> {
         loop {
             match self.ahead.pop()? {
-                Stop::Found(manifest, parsed) => self.done.push((manifest, parsed)),
+                Stop::Found(found) => self.done.push(*found),
                 Stop::Wanted(Reference::Digest(digest), _) if !self.seen.insert(digest.clone()) => {}
                 Stop::Wanted(reference, depth) => {
                     self.depth = depth;
@@ -75,7 +75,7 @@ impl<M> Walk<M> {
                 limit_bytes: MAX_BYTES,
             });
         }
-        self.ahead.push(Stop::Found(manifest, parsed));
+        self.ahead.push(Stop::Found(Box::new((manifest, parsed))));
         self.ahead.extend(children);
         Ok(())
     }

@@ -23,10 +23,8 @@ fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&
         return Ok(());
     }
     // Every browser sends Host, so a request without one is no page's.
-    if let Some(host) = host {
-        if !is_ours(config, without_port(host)) {
-            return Err(Failure::Host { host: host.to_owned() });
-        }
+    if let Some(host) = host.filter(|host| !is_ours(config, without_port(host))) {
+        return Err(Failure::Host { host: host.to_owned() });
     }
     if let Some(origin) = origin {
         let url = Url::parse(origin).ok();
