@@ -21,7 +21,7 @@ use tokio::sync::{oneshot, watch};
 use crate::engine::Engine;
 use crate::runner::Client;
 use crate::runner::process::{Control, Launch, ProcessError, Runner};
-use crate::runner::testing::{FakeEngine, demo_file};
+use crate::runner::testing::{FakeEngine, demo_file, demo_tokenizer};
 use crate::runner::{Loader, Model, serve_runner};
 
 /// Serves what it is given, counts who asks, and lets workers join.
@@ -208,8 +208,15 @@ impl InProcess {
 
     /// Over the engine that pretends.
     pub(crate) fn fake() -> InProcess {
-        InProcess::new(Arc::new(|request| {
-            let engine = FakeEngine::new(request.context_length.min(2048), request.num_parallel);
+        InProcess::scripted("")
+    }
+
+    /// Over the engine that pretends, with the same answer to everything where one is given.
+    pub(crate) fn scripted(answer: &str) -> InProcess {
+        let script = demo_tokenizer().encode(answer, false).unwrap_or_default();
+        InProcess::new(Arc::new(move |request| {
+            let mut engine = FakeEngine::new(request.context_length.min(2048), request.num_parallel);
+            engine.script.clone_from(&script);
             let model = Model::read(&request.model, &json!({"eos_token_id": 2}), engine.info().clone())?;
             Ok((model, Box::new(engine) as Box<dyn Engine>))
         }))

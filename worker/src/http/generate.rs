@@ -15,6 +15,7 @@ use super::stream::{self, Records, Shape};
 use crate::error::Error;
 use crate::runner::protocol::Input;
 use crate::scheduler::KeepAlive;
+use crate::text::Think;
 
 #[derive(Deserialize)]
 pub(super) struct Body {
@@ -48,7 +49,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
     if raw && (is_set(&body.template) || is_set(&body.system) || !context.is_empty()) {
         return Err(Error::Invalid("raw mode does not support template, system, or context".into()));
     }
-    refuse_unsupported(name, &body.format, &body.think)?;
+    refuse_unsupported(&body.format)?;
     if body.images.as_ref().is_some_and(|images| !images.is_empty()) {
         return Err(Error::Invalid(format!("{name:?} does not support images")));
     }
@@ -66,7 +67,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
         shift: body.shift,
         logprobs: body.logprobs,
         top_logprobs: body.top_logprobs,
-        think: said(&body.think),
+        think: think(&body.think)?,
     };
     let (common, records) = (&common, &records);
     with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
@@ -107,27 +108,23 @@ pub(super) fn merged(
 }
 
 /// What ollama can do and this worker cannot, by name, rather than quietly something else.
-pub(super) fn refuse_unsupported(
-    name: &str,
-    format: &Option<Value>,
-    think: &Option<Value>,
-) -> Result<(), Error> {
+pub(super) fn refuse_unsupported(format: &Option<Value>) -> Result<(), Error> {
     match format {
-        None | Some(Value::Null) => {}
-        Some(Value::String(text)) if text.is_empty() => {}
-        Some(_) => return Err(Error::Invalid("structured output (`format`) is not supported yet".into())),
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(text)) if text.is_empty() => Ok(()),
+        Some(_) => Err(Error::Invalid("structured output (`format`) is not supported yet".into())),
     }
-    match think {
-        None | Some(Value::Null | Value::Bool(false)) => {}
-        Some(Value::String(text)) if text.is_empty() => {}
-        Some(_) => return Err(Error::Invalid(format!("{name:?} does not support thinking"))),
-    }
-    Ok(())
 }
 
-/// Whether the request says that the model is to think, or that it is not to.
-pub(super) fn said(think: &Option<Value>) -> Option<bool> {
-    think.as_ref().and_then(Value::as_bool)
+/// What the request says of thinking, if anything.
+pub(super) fn think(said: &Option<Value>) -> Result<Option<Think>, Error> {
+    match said {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(said) => {
+            Think::try_from(said.clone()).map(Some).map_err(|error| Error::Invalid(error.to_string()))
+        }
+    }
 }
 
 /// An empty prompt loads the model; with a keep_alive of zero it unloads it.

@@ -48,3 +48,5 @@ pub fn router(api: Api) -> Router {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tool_tests;

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 use crate::runner::protocol::{GenerateRequest, Input};
-use crate::text::SamplerOptions;
 use crate::text::stop::{MAX_STOP_BYTES, MAX_STOPS};
+use crate::text::{SamplerOptions, Think};
 
 /// How many alternatives may be reported for a token.
 const MAX_TOP_LOGPROBS: i64 = 20;
@@ -40,7 +40,7 @@ pub(super) struct Common {
     pub(super) shift: Option<bool>,
     pub(super) logprobs: Option<bool>,
     pub(super) top_logprobs: Option<i64>,
-    pub(super) think: Option<bool>,
+    pub(super) think: Option<Think>,
 }
 
 impl Options {

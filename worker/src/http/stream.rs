@@ -2,6 +2,7 @@
 //! An error before the first record sets the status; later it is a record of its own, as ollama does.
 
 use std::convert::Infallible;
+use std::mem::take;
 use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, Bytes};
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::runner::EventStream;
 use crate::runner::protocol::{Done, DoneReason, Event, GenerateRequest, TokenLogprob};
 use crate::scheduler::Ticket;
+use crate::text::{Call, Said};
 
 /// Whether records are those of `/api/generate` or of `/api/chat`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,7 +65,7 @@ pub(super) async fn answer(
     if !stream {
         return whole(first, events, &records).await;
     }
-    let rest = Rest { first: Some(first), events, records, _ticket: ticket };
+    let rest = Rest { first: Some(first), events, records, calls: 0, _ticket: ticket };
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rest.lines())).into_response())
 }
 
@@ -74,7 +76,7 @@ pub(super) async fn rendered(
     records: &Records,
 ) -> Result<Response, Error> {
     let rendered = ticket.model().client().render(request).await?;
-    let mut record = records.record(String::new(), Vec::new());
+    let mut record = records.record(Said::default(), 0, Vec::new());
     record.insert("done".into(), json!(false));
     record.insert("_debug_info".into(), json!({"rendered_template": rendered.text}));
     Ok(json(StatusCode::OK, &record))
@@ -84,6 +86,8 @@ struct Rest {
     first: Option<Event>,
     events: EventStream,
     records: Records,
+    /// How many calls there were.
+    calls: usize,
     _ticket: Ticket,
 }
 
@@ -95,10 +99,10 @@ impl Rest {
                     Some(event) => event,
                     None => rest.events.next().await?,
                 };
-                let mut lines = rest.records.lines(event);
+                let mut lines = rest.records.lines(event, &mut rest.calls);
                 // What is here already leaves with it.
                 while let Some(Some(event)) = rest.events.next().now_or_never() {
-                    lines.extend(rest.records.lines(event));
+                    lines.extend(rest.records.lines(event, &mut rest.calls));
                 }
                 if !lines.is_empty() {
                     return Some((Ok(Bytes::from(lines)), rest));
@@ -109,18 +113,18 @@ impl Rest {
 }
 
 async fn whole(first: Event, mut events: EventStream, records: &Records) -> Result<Response, Error> {
-    let mut text = String::new();
+    let mut said = Said::default();
     let mut logprobs = Vec::new();
     let mut next = Some(first);
     while let Some(event) = next {
         match event {
-            Event::Token { text: piece, logprob } => {
-                text.push_str(&piece);
+            Event::Token { text, thinking, calls, logprob } => {
+                said.extend(Said { thinking, text, calls });
                 logprobs.extend(logprob);
             }
-            Event::Done(done) => {
-                text.push_str(&done.text);
-                return Ok(json(StatusCode::OK, &records.last(&done, text, logprobs)));
+            Event::Done(mut done) => {
+                said.extend(rest_of(&mut done));
+                return Ok(json(StatusCode::OK, &records.last(&done, said, logprobs)));
             }
             Event::Error(error) => return Err(Error::Runner(error)),
         }
@@ -129,16 +133,40 @@ async fn whole(first: Event, mut events: EventStream, records: &Records) -> Resu
     Err(Error::RunnerGone)
 }
 
+/// What came with the end of an answer.
+fn rest_of(done: &mut Done) -> Said {
+    let Done { text, thinking, calls, .. } = done;
+    Said { thinking: take(thinking), text: take(text), calls: take(calls) }
+}
+
+/// A call as clients get it, under an id of its own.
+fn tool_call(index: usize, call: Call) -> Value {
+    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    // Ids are told apart within a conversation only.
+    let mut number = getrandom::u64().unwrap_or(index as u64);
+    let mut letters = || {
+        let letter = LETTERS[(number % 36) as usize];
+        number /= 36;
+        char::from(letter)
+    };
+    let id: String = (0..8).map(|_| letters()).collect();
+    json!({
+        "id": format!("call_{id}"),
+        "function": {"index": index, "name": call.name, "arguments": call.arguments},
+    })
+}
+
 impl Records {
     /// The answer to a request that only loads or unloads.
     pub(super) fn empty(&self, reason: &str) -> Response {
-        let mut record = self.record(String::new(), Vec::new());
+        let mut record = self.record(Said::default(), 0, Vec::new());
         record.insert("done".into(), json!(true));
         record.insert("done_reason".into(), json!(reason));
         json(StatusCode::OK, &record)
     }
 
-    fn lines(&self, event: Event) -> Vec<u8> {
+    /// The records of an event, in an answer that had so many calls.
+    fn lines(&self, event: Event, calls_before: &mut usize) -> Vec<u8> {
         let mut lines = Vec::new();
         let mut push = |record: &Map<String, Value>| {
             // A map of strings and numbers is always JSON.
@@ -146,28 +174,34 @@ impl Records {
             lines.push(b'\n');
         };
         match event {
-            Event::Token { text, logprob } if text.is_empty() && logprob.is_none() => {}
-            Event::Token { text, logprob } => push(&self.piece(text, logprob.into_iter().collect())),
-            Event::Done(mut done) => {
-                let text = std::mem::take(&mut done.text);
-                if !text.is_empty() {
-                    push(&self.piece(text, Vec::new()));
+            Event::Token { text, thinking, calls, logprob } => {
+                let said = Said { thinking, text, calls };
+                if !said.is_empty() || logprob.is_some() {
+                    let first = *calls_before;
+                    *calls_before += said.calls.len();
+                    push(&self.piece(said, first, logprob.into_iter().collect()));
                 }
-                push(&self.last(&done, String::new(), Vec::new()));
+            }
+            Event::Done(mut done) => {
+                let said = rest_of(&mut done);
+                if !said.is_empty() {
+                    push(&self.piece(said, *calls_before, Vec::new()));
+                }
+                push(&self.last(&done, Said::default(), Vec::new()));
             }
             Event::Error(error) => push(&Map::from_iter([("error".to_owned(), json!(error.message))])),
         }
         lines
     }
 
-    fn piece(&self, text: String, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
-        let mut record = self.record(text, logprobs);
+    fn piece(&self, said: Said, calls_before: usize, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
+        let mut record = self.record(said, calls_before, logprobs);
         record.insert("done".into(), json!(false));
         record
     }
 
-    fn last(&self, done: &Done, text: String, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
-        let mut record = self.record(text, logprobs);
+    fn last(&self, done: &Done, said: Said, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
+        let mut record = self.record(said, 0, logprobs);
         let reason = match done.reason {
             DoneReason::Stop => "stop",
             DoneReason::Length => "length",
@@ -191,14 +225,33 @@ impl Records {
         record
     }
 
-    fn record(&self, text: String, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
+    fn record(&self, said: Said, calls_before: usize, logprobs: Vec<TokenLogprob>) -> Map<String, Value> {
+        let Said { thinking, text, calls } = said;
+        let mut parts = Map::new();
+        if !thinking.is_empty() {
+            parts.insert("thinking".into(), json!(thinking));
+        }
+        if !calls.is_empty() {
+            let calls = calls.into_iter().zip(calls_before..).map(|(call, index)| tool_call(index, call));
+            parts.insert("tool_calls".into(), calls.collect());
+        }
+
         let mut record = Map::new();
         record.insert("model".into(), json!(self.model));
         record.insert("created_at".into(), json!(timestamp(SystemTime::now())));
         match self.shape {
-            Shape::Generate => record.insert("response".into(), json!(text)),
-            Shape::Chat => record.insert("message".into(), json!({"role": "assistant", "content": text})),
-        };
+            Shape::Generate => {
+                record.insert("response".into(), json!(text));
+                record.append(&mut parts);
+            }
+            Shape::Chat => {
+                let mut message = Map::new();
+                message.insert("role".into(), json!("assistant"));
+                message.insert("content".into(), json!(text));
+                message.append(&mut parts);
+                record.insert("message".into(), message.into());
+            }
+        }
         if !logprobs.is_empty() {
             record.insert("logprobs".into(), json!(logprobs));
         }

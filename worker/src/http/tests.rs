@@ -14,15 +14,15 @@ use crate::node::{Worker, start_with};
 use crate::runner::testing::{PANIC, demo_file, demo_tokenizer};
 use crate::testing::{InProcess, SECRET, TinyRegistry, repository};
 
-struct Bench {
-    tiny: TinyRegistry,
-    worker: Worker,
+pub(super) struct Bench {
+    pub(super) tiny: TinyRegistry,
+    pub(super) worker: Worker,
     http: reqwest::Client,
-    digest: Digest,
+    pub(super) digest: Digest,
     _folder: tempfile::TempDir,
 }
 
-async fn bench(launcher: InProcess, with_weights: bool) -> Bench {
+pub(super) async fn bench(launcher: InProcess, with_weights: bool) -> Bench {
     let tiny = TinyRegistry::default();
     let digest = tiny.put_demo(0, with_weights);
     let folder = tempfile::tempdir().unwrap();
@@ -52,21 +52,21 @@ impl Bench {
             .unwrap()
     }
 
-    async fn post(&self, path: &str, body: Value) -> Value {
+    pub(super) async fn post(&self, path: &str, body: Value) -> Value {
         let response = self.send(path, &body).await;
         let (status, text) = (response.status(), response.text().await.unwrap());
         assert_eq!(status, StatusCode::OK, "{text}");
         serde_json::from_str(&text).unwrap()
     }
 
-    async fn refused(&self, path: &str, body: Value) -> (StatusCode, String) {
+    pub(super) async fn refused(&self, path: &str, body: Value) -> (StatusCode, String) {
         let response = self.send(path, &body).await;
         let status = response.status();
         let answer: Value = response.json().await.unwrap();
         (status, answer["error"].as_str().unwrap().to_owned())
     }
 
-    async fn stream(&self, path: &str, body: Value) -> Vec<Value> {
+    pub(super) async fn stream(&self, path: &str, body: Value) -> Vec<Value> {
         let response = self.send(path, &body).await;
         assert_eq!(response.headers()["content-type"], "application/x-ndjson");
         let text = response.text().await.unwrap();

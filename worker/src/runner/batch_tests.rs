@@ -13,7 +13,7 @@ use super::testing::{
     BREAK, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, hidden, row,
 };
 use crate::text::sampler::{LogSoftmax, argmax};
-use crate::text::{Sampler, SamplerOptions, StopMatcher, Tokenizer};
+use crate::text::{Reader, Sampler, SamplerOptions, StopMatcher, Tokenizer};
 
 struct Bench {
     batch: Batch,
@@ -47,6 +47,7 @@ impl Bench {
             shift: true,
             sampler: Sampler::new(greedy, CONTEXT),
             stop: StopMatcher::default(),
+            reader: Reader::default(),
             eos: Arc::new(BTreeSet::from([EOS])),
             tokenizer: self.tokenizer.clone(),
             top_logprobs: None,

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::protocol::{Done, DoneReason, Event, RunnerError, TokenChance, TokenLogprob};
 use crate::text::sampler::LogSoftmax;
-use crate::text::{Detokenizer, Sampler, StopMatcher, Tokenizer};
+use crate::text::{Detokenizer, Reader, Said, Sampler, StopMatcher, Tokenizer};
 
 /// Events that may wait for a slow reader before its sequence pauses.
 pub(crate) const EVENT_QUEUE: usize = 256;
@@ -25,6 +25,8 @@ pub(crate) struct Job {
     pub(crate) shift: bool,
     pub(crate) sampler: Sampler,
     pub(crate) stop: StopMatcher,
+    /// Takes thoughts and calls out of the text.
+    pub(crate) reader: Reader,
     pub(crate) eos: Arc<BTreeSet<u32>>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     /// How many alternatives to report, where log-probabilities are asked for.
@@ -39,8 +41,8 @@ pub(crate) struct Generation {
     pub(crate) job: Job,
     detokenizer: Detokenizer,
     answer: Vec<Generated>,
-    /// Text that waits for the end.
-    text: String,
+    /// What waits for the end.
+    said: Said,
     /// Bytes of text so far, held back or not.
     text_len: usize,
     cached_tokens: usize,
@@ -69,10 +71,10 @@ impl Generation {
             job.sampler.accept(id);
         }
         Generation {
-            detokenizer: job.tokenizer.detokenizer(),
+            detokenizer: job.tokenizer.detokenizer(job.reader.shown()),
             job,
             answer: Vec::new(),
-            text: String::new(),
+            said: Said::default(),
             text_len: 0,
             cached_tokens,
             started: Instant::now(),
@@ -108,11 +110,15 @@ impl Generation {
         let piece = self.detokenizer.push(id);
         self.text_len += piece.len();
         let released = self.job.stop.push(&piece);
+        let said = self.job.reader.push(released.text);
         let logprob = self.job.top_logprobs.map(|top| self.logprob(logits, id, top));
         if self.job.whole && logprob.is_none() {
-            self.text.push_str(&released.text);
-        } else if !self.send(Event::Token { text: released.text, logprob }) {
-            return Next::Finished;
+            self.said.extend(said);
+        } else {
+            let Said { text, thinking, calls } = said;
+            if !self.send(Event::Token { text, thinking, calls, logprob }) {
+                return Next::Finished;
+            }
         }
         if let Some(at) = released.stopped_at {
             self.answer.retain(|generated| generated.at < at);
@@ -150,7 +156,10 @@ impl Generation {
     }
 
     fn done(&mut self, rest: String, reason: DoneReason) -> Next {
-        let text = std::mem::take(&mut self.text) + &rest;
+        let mut said = std::mem::take(&mut self.said);
+        said.extend(self.job.reader.push(rest));
+        said.extend(self.job.reader.finish());
+        let Said { text, thinking, calls } = said;
         let now = Instant::now();
         let prompt_done = self.prompt_done.unwrap_or(now);
         let mut context = std::mem::take(&mut self.job.prompt);
@@ -158,6 +167,8 @@ impl Generation {
         context.extend(self.answer.iter().map(|generated| generated.id));
         self.send(Event::Done(Done {
             text,
+            thinking,
+            calls,
             reason,
             prompt_tokens,
             cached_tokens: self.cached_tokens,

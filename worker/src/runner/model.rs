@@ -7,10 +7,15 @@ use tokio::sync::mpsc;
 
 use super::embed::{self, Embedding};
 use super::generate::Job;
-use super::protocol::{EmbedRequest, Event, GenerateRequest, LoadRequest, Loaded, ModelSpec, RunnerError};
+use super::prompt::Prompt;
+use super::protocol::{
+    EmbedRequest, Event, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError,
+};
 use super::text_side::{TextSide, chain, parse_json, read_file};
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
-use crate::text::{PromptTemplate, Sampler, SpecialTokens, StopMatcher, Tokenizer};
+use crate::text::{
+    PromptTemplate, Reader, ReplyFormat, Sampler, SpecialTokens, StopMatcher, Think, Tokenizer,
+};
 
 /// "Until the model stops" means at most so many contexts.
 const MAX_CONTEXTS: usize = 10;
@@ -24,6 +29,7 @@ pub(crate) struct Model {
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     pub(super) template: Option<PromptTemplate>,
     pub(super) special: SpecialTokens,
+    reply: ReplyFormat,
     eos: Arc<std::collections::BTreeSet<u32>>,
     embedding: Embedding,
 }
@@ -97,9 +103,9 @@ impl Model {
     }
 
     fn new(spec: &ModelSpec, text: TextSide, info: ModelInfo) -> Model {
-        let TextSide { tokenizer, template, special, embedding } = text;
+        let TextSide { tokenizer, template, special, reply, embedding } = text;
         let eos = Arc::new(special.eos.clone());
-        Model { name: spec.name.clone(), info, tokenizer, template, special, eos, embedding }
+        Model { name: spec.name.clone(), info, tokenizer, template, special, reply, eos, embedding }
     }
 
     pub(crate) fn loaded(&self) -> Loaded {
@@ -118,15 +124,19 @@ impl Model {
     /// Turns a request into a job: renders, encodes, and fits the prompt into the context.
     pub(crate) fn prepare(
         &self,
-        request: GenerateRequest,
+        mut request: GenerateRequest,
         events: mpsc::Sender<Event>,
     ) -> Result<Job, RunnerError> {
-        if self.info.encoder {
-            return Err(RunnerError::unsupported(format!("{:?} does not support generate", self.name)));
-        }
-        let tokenizer = self.tokenizer()?;
+        let tokenizer = self.can_generate(&mut request)?;
         let limit = self.limit(&request);
-        let prompt = self.prompt(&tokenizer, &request, limit)?.ids;
+        let Prompt { text, ids: prompt } = self.prompt(&tokenizer, &request, limit)?;
+        let reader = match &request.input {
+            Input::Chat { tools, .. } => self.reply.reader(&text, tools),
+            // What is as it is, or stands before a suffix, is read where that was asked for.
+            Input::Raw { .. } if !request.think.is_some_and(Think::is_on) => Reader::default(),
+            Input::Prompt { suffix, .. } if !suffix.is_empty() => Reader::default(),
+            Input::Raw { .. } | Input::Prompt { .. } => self.reply.reader(&text, &[]),
+        };
         self.check(&prompt)?;
         let num_predict = request.num_predict.unwrap_or(usize::MAX).min(limit.saturating_mul(MAX_CONTEXTS));
         Ok(Job {
@@ -136,6 +146,7 @@ impl Model {
             shift: request.shift,
             sampler: Sampler::new(request.sampling, limit),
             stop: StopMatcher::new(request.stop),
+            reader,
             eos: self.eos.clone(),
             tokenizer,
             top_logprobs: request.logprobs.then_some(request.top_logprobs),
@@ -147,10 +158,24 @@ impl Model {
 
     /// The text of a request's prompt.
     pub(super) fn render(&self, request: &GenerateRequest) -> Result<String, RunnerError> {
+        let mut request = request.clone();
+        let tokenizer = self.can_generate(&mut request)?;
+        Ok(self.prompt(&tokenizer, &request, self.limit(&request))?.text)
+    }
+
+    /// Checks what a request asks of the model. One that can think does, unless it is told not to.
+    fn can_generate(&self, request: &mut GenerateRequest) -> Result<Arc<Tokenizer>, RunnerError> {
         if self.info.encoder {
             return Err(RunnerError::unsupported(format!("{:?} does not support generate", self.name)));
         }
-        Ok(self.prompt(&*self.tokenizer()?, request, self.limit(request))?.text)
+        let can_think = self.reply.thinking.is_some();
+        if !can_think && request.think.is_some_and(Think::is_on) {
+            return Err(RunnerError::unsupported(format!("{:?} does not support thinking", self.name)));
+        }
+        if can_think && !matches!(request.input, Input::Raw { .. }) {
+            request.think.get_or_insert(Think::On);
+        }
+        self.tokenizer()
     }
 
     fn limit(&self, request: &GenerateRequest) -> usize {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::engine::{Extent, Format};
-use crate::text::SamplerOptions;
+use crate::text::{Call, SamplerOptions, Think};
 
 /// `POST /load`: once in the life of a runner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -113,7 +113,7 @@ pub struct GenerateRequest {
     pub top_logprobs: usize,
     /// Whether the model is to think, where that was said; templates are told.
     #[serde(default)]
-    pub think: Option<bool>,
+    pub think: Option<Think>,
 }
 
 /// The answer to `POST /render`: the text that a generation would begin with.
@@ -148,9 +148,13 @@ pub enum Input {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// One id was generated. `text` may be empty while a character or a stop text is incomplete.
+    /// One id was generated. All of it may be empty while a character, a stop text or a call is incomplete.
     Token {
         text: String,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        thinking: String,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        calls: Vec<Call>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         logprob: Option<TokenLogprob>,
     },
@@ -163,8 +167,12 @@ pub enum Event {
 /// How a generation ended and what it took.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Done {
-    /// Text that was held back and turned out to be no stop text.
+    /// What was held back to the end.
     pub text: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub thinking: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calls: Vec<Call>,
     pub reason: DoneReason,
     pub prompt_tokens: usize,
     /// Prompt tokens that were still in the cache from before.

@@ -30,6 +30,8 @@ pub(crate) struct FakeEngine {
     sequences: HashMap<SequenceId, Vec<u32>>,
     next: u64,
     max_sequences: usize,
+    /// What it answers to everything, where that is given.
+    pub(crate) script: Vec<u32>,
     pub(crate) log: StepLog,
 }
 
@@ -46,7 +48,19 @@ impl FakeEngine {
             weights_bytes: 1000,
             device: "test".into(),
         };
-        FakeEngine { info, sequences: HashMap::new(), next: 0, max_sequences, log: StepLog::default() }
+        let (sequences, script) = (HashMap::new(), Vec::new());
+        FakeEngine { info, sequences, next: 0, max_sequences, script, log: StepLog::default() }
+    }
+
+    fn row(&self, ids: &[u32]) -> Vec<f32> {
+        if self.script.is_empty() {
+            return row(ids);
+        }
+        let said = (0..=self.script.len()).rev().find(|&said| ids.ends_with(&self.script[..said]));
+        let next = self.script.get(said.unwrap_or(0)).copied().unwrap_or(EOS);
+        let mut row = vec![0.0; VOCAB];
+        row[next as usize] = 30.0;
+        row
     }
 }
 
@@ -144,19 +158,20 @@ impl Engine for FakeEngine {
         self.log.lock().unwrap().push(slices.iter().map(|slice| slice.tokens.len()).collect());
         let mut logits = Logits::default();
         for slice in slices {
-            let ids = self.sequences.get_mut(&slice.sequence).unwrap();
+            let mut ids = self.sequences.remove(&slice.sequence).unwrap();
             let mut rows = Vec::new();
             for &token in slice.tokens {
                 ids.push(token);
                 match slice.want {
-                    Want::All => rows.extend(row(ids)),
-                    Want::Hidden => rows.extend(hidden(ids)),
+                    Want::All => rows.extend(self.row(&ids)),
+                    Want::Hidden => rows.extend(hidden(&ids)),
                     Want::Nothing | Want::Last => {}
                 }
             }
             if slice.want == Want::Last {
-                rows.extend(row(ids));
+                rows.extend(self.row(&ids));
             }
+            self.sequences.insert(slice.sequence, ids);
             let width = if slice.want == Want::Hidden { HIDDEN } else { VOCAB };
             logits.push_slice(&rows, width);
         }

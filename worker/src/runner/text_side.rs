@@ -11,7 +11,9 @@ use serde_json::Value;
 use super::embed::Embedding;
 use super::protocol::{Extent, ModelSpec, RunnerError, SmallFile};
 use crate::text::template::TemplateSources;
-use crate::text::{ChatTemplate, GoChat, PromptTemplate, SpecialTokens, Tokenizer, TokenizerError, gguf};
+use crate::text::{
+    ChatTemplate, GoChat, PromptTemplate, ReplyFormat, SpecialTokens, Tokenizer, TokenizerError, gguf,
+};
 
 /// Small files of a checkpoint are refused beyond this.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -22,6 +24,7 @@ pub(super) struct TextSide {
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     pub(super) template: Option<PromptTemplate>,
     pub(super) special: SpecialTokens,
+    pub(super) reply: ReplyFormat,
     pub(super) embedding: Embedding,
 }
 
@@ -33,7 +36,11 @@ impl TextSide {
         metadata: Option<&Metadata>,
     ) -> Result<TextSide, RunnerError> {
         let text = metadata.map(|metadata| TextSide::of_gguf(spec, metadata)).transpose()?.flatten();
-        text.map_or_else(|| TextSide::of_checkpoint(spec, config), Ok)
+        let mut text = text.map_or_else(|| TextSide::of_checkpoint(spec, config), Ok)?;
+        if let (Some(template), Some(tokenizer)) = (&text.template, &text.tokenizer) {
+            text.reply = ReplyFormat::of(template, tokenizer);
+        }
+        Ok(text)
     }
 
     /// What the metadata says, `None` where it has no vocabulary.
@@ -47,8 +54,13 @@ impl TextSide {
         };
         let template = gguf::chat_template(metadata, &special).map_err(|error| failed(&error))?;
         let template = chosen(spec, template)?;
-        let embedding = Embedding::of_gguf(metadata);
-        Ok(Some(TextSide { tokenizer: Some(Arc::new(tokenizer)), template, special, embedding }))
+        Ok(Some(TextSide {
+            tokenizer: Some(Arc::new(tokenizer)),
+            template,
+            special,
+            embedding: Embedding::of_gguf(metadata),
+            ..TextSide::default()
+        }))
     }
 
     fn of_checkpoint(spec: &ModelSpec, config: &Value) -> Result<TextSide, RunnerError> {
@@ -84,7 +96,8 @@ impl TextSide {
         let template = ChatTemplate::find(sources, &special)
             .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?;
         let template = chosen(spec, template)?;
-        Ok(TextSide { tokenizer, template, special, embedding: Embedding::of_checkpoint(spec)? })
+        let embedding = Embedding::of_checkpoint(spec)?;
+        Ok(TextSide { tokenizer, template, special, embedding, ..TextSide::default() })
     }
 }
 

@@ -11,17 +11,19 @@ pub struct Detokenizer {
     vocabulary: Arc<Vocabulary>,
     // Fewer than four bytes: the beginning of a character that is not complete yet.
     pending: Vec<u8>,
+    /// Special tokens that are text all the same.
+    shown: Vec<u32>,
 }
 
 impl Detokenizer {
-    pub(crate) fn new(vocabulary: Arc<Vocabulary>) -> Detokenizer {
-        Detokenizer { vocabulary, pending: Vec::new() }
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>, shown: &[u32]) -> Detokenizer {
+        Detokenizer { vocabulary, pending: Vec::new(), shown: shown.to_owned() }
     }
 
-    /// The text that `id` completes; empty for special tokens and for the middle of a character.
+    /// The text that `id` completes; empty for most special tokens and for the middle of a character.
     pub fn push(&mut self, id: u32) -> String {
         match self.vocabulary.entry(id) {
-            Some(entry) if !entry.special => {
+            Some(entry) if !entry.special || self.shown.contains(&id) => {
                 self.pending.extend_from_slice(entry.bytes);
                 self.take(false)
             }
@@ -66,7 +68,11 @@ mod tests {
     use super::*;
 
     fn stream(tokens: &[(&[u8], bool)]) -> Vec<String> {
-        let mut detokenizer = Detokenizer::new(Arc::new(Vocabulary::of(tokens)));
+        stream_showing(tokens, &[])
+    }
+
+    fn stream_showing(tokens: &[(&[u8], bool)], shown: &[u32]) -> Vec<String> {
+        let mut detokenizer = Detokenizer::new(Arc::new(Vocabulary::of(tokens)), shown);
         let mut texts: Vec<String> = (0..tokens.len()).map(|id| detokenizer.push(id as u32)).collect();
         texts.push(detokenizer.finish());
         texts
@@ -81,6 +87,8 @@ mod tests {
         assert_eq!(stream(&[(b"\xF0\x9F", false), (b"x", false)]), ["", "\u{FFFD}x", ""]);
         assert_eq!(stream(&[(b"x\xF0\x9F\x98", false)]), ["x", "\u{FFFD}"]);
         assert_eq!(stream(&[(b"a", false), (b"<|im_end|>", true), (b"b", false)]), ["a", "", "b", ""]);
+        let called = stream_showing(&[(b"<s>", true), (b"[TOOL_CALLS]", true), (b"a", false)], &[1]);
+        assert_eq!(called, ["", "[TOOL_CALLS]", "a", ""]);
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use lode_model::go_template::{
 use serde_json::Value as Json;
 
 use super::template::Conversation;
+use super::think::Think;
 
 /// A Go template that makes prompts.
 #[derive(Debug)]
@@ -73,7 +74,7 @@ impl GoChat {
     }
 
     /// The prompt for what stands between two texts.
-    pub fn insert(&self, prompt: &str, suffix: &str, think: Option<bool>) -> Result<String, ExecError> {
+    pub fn insert(&self, prompt: &str, suffix: &str, think: Option<Think>) -> Result<String, ExecError> {
         let data = data(
             think,
             [("Prompt", prompt.into()), ("Suffix", suffix.into()), ("Response", Value::from(""))],
@@ -82,7 +83,7 @@ impl GoChat {
     }
 
     /// Runs the template once for each turn, as those written before there was `.Messages` want it.
-    fn by_turns(&self, messages: &[Message<'_>], think: Option<bool>) -> Result<String, ExecError> {
+    fn by_turns(&self, messages: &[Message<'_>], think: Option<Think>) -> Result<String, ExecError> {
         let mut text = String::new();
         let (mut system, mut prompt, mut response) = ("", "", "");
         let run = |template: &Template, system: &str, prompt: &str, response: &str| {
@@ -114,10 +115,15 @@ impl GoChat {
     }
 }
 
-fn data<const N: usize>(think: Option<bool>, entries: [(&str, Value); N]) -> Value {
+fn data<const N: usize>(think: Option<Think>, entries: [(&str, Value); N]) -> Value {
+    let level = match think {
+        Some(Think::On) => "medium",
+        Some(think) => think.level().unwrap_or_default(),
+        None => "",
+    };
     let thinking = [
-        ("Think", Value::Bool(think.unwrap_or(false))),
-        ("ThinkLevel", Value::from("")),
+        ("Think", Value::Bool(think.is_some_and(Think::is_on))),
+        ("ThinkLevel", Value::from(level)),
         ("IsThinkSet", Value::Bool(think.is_some())),
     ];
     Value::map(entries.into_iter().chain(thinking).map(|(key, value)| (key.to_owned(), value)))

@@ -8,7 +8,7 @@ fn render(
     source: &str,
     messages: &Json,
     tools: Option<&Json>,
-    think: Option<bool>,
+    think: Option<Think>,
 ) -> Result<String, String> {
     let template = GoChat::new(source).map_err(|error| error.to_string())?;
     let messages = messages.as_array().unwrap();
@@ -28,7 +28,7 @@ fn turns() -> Json {
     ])
 }
 
-fn check(source: &str, messages: &Json, tools: Option<&Json>, think: Option<bool>, expect: &str) {
+fn check(source: &str, messages: &Json, tools: Option<&Json>, think: Option<Think>, expect: &str) {
     assert_eq!(render(source, messages, tools, think).as_deref(), Ok(expect), "{source}");
 }
 
@@ -49,7 +49,7 @@ fn a_conversation_at_once_or_turn_by_turn() {
     check(unsaid, &turns(), None, None, "[Be brief.]<a\n\nb>c<d>");
     let thinking = "{{ range .Messages }}{{ end }}{{ .Think }} {{ .IsThinkSet }}";
     check(thinking, &turns(), None, None, "false false");
-    check(thinking, &turns(), None, Some(false), "false true");
+    check(thinking, &turns(), None, Some(Think::Off), "false true");
     assert!(render("{{ range .Messages }}{{ .Nope }}{{ end }}", &turns(), None, None).is_err());
 }
 

@@ -44,6 +44,14 @@ impl PromptTemplate {
         }
     }
 
+    /// Whether this mark stands in the source of a Jinja template. A Go template has to write it to have it.
+    pub fn mentions(&self, mark: &str) -> bool {
+        match self {
+            PromptTemplate::Jinja(jinja) => jinja.mentions(mark),
+            PromptTemplate::Go(_) => false,
+        }
+    }
+
     /// The prompt text for a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
         match self {

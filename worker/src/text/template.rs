@@ -6,9 +6,11 @@ use std::io;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{Environment, Error, ErrorKind};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::dialect::Dialect;
 use super::special::SpecialTokens;
+use super::think::Think;
 
 /// Limits on what a template may cost.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
@@ -37,6 +39,8 @@ pub struct ChatTemplate {
     has_tools: bool,
     has_thinking: bool,
     has_tool_results: bool,
+    dialect: Dialect,
+    source: String,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -46,15 +50,14 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 /// What a template is given. Messages and tools are passed as they came, so templates see every key.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default)]
 pub struct Conversation<'a> {
     pub messages: &'a [Value],
     pub tools: Option<&'a [Value]>,
     /// Whether to end with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
     /// Whether the model is to think, where that was said.
-    #[serde(rename = "enable_thinking", skip_serializing_if = "Option::is_none")]
-    pub think: Option<bool>,
+    pub think: Option<Think>,
 }
 
 /// The files of a checkpoint that may hold a template, in order of precedence.
@@ -123,7 +126,36 @@ impl ChatTemplate {
                 .add_template_owned(name.to_owned(), without_generation_tags(source))
                 .map_err(TemplateError::Syntax)?;
         }
-        Ok(ChatTemplate { environment, special: special.clone(), has_tools, has_thinking, has_tool_results })
+        let mut template = ChatTemplate {
+            environment,
+            special: special.clone(),
+            has_tools,
+            has_thinking,
+            has_tool_results,
+            dialect: Dialect::default(),
+            source: all,
+        };
+        if has_tools && template.mentions("tool_calls") {
+            template.dialect =
+                Dialect::all().find(|dialect| template.understands(*dialect)).unwrap_or_default();
+        }
+        Ok(template)
+    }
+
+    /// Whether earlier calls come through in this form.
+    fn understands(&self, dialect: Dialect) -> bool {
+        let messages = Dialect::trial();
+        let tools = [
+            json!({"type": "function", "function": {"name": "trial", "parameters": {"type": "object", "properties": {}}}}),
+        ];
+        let conversation =
+            Conversation { messages: &messages, tools: Some(&tools), ..Conversation::default() };
+        self.render_in(dialect, &conversation).is_ok_and(|text| Dialect::understood(&text))
+    }
+
+    /// Whether this text stands anywhere in it.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
     }
 
     /// Whether it writes out what a model thinks.
@@ -143,12 +175,24 @@ impl ChatTemplate {
 
     /// The prompt text for a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        self.render_in(self.dialect, conversation)
+    }
+
+    fn render_in(&self, dialect: Dialect, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        /// Whether to think is asked for under two names, and how much under a third.
         #[derive(Serialize)]
         struct Context<'a> {
             #[serde(flatten)]
             special: &'a std::collections::BTreeMap<String, String>,
-            #[serde(flatten)]
-            conversation: &'a Conversation<'a>,
+            messages: &'a [Value],
+            tools: Option<&'a [Value]>,
+            add_generation_prompt: bool,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            enable_thinking: Option<bool>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            thinking: Option<bool>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            reasoning_effort: Option<&'static str>,
         }
         let name = match conversation.tools {
             Some(tools) if !tools.is_empty() => "tool_use",
@@ -157,7 +201,18 @@ impl ChatTemplate {
         let template = self.environment.get_template(name).or_else(|_| self.environment.get_template("chat"));
         let template = template.map_err(TemplateError::Render)?;
         let mut output = Capped(Vec::new());
-        let context = Serde(Context { special: &self.special.names, conversation });
+        let Conversation { messages, tools, add_generation_prompt, think } = *conversation;
+        let is_on = think.map(Think::is_on);
+        let messages = dialect.adapt(messages);
+        let context = Serde(Context {
+            special: &self.special.names,
+            messages: &messages,
+            tools,
+            add_generation_prompt,
+            enable_thinking: is_on,
+            thinking: is_on,
+            reasoning_effort: think.and_then(Think::level),
+        });
         match template.render_captured_to(context, &mut output) {
             Ok(_) => Ok(String::from_utf8_lossy(&output.0).into_owned()),
             Err(error) => Err(match raised(&error) {
@@ -216,6 +271,13 @@ fn to_json(value: &Jinja, indent: Option<Jinja>, options: Kwargs) -> Result<Stri
     let mut text = String::new();
     write_json(&mut text, &json, indent, 0);
     Ok(text)
+}
+
+/// JSON on one line, as Python prints it.
+pub(super) fn python_json(value: &Value) -> String {
+    let mut text = String::new();
+    write_json(&mut text, value, None, 0);
+    text
 }
 
 fn write_json(out: &mut String, value: &Value, indent: Option<usize>, depth: usize) {

@@ -141,9 +141,20 @@ impl Tokenizer {
         Ok(bytes)
     }
 
-    /// A detokenizer for one answer: it continues a prompt, so no leading blank is dropped and special tokens are silent.
-    pub fn detokenizer(&self) -> Detokenizer {
-        Detokenizer::new(self.vocabulary.clone())
+    /// A detokenizer for one answer: it continues a prompt, so no leading blank is dropped; special tokens are silent, but for those to
+    /// be shown.
+    pub fn detokenizer(&self, shown: &[u32]) -> Detokenizer {
+        Detokenizer::new(self.vocabulary.clone(), shown)
+    }
+
+    /// The special tokens that these texts are spelled with.
+    pub fn special_in(&self, texts: &[&str]) -> Vec<u32> {
+        let is_spelled = |bytes: &[u8]| match std::str::from_utf8(bytes) {
+            Ok(token) if !token.is_empty() => texts.iter().any(|text| text.contains(token)),
+            _ => false,
+        };
+        let ids = 0..u32::try_from(self.len()).unwrap_or(u32::MAX);
+        ids.filter(|&id| self.is_special(id) && is_spelled(self.vocabulary.bytes(id))).collect()
     }
 
     /// The bytes of one id as they appear in running text; a special token's name for a special token, nothing for an unknown id.

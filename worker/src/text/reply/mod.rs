@@ -1,0 +1,153 @@
+//! A model's answer taken apart while it comes: what it thinks, what it says, and which tools it calls. Pure: pieces of text in, the
+//! same text in its three parts out, with no more held back than may still turn out to be something else.
+//!
+//! How a model marks the parts is read off its own template ([`ReplyFormat::of`]), which has to write them for earlier turns.
+
+mod calls;
+mod json;
+mod probe;
+mod tagged;
+mod thinking;
+
+#[cfg(test)]
+mod probe_tests;
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use self::calls::CallFormat;
+use self::calls::Calls;
+pub use self::thinking::Tags;
+use self::thinking::{Split, Thinking};
+use super::prompt::PromptTemplate;
+use super::tokenizer::Tokenizer;
+
+/// Blanks that are held back to see what follows them.
+const MAX_BLANKS: usize = 256;
+
+/// A tool as a model called it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    pub name: String,
+    /// In the order in which the model wrote them.
+    pub arguments: Map<String, Value>,
+}
+
+/// What one or more pieces of an answer came to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Said {
+    pub thinking: String,
+    pub text: String,
+    pub calls: Vec<Call>,
+}
+
+impl Said {
+    pub fn is_empty(&self) -> bool {
+        self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty()
+    }
+
+    /// Adds what was said next.
+    pub fn extend(&mut self, next: Said) {
+        self.thinking.push_str(&next.thinking);
+        self.text.push_str(&next.text);
+        self.calls.extend(next.calls);
+    }
+}
+
+/// How a model writes thoughts and calls.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ReplyFormat {
+    /// `None` for a model that does not think.
+    pub thinking: Option<Tags>,
+    pub calls: CallFormat,
+    /// Special tokens that the tags of thoughts, and of calls, consist of: silent in any other answer.
+    thinking_ids: Vec<u32>,
+    call_ids: Vec<u32>,
+}
+
+impl ReplyFormat {
+    /// The format that a template writes.
+    pub fn of(template: &PromptTemplate, tokenizer: &Tokenizer) -> ReplyFormat {
+        let (thinking, calls) = probe::read(template);
+        let thinking_ids = match &thinking {
+            Some(tags) => tokenizer.special_in(&[&tags.open, &tags.close]),
+            None => Vec::new(),
+        };
+        let call_ids = tokenizer.special_in(&calls.marks());
+        ReplyFormat { thinking, calls, thinking_ids, call_ids }
+    }
+
+    /// Reads the answer to a prompt. Calls are looked for where the request names tools.
+    pub fn reader(&self, prompt: &str, tools: &[Value]) -> Reader {
+        let is_open = |tags: &Tags| prompt.trim_end().ends_with(&tags.open);
+        let thinking = self.thinking.as_ref().map(|tags| Thinking::new(tags.clone(), is_open(tags)));
+        let known = || tools.iter().filter_map(name_and_types).collect();
+        let calls = (!tools.is_empty()).then(|| Calls::new(self.calls.clone(), known()));
+        let mut shown = Vec::new();
+        shown.extend(thinking.iter().flat_map(|_| &self.thinking_ids));
+        shown.extend(calls.iter().flat_map(|_| &self.call_ids));
+        Reader { thinking, calls, shown }
+    }
+}
+
+fn name_and_types(tool: &Value) -> Option<(String, Value)> {
+    let function = tool.get("function")?;
+    Some((function.get("name")?.as_str()?.to_owned(), function["parameters"]["properties"].clone()))
+}
+
+/// Takes one answer apart.
+#[derive(Debug, Default)]
+pub struct Reader {
+    thinking: Option<Thinking>,
+    calls: Option<Calls>,
+    shown: Vec<u32>,
+}
+
+impl Reader {
+    /// The special tokens that it has to see as text.
+    pub fn shown(&self) -> &[u32] {
+        &self.shown
+    }
+
+    pub fn push(&mut self, piece: String) -> Said {
+        let Split { thinking, text } = match &mut self.thinking {
+            Some(thinking) => thinking.push(&piece),
+            None => Split { text: piece, ..Split::default() },
+        };
+        let (text, calls) = match &mut self.calls {
+            Some(calls) => calls.push(&text),
+            None => (text, Vec::new()),
+        };
+        Said { thinking, text, calls }
+    }
+
+    /// What was held back, at the end of the answer.
+    pub fn finish(&mut self) -> Said {
+        let Split { thinking, mut text } = self.thinking.as_mut().map(Thinking::finish).unwrap_or_default();
+        let mut calls = Vec::new();
+        if let Some(reader) = &mut self.calls {
+            (text, calls) = reader.push(&text);
+            let (rest, more) = reader.finish();
+            text.push_str(&rest);
+            calls.extend(more);
+        }
+        Said { thinking, text, calls }
+    }
+}
+
+/// The length of the longest end of `text` that is a proper beginning of `mark`.
+fn overlap(text: &str, mark: &str) -> usize {
+    let longest = mark.len().saturating_sub(1).min(text.len());
+    (1..=longest)
+        .rev()
+        .find(|&len| text.as_bytes()[text.len() - len..] == mark.as_bytes()[..len])
+        .unwrap_or(0)
+}
+
+/// The length of the blanks that a text ends with, as far as they are held back.
+fn blanks_before(text: &str) -> usize {
+    let blanks = text.bytes().rev().take(MAX_BLANKS).take_while(u8::is_ascii_whitespace).count();
+    blanks
+}

@@ -1,0 +1,154 @@
+//! Calls whose arguments stand between tags, one by one, as Qwen3-Coder and GLM write them: no JSON, and values as they are.
+
+use serde_json::{Map, Value};
+
+use super::{json, overlap};
+
+/// A name or a key that is longer is none.
+const MAX_NAME_BYTES: usize = 256;
+
+/// What stands around name, keys and values. Blanks may stand between any two of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Tagged {
+    /// Behind the name; empty where a blank or a tag ends it.
+    pub(super) name_end: String,
+    pub(super) key: String,
+    /// Between a key and its value: at least one.
+    pub(super) key_end: Vec<String>,
+    pub(super) value_end: String,
+    pub(super) end: String,
+}
+
+impl Tagged {
+    pub(super) fn marks(&self) -> impl Iterator<Item = &str> {
+        let one = [&self.name_end, &self.key, &self.value_end, &self.end];
+        one.into_iter().chain(&self.key_end).map(String::as_str)
+    }
+}
+
+/// One call as far as it is read.
+#[derive(Debug, Default)]
+pub(super) struct TaggedCall {
+    /// What of the text is read.
+    at: usize,
+    name: Option<String>,
+    /// The key whose value is being read.
+    key: Option<String>,
+    /// Behind `at`: no value ends before this.
+    searched: usize,
+    arguments: Vec<(String, String)>,
+}
+
+pub(super) enum Reading {
+    More,
+    Broken,
+    /// Where the call ends.
+    Complete(usize),
+}
+
+impl TaggedCall {
+    /// Reads on in a text that begins with the name.
+    pub(super) fn read(&mut self, text: &str, tags: &Tagged) -> Reading {
+        loop {
+            let rest = &text[self.at..];
+            if self.name.is_none() {
+                let end = match tags.name_end.as_str() {
+                    "" => rest.trim_start().find(|c: char| c.is_whitespace() || c == '<' || c == '['),
+                    mark => rest.trim_start().find(mark),
+                };
+                let blanks = rest.len() - rest.trim_start().len();
+                let Some(end) = end.map(|end| blanks + end) else { return more(rest) };
+                let name = rest[..end].trim();
+                if !is_name(name) {
+                    return Reading::Broken;
+                }
+                self.name = Some(name.to_owned());
+                self.at += end + tags.name_end.len();
+            } else if self.key.is_some() {
+                match rest[self.searched..].find(&tags.value_end) {
+                    Some(end) => {
+                        let end = self.searched + end;
+                        let value = rest[..end].strip_prefix('\n').unwrap_or(&rest[..end]);
+                        let value = value.strip_suffix('\n').unwrap_or(value).to_owned();
+                        self.arguments.extend(self.key.take().map(|key| (key, value)));
+                        self.at += end + tags.value_end.len();
+                    }
+                    None => {
+                        self.searched = rest.len() - overlap(rest, &tags.value_end);
+                        return Reading::More;
+                    }
+                }
+            } else {
+                self.at += rest.len() - rest.trim_start().len();
+                let rest = rest.trim_start();
+                if let Some(behind) = rest.strip_prefix(&tags.key) {
+                    match key(behind, tags) {
+                        Key::More => return more(rest),
+                        Key::Broken => return Reading::Broken,
+                        Key::Read { key, len } => {
+                            self.key = Some(key);
+                            self.searched = 0;
+                            self.at += tags.key.len() + len;
+                        }
+                    }
+                } else if rest.starts_with(&tags.end) {
+                    return Reading::Complete(self.at + tags.end.len());
+                } else if tags.key.starts_with(rest) || tags.end.starts_with(rest) {
+                    return Reading::More;
+                } else {
+                    return Reading::Broken;
+                }
+            }
+        }
+    }
+
+    /// Name and arguments. `types` are the properties of the tool's parameters: what is no string there is JSON.
+    pub(super) fn finish(self, types: impl Fn(&str) -> Value) -> (String, Map<String, Value>) {
+        let name = self.name.unwrap_or_default();
+        let types = types(&name);
+        let value = |(key, text): (String, String)| {
+            let kind = &types[&key]["type"];
+            let is_text = match kind {
+                Value::String(kind) => kind == "string",
+                Value::Array(kinds) => kinds.iter().any(|kind| kind == "string") && text != "null",
+                _ => true,
+            };
+            let value = if is_text { None } else { json::parse(text.trim()) };
+            (key, value.unwrap_or(Value::String(text)))
+        };
+        (name, self.arguments.into_iter().map(value).collect())
+    }
+}
+
+fn more(rest: &str) -> Reading {
+    if rest.len() > 2 * MAX_NAME_BYTES { Reading::Broken } else { Reading::More }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.contains(['<', '\n'])
+}
+
+enum Key {
+    More,
+    Broken,
+    Read { key: String, len: usize },
+}
+
+/// A key, and all that stands before its value.
+fn key(text: &str, tags: &Tagged) -> Key {
+    let Some((first, others)) = tags.key_end.split_first() else { return Key::Broken };
+    let Some(end) = text.find(first) else { return Key::More };
+    let key = text[..end].trim();
+    if !is_name(key) {
+        return Key::Broken;
+    }
+    let mut len = end + first.len();
+    for mark in others {
+        let rest = text[len..].trim_start();
+        if !rest.starts_with(mark) {
+            return if mark.starts_with(rest) { Key::More } else { Key::Broken };
+        }
+        len = text.len() - rest.len() + mark.len();
+    }
+    Key::Read { key: key.to_owned(), len }
+}

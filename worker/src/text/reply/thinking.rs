@@ -1,0 +1,181 @@
+//! What a model thinks before it answers, taken out of its text: from the opening tag (or from the start, where the prompt
+//! ends with it) to the closing one. Blanks beside the tags belong to neither side (ollama thinking/parser.go).
+
+use super::{MAX_BLANKS, blanks_before, overlap};
+
+/// What stands around thoughts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tags {
+    pub open: String,
+    pub close: String,
+}
+
+/// Takes the thoughts out of one answer.
+#[derive(Debug)]
+pub(super) struct Thinking {
+    tags: Tags,
+    state: State,
+    /// Text that may be a part of a tag, and blanks before it.
+    held: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The opening tag may come; `is_open` where the prompt has it already.
+    Before {
+        is_open: bool,
+    },
+    /// The opening tag is read, and nothing but blanks since.
+    Opened,
+    Inside,
+    /// The closing tag is read, and nothing but blanks since.
+    Closed,
+    Over,
+}
+
+/// Thoughts and text, in this order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Split {
+    pub(super) thinking: String,
+    pub(super) text: String,
+}
+
+impl Thinking {
+    /// `is_open` says that the prompt ends with the opening tag.
+    pub(super) fn new(tags: Tags, is_open: bool) -> Thinking {
+        Thinking { tags, state: State::Before { is_open }, held: String::new() }
+    }
+
+    pub(super) fn push(&mut self, piece: &str) -> Split {
+        let mut split = Split::default();
+        self.held.push_str(piece);
+        while self.advance(&mut split) {}
+        split
+    }
+
+    /// What was held back, at the end of the answer.
+    pub(super) fn finish(&mut self) -> Split {
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Before { is_open: true } => {
+                Split { thinking: held.trim_start().to_owned(), ..Split::default() }
+            }
+            State::Inside => Split { thinking: held, ..Split::default() },
+            State::Before { is_open: false } | State::Over => Split { text: held, ..Split::default() },
+            State::Opened | State::Closed => Split::default(),
+        }
+    }
+
+    /// Takes one step; false where more text is needed for the next.
+    fn advance(&mut self, split: &mut Split) -> bool {
+        let rest = self.held.trim_start();
+        let blanks = self.held.len() - rest.len();
+        match self.state {
+            State::Before { is_open } => {
+                if blanks <= MAX_BLANKS {
+                    if let Some(after) = rest.strip_prefix(&self.tags.open) {
+                        self.held = after.to_owned();
+                        self.state = State::Opened;
+                        return true;
+                    }
+                    if self.tags.open.starts_with(rest) {
+                        return false;
+                    }
+                }
+                self.state = if is_open { State::Opened } else { State::Over };
+            }
+            State::Opened | State::Closed => {
+                self.held.drain(..blanks);
+                if self.held.is_empty() {
+                    return false;
+                }
+                self.state = if self.state == State::Opened { State::Inside } else { State::Over };
+            }
+            State::Inside => match self.held.find(&self.tags.close) {
+                Some(at) => {
+                    let thought = &self.held[..at];
+                    split.thinking.push_str(&thought[..at - blanks_before(thought)]);
+                    self.held.drain(..at + self.tags.close.len());
+                    self.state = State::Closed;
+                }
+                None => {
+                    let shown = self.held.len() - overlap(&self.held, &self.tags.close);
+                    let shown = shown - blanks_before(&self.held[..shown]);
+                    split.thinking.extend(self.held.drain(..shown));
+                    return false;
+                }
+            },
+            State::Over => {
+                split.text.push_str(&std::mem::take(&mut self.held));
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(is_open: bool, pieces: &[&str]) -> (String, String) {
+        let tags = Tags { open: "<think>".into(), close: "</think>".into() };
+        let mut thinking = Thinking::new(tags, is_open);
+        let mut splits: Vec<Split> = pieces.iter().map(|piece| thinking.push(piece)).collect();
+        splits.push(thinking.finish());
+        splits.into_iter().fold(Default::default(), |(thoughts, text), split| {
+            (thoughts + &split.thinking, text + &split.text)
+        })
+    }
+
+    #[test]
+    fn table() {
+        let check = |is_open: bool, text: &str, thoughts: &str, rest: &str| {
+            assert_eq!(read(is_open, &[text]), (thoughts.to_owned(), rest.to_owned()), "{text}");
+        };
+        check(false, "", "", "");
+        check(false, " plain <think>no</think>", "", " plain <think>no</think>");
+        check(false, "\n<think>\none\n\ntwo\n</think>\n\nanswer\n", "one\n\ntwo", "answer\n");
+        check(false, "<think>\n\n</think>\n\nanswer", "", "answer");
+        check(true, "one</think>two</think>", "one", "two</think>");
+        check(true, "\n<think>again</think>x", "again", "x");
+        check(true, "<thinker</think>", "<thinker", "");
+        // It never ends, or ends within a tag.
+        check(false, "<think>one </thi", "one </thi", "");
+        check(false, " <thi", "", " <thi");
+        check(true, "<thi", "<thi", "");
+        check(false, "<think> ", "", "");
+        check(true, "one</think> ", "one", "");
+        let blanks = " ".repeat(MAX_BLANKS + 1);
+        check(false, &format!("{blanks}<think>x</think>"), "", &format!("{blanks}<think>x</think>"));
+    }
+
+    #[test]
+    fn thoughts_come_as_they_are_had() {
+        let mut thinking = Thinking::new(Tags { open: "<t>".into(), close: "</t>".into() }, false);
+        let thoughts: Vec<String> =
+            ["<t>a", "b ", "c<", "/", "d</t>e"].map(|piece| thinking.push(piece).thinking).into();
+        assert_eq!(thoughts, ["a", "b", " c", "", "</d"]);
+    }
+
+    proptest! {
+        #[test]
+        fn cutting_the_text_changes_nothing(
+            parts in proptest::collection::vec(prop_oneof![
+                Just("<think>"), Just("</think>"), Just("<thi"), Just("nk>"), Just("</"), Just(" "), Just("\n"), Just("ä"), Just("b")], 0..12),
+            is_open: bool, cut in 1usize..4,
+        ) {
+            let text = parts.concat();
+            let characters: Vec<char> = text.chars().collect();
+            let pieces: Vec<String> = characters.chunks(cut).map(|piece| piece.iter().collect()).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            let (thoughts, rest) = read(is_open, &[&text]);
+            prop_assert_eq!(read(is_open, &pieces), (thoughts.clone(), rest.clone()));
+            // Nothing but tags and blanks beside them is gone.
+            let solid = |text: &str| text.replace("<think>", "").replace("</think>", "").replace(char::is_whitespace, "").len();
+            prop_assert_eq!(solid(&text), solid(&thoughts) + solid(&rest));
+        }
+    }
+}
