@@ -271,11 +271,7 @@ impl Quantiser {
         self.parts.codes.clear();
         let group_size = piece.to.group_size as usize;
         quantise(piece.to.kind, group_size, piece.dtype, &self.values, &mut self.parts).map_err(|error| {
-            let element = self.done + error.element as u64;
-            let (name, value, path) = (&piece.name, error.value, &piece.path);
-            invalid(format!(
-                "tensor `{name}` of `{path}`: element {element} is {value}, expected a finite number"
-            ))
+            invalid(format!("tensor `{}` of `{}`: {}", piece.name, piece.path, error.moved(self.done)))
         })?;
         self.done += count;
         self.at = 0;

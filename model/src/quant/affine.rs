@@ -37,6 +37,38 @@ pub struct NotFinite {
     pub value: f32,
 }
 
+/// Why values cannot be held by a format of tensor blobs.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum Unquantisable {
+    #[error(transparent)]
+    NotFinite(#[from] NotFinite),
+    /// It would come back as an infinity, or as far less than it was.
+    #[error("element {element} is {value}, too large for {kind}")]
+    TooLarge { kind: Kind, element: usize, value: f32 },
+}
+
+impl Unquantisable {
+    /// Of a group, its largest.
+    fn too_large(kind: Kind, group_size: usize, index: usize, values: &[f32]) -> Unquantisable {
+        let group = values.iter().enumerate().skip(index * group_size).take(group_size);
+        let largest = group.max_by(|(_, a), (_, b)| a.abs().total_cmp(&b.abs()));
+        let (element, value) = largest.map_or((0, 0.0), |(element, value)| (element, *value));
+        Unquantisable::TooLarge { kind, element, value }
+    }
+
+    /// As it is where the values are those from `first` on.
+    pub(crate) fn moved(self, first: u64) -> String {
+        match self {
+            Unquantisable::NotFinite(NotFinite { element, value }) => {
+                format!("element {} is {value}, expected a finite number", first + element as u64)
+            }
+            Unquantisable::TooLarge { kind, element, value } => {
+                format!("element {} is {value}, too large for {kind}", first + element as u64)
+            }
+        }
+    }
+}
+
 /// Fails on the first value that is not finite.
 pub(super) fn all_finite(values: &[f32]) -> Result<(), NotFinite> {
     const CHUNK: usize = 256;
@@ -57,18 +89,21 @@ pub fn quantise(
     dtype: Dtype,
     values: &[f32],
     out: &mut Quantised,
-) -> Result<(), NotFinite> {
+) -> Result<(), Unquantisable> {
     debug_assert!(Kind::BLOB.contains(&kind) && kind.allows_group_size(group_size as u32));
     debug_assert!(values.len().is_multiple_of(group_size));
     if !kind.is_affine() {
         all_finite(values)?;
-        fp::quantise(kind, dtype, values, &mut out.codes, &mut out.scales);
-        return Ok(());
+        return fp::quantise(kind, dtype, values, &mut out.codes, &mut out.scales)
+            .map_err(|index| Unquantisable::too_large(kind, group_size, index, values));
     }
     let levels = ((1u32 << kind.bits()) - 1) as f32;
     for (index, group) in values.chunks_exact(group_size).enumerate() {
         let (scale, bias) = fit(group, levels)
             .map_err(|element| NotFinite { element: index * group_size + element, value: group[element] })?;
+        if !scale.is_finite() {
+            return Err(Unquantisable::too_large(kind, group_size, index, values));
+        }
         // In range before it is rounded, which gives the same code; the sum then rounds to even, and its low bits are the code.
         let code = |x: f32| (((x - bias) / scale).max(0.0).min(levels) + TWO_TO_23).to_bits() as u8;
         match kind {
@@ -172,7 +207,32 @@ mod tests {
             let mut values = [1.0; 64];
             values[40] = bad;
             let error = quantise(Kind::Int8, 32, Dtype::F32, &values, &mut Quantised::default()).unwrap_err();
-            assert_eq!(error.element, 40);
+            assert!(matches!(error, Unquantisable::NotFinite(NotFinite { element: 40, .. })), "{error}");
         }
+    }
+
+    #[test]
+    fn what_would_come_back_as_something_else_is_refused() {
+        for (kind, largest, is_held) in [
+            (Kind::Int4, 3e38f32, true),
+            (Kind::Int8, f32::MAX, true),
+            (Kind::Nvfp4, 2700.0, true),
+            (Kind::Nvfp4, 3000.0, false),
+            (Kind::Mxfp4, 2.5e38, true),
+            (Kind::Mxfp4, 3.3e38, false),
+            (Kind::Mxfp8, 3e38, true),
+            (Kind::Mxfp8, f32::MAX, false),
+        ] {
+            let group_size = kind.default_group_size() as usize;
+            let mut values = vec![1.0; 2 * group_size];
+            values[group_size + 3] = largest;
+            let quantised = quantise(kind, group_size, Dtype::F32, &values, &mut Quantised::default());
+            let expect = Unquantisable::TooLarge { kind, element: group_size + 3, value: largest };
+            assert_eq!(quantised.err(), (!is_held).then_some(expect), "{largest} in {kind}");
+        }
+        let mut values = [1.0; 64];
+        (values[5], values[6]) = (3e38, -3e38);
+        let error = quantise(Kind::Int4, 32, Dtype::F32, &values, &mut Quantised::default()).unwrap_err();
+        assert!(matches!(error, Unquantisable::TooLarge { element: 5 | 6, .. }), "{error}");
     }
 }

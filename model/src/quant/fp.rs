@@ -11,9 +11,19 @@ use crate::safetensors::Dtype;
 const LARGEST_E2M1: (f32, i32) = (1.5, 2);
 const LARGEST_E4M3: (f32, i32) = (1.75, 8);
 
-/// Appends codes and scales of whole groups of finite values; `dtype` is the type of their source.
-pub(super) fn quantise(kind: Kind, dtype: Dtype, values: &[f32], codes: &mut Vec<u8>, scales: &mut Vec<u8>) {
-    for group in values.chunks_exact(kind.default_group_size() as usize) {
+/// The largest scale that is rounded to one of E4M3: half a step beyond the largest.
+const LARGEST_SCALE: f32 = 464.0;
+
+/// Appends codes and scales of whole groups of finite values; `dtype` is the type of their source. Fails with the number of the
+/// first group whose values are too large for the format.
+pub(super) fn quantise(
+    kind: Kind,
+    dtype: Dtype,
+    values: &[f32],
+    codes: &mut Vec<u8>,
+    scales: &mut Vec<u8>,
+) -> Result<(), usize> {
+    for (index, group) in values.chunks_exact(kind.default_group_size() as usize).enumerate() {
         let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
         let scale = match kind {
             Kind::Nvfp4 => float::f32_to_e4m3(round_to(dtype, largest / 6.0)),
@@ -26,6 +36,14 @@ pub(super) fn quantise(kind: Kind, dtype: Dtype, values: &[f32], codes: &mut Vec
             _ => float::e8m0_to_f32(scale),
         };
         let inverse = |x: f32| if value == 0.0 { 0.0 } else { x / value };
+        let is_held = match kind {
+            Kind::Nvfp4 => largest / 6.0 <= LARGEST_SCALE,
+            Kind::Mxfp4 => (E2M1[usize::from(nearest_e2m1(inverse(largest)))] * value).is_finite(),
+            _ => (float::e4m3_to_f32(float::f32_to_e4m3(inverse(largest))) * value).is_finite(),
+        };
+        if !is_held {
+            return Err(index);
+        }
         match kind {
             Kind::Mxfp8 => codes.extend(group.iter().map(|x| float::f32_to_e4m3(inverse(*x)))),
             _ => codes.extend(
@@ -37,6 +55,7 @@ pub(super) fn quantise(kind: Kind, dtype: Dtype, values: &[f32], codes: &mut Vec
             ),
         }
     }
+    Ok(())
 }
 
 /// The E8M0 code of the smallest power of two that, times a format's largest value, reaches `largest`; one for nothing but zeros.

@@ -7,7 +7,7 @@ mod fp;
 pub mod ggml;
 mod kind;
 
-pub use affine::{NotFinite, Quantised, quantise};
+pub use affine::{NotFinite, Quantised, Unquantisable, quantise};
 pub use kind::{Kind, Quantisation, UnknownKind};
 
 use crate::safetensors::Dtype;
