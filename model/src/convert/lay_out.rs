@@ -95,18 +95,22 @@ fn model_of(metadata: &Metadata, weights: &[Weight]) -> mix::Model {
 }
 
 fn notice(asked: Type, given: Type, names: &[&str]) -> String {
-    let listed: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
-    let more = match names.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
     format!(
-        "{}{more}: {} instead of {}, whose blocks of {} do not divide the rows",
-        listed.join(", "),
+        "{}: {} instead of {}, whose blocks of {} do not divide the rows",
+        listed(names),
         given.as_str(),
         asked.as_str(),
         asked.block_elements()
     )
+}
+
+/// Some names as a notice has them: the first few, and how many more there are.
+pub(crate) fn listed(names: &[&str]) -> String {
+    let first: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(NAMED) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
 }
 
 fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 pub use file_type::{FileType, UnknownFileType};
-pub(crate) use lay_out::{Converted, Segment};
+pub(crate) use lay_out::{Converted, Segment, listed};
 pub(crate) use rows::{Rows, RowsReader};
 
 use crate::gguf::{Header, HeaderError, Metadata};

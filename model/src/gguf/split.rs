@@ -31,7 +31,12 @@ pub enum SplitError {
 impl<'a> PartName<'a> {
     /// Reads the numbers at the end of a file's name; None where it has none.
     pub fn parse(path: &'a str) -> Option<PartName<'a>> {
-        let (front, count) = path.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        PartName::parse_as(path, ".gguf")
+    }
+
+    /// As [`PartName::parse`], for files that end otherwise: checkpoints are numbered alike.
+    pub fn parse_as(path: &'a str, end: &str) -> Option<PartName<'a>> {
+        let (front, count) = path.strip_suffix(end)?.rsplit_once("-of-")?;
         let (prefix, number) = front.rsplit_once('-')?;
         let digits = |text: &str| -> Option<u32> {
             let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());

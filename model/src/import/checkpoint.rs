@@ -1,19 +1,22 @@
 //! The safetensors files of a folder: which of them make up the checkpoint, and which tensors they hold.
-//! As transformers does: what the index lists, else `model.safetensors`, else every safetensors file at the top.
+//! As transformers does: what the index lists, else `model.safetensors`, else every safetensors file at the top, all their parts
+//! there.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::Deserialize;
 
 use super::mlx::{self, Mlx};
 use super::{ImportError, Source, SourceFile, read_file};
+use crate::gguf::PartName;
 use crate::safetensors::Header;
 use crate::tensor::{self, Tensor, TensorError};
 
 /// The index that transformers writes beside shards.
 const MAIN_INDEX: &str = "model.safetensors.index.json";
 const MAIN_FILE: &str = "model.safetensors";
+const END: &str = ".safetensors";
 
 /// Where MLX's tools say how they quantised.
 const CONFIG: &str = "config.json";
@@ -95,7 +98,7 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
     let is_shard = |file: &SourceFile| match &index {
         _ if is_image_model => is_component(files, &file.path),
         Some((_, weight_map)) => weight_map.values().any(|shard| *shard == file.path),
-        None if at_top(".safetensors").any(|file| file.path == MAIN_FILE) => file.path == MAIN_FILE,
+        None if files.iter().any(|file| file.path == MAIN_FILE) => file.path == MAIN_FILE,
         None => !file.path.contains('/'),
     };
     let config = files.iter().find(|file| file.path == CONFIG);
@@ -104,7 +107,7 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         None => None,
     };
     let mut shards = Vec::new();
-    for file in files.iter().filter(|file| file.path.ends_with(".safetensors")) {
+    for file in files.iter().filter(|file| is_safetensors(file)) {
         // A header is checked even where the file is then stored whole: a damaged one should not go unseen.
         let mut shard = read_shard(source, file, mlx.as_ref(), &mut notices)?;
         if is_shard(file) {
@@ -118,6 +121,10 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         } else {
             notices.push(format!("`{}` is not part of the checkpoint and is stored whole", file.path));
         }
+    }
+
+    if index.is_none() {
+        check_parts(&shards, files.len() == 1, &mut notices)?;
     }
 
     let mut homes: HashMap<&str, &Shard> = HashMap::new();
@@ -147,6 +154,28 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
     }
     drop(homes);
     Ok(Checkpoint { shards, index: index.map(|(path, _)| path), is_image_model, notices })
+}
+
+/// Whether a file holds a checkpoint's tensors, by its name.
+pub(super) fn is_safetensors(file: &SourceFile) -> bool {
+    file.path.to_ascii_lowercase().ends_with(END)
+}
+
+/// Without an index, names tell whether there is more of a model: half of one that goes in unseen is found out when it is run.
+/// A file that comes alone is what was asked for.
+fn check_parts(shards: &[Shard], is_alone: bool, notices: &mut Vec<String>) -> Result<(), ImportError> {
+    let mut numbers: BTreeMap<(&str, u32), BTreeSet<u32>> = BTreeMap::new();
+    for part in shards.iter().filter_map(|shard| PartName::parse_as(&shard.path, END)) {
+        numbers.entry((part.prefix, part.count)).or_default().insert(part.number);
+    }
+    for ((prefix, count), there) in numbers {
+        let Some(number) = (1..=count).find(|number| !there.contains(number)) else { continue };
+        if !is_alone {
+            return Err(ImportError::MissingPart { prefix: prefix.to_owned(), count, number });
+        }
+        notices.push(format!("`{prefix}` is split over {count} files, and this is one of them alone"));
+    }
+    Ok(())
 }
 
 /// Whether a file of an image model is what its component is loaded from: in a folder, and no copy in fewer bits or of other

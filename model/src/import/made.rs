@@ -45,7 +45,7 @@ pub(super) fn from_checkpoint(
     file_type: FileType,
 ) -> Result<Plan, ImportError> {
     let checkpoint = checkpoint::read(source, files)?;
-    policy::refuse_quantised(&checkpoint)?;
+    policy::refuse(&checkpoint)?;
     let mut taken: BTreeSet<&str> = checkpoint.shards.iter().map(|shard| &*shard.path).collect();
     taken.extend(checkpoint.index.as_deref());
     let mut side = SideFiles::default();

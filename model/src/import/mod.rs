@@ -29,7 +29,7 @@ pub use layer::{Content, LayerReader};
 pub use quantize::{Quantize, UnknownQuantize};
 
 use crate::config::{ModelConfig, parameter_size};
-use crate::convert::ConvertError;
+use crate::convert::{self, ConvertError};
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::files_view::{self, PathError};
 use crate::media_type;
@@ -71,6 +71,10 @@ pub struct Options {
 pub enum ImportError {
     #[error("there are no files to import")]
     Empty,
+    #[error("there is no model in it: no .safetensors, .gguf or .onnx file, no config.json and no tokenizer")]
+    NoModel,
+    #[error("`{path}` is not the file itself but a pointer to it, as Git LFS leaves them")]
+    Pointer { path: String },
     #[error(transparent)]
     Path(#[from] PathError),
     #[error("the folder lists `{path}` twice")]
@@ -85,6 +89,8 @@ pub enum ImportError {
     Json { path: String, source: serde_json::Error },
     #[error("`{index}` places tensor `{tensor}` in `{shard}`, which is missing")]
     MissingShard { index: String, tensor: String, shard: String },
+    #[error("`{prefix}` is split over {count} files, and number {number} is missing")]
+    MissingPart { prefix: String, count: u32, number: u32 },
     #[error("`{index}` places tensor `{tensor}` in `{shard}`, which does not have it")]
     MissingTensor { index: String, tensor: String, shard: String },
     #[error("tensor `{tensor}` is in `{first}` and in `{second}`, expected in one of them")]
@@ -182,20 +188,72 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let mut files = source.files();
     files.sort_by(|a, b| a.path.cmp(&b.path));
     check_files(&files)?;
-    // A GGUF beside a checkpoint is a second form of it, and goes in as any other file.
-    let has_checkpoint = files.iter().any(|file| file.path.ends_with(".safetensors"));
-    if !has_checkpoint && files.iter().any(gguf::is_gguf) {
-        return gguf::plan(source, &files, options);
+    check_pointers(source, &files)?;
+    // A GGUF beside a checkpoint is a second form of it, and goes in as any other file; so does an ONNX file beside either.
+    let has = |is_form: fn(&SourceFile) -> bool| files.iter().any(is_form);
+    let (has_checkpoint, has_gguf) = (has(checkpoint::is_safetensors), has(gguf::is_gguf));
+    let mut plan = match options.quantize {
+        _ if !has_checkpoint && has_gguf => gguf::plan(source, &files, options)?,
+        _ if !has_checkpoint && has(onnx::is_onnx) => onnx::plan(source, &files, options)?,
+        Some(Quantize::Gguf(file_type)) => made::from_checkpoint(source, &files, file_type)?,
+        _ => plan_checkpoint(source, &files, options)?,
+    };
+    let is_beside = |file: &&SourceFile| {
+        has_checkpoint && gguf::is_gguf(file) || (has_checkpoint || has_gguf) && onnx::is_onnx(file)
+    };
+    let beside: Vec<&str> = files.iter().filter(is_beside).map(|file| file.path.as_str()).collect();
+    if !beside.is_empty() {
+        let listed = convert::listed(&beside);
+        plan.notices.push(format!(
+            "{listed}: stored whole beside the model; a file is imported by itself where it is named"
+        ));
     }
-    if !has_checkpoint && files.iter().any(onnx::is_onnx) {
-        return onnx::plan(source, &files, options);
+    if plan.tensors == 0 {
+        plan.notices.extend(pickled(&files));
     }
-    if let Some(Quantize::Gguf(file_type)) = options.quantize {
-        return made::from_checkpoint(source, &files, file_type);
-    }
+    Ok(plan)
+}
 
-    let checkpoint = checkpoint::read(source, &files)?;
-    let facts = facts::read(source, &files, &checkpoint, options)?;
+/// How files end that keep weights in a form that is not read.
+const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".h5"];
+/// What makes a folder a model that has no weights.
+const MODEL_FILES: [&str; 5] =
+    ["config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "model_index.json"];
+
+fn pickled(files: &[SourceFile]) -> Option<String> {
+    let is_pickle = |file: &&SourceFile| PICKLES.iter().any(|end| file.path.ends_with(end));
+    let path = &files.iter().find(is_pickle)?.path;
+    Some(format!("weights as in `{path}` are not read; saved as .safetensors they are"))
+}
+
+/// Git leaves a few lines of text in place of a large file that was not fetched.
+fn check_pointers(source: &dyn Source, files: &[SourceFile]) -> Result<(), ImportError> {
+    const MAX_BYTES: u64 = 1024;
+    const ENDS: [&str; 4] = [".safetensors", ".gguf", ".onnx", "tokenizer.json"];
+    for file in files.iter().filter(|file| file.size <= MAX_BYTES) {
+        let path = file.path.to_ascii_lowercase();
+        if ENDS.iter().any(|end| path.ends_with(end))
+            && read_file(source, file)?.starts_with(b"version https://git-lfs.github.com/spec/")
+        {
+            return Err(ImportError::Pointer { path: file.path.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Plans one blob a tensor.
+fn plan_checkpoint(
+    source: &dyn Source,
+    files: &[SourceFile],
+    options: &Options,
+) -> Result<Plan, ImportError> {
+    let checkpoint = checkpoint::read(source, files)?;
+    let of_model =
+        |file: &SourceFile| checkpoint::is_safetensors(file) || MODEL_FILES.contains(&file.path.as_str());
+    if !files.iter().any(of_model) {
+        return Err(ImportError::NoModel);
+    }
+    let facts = facts::read(source, files, &checkpoint, options)?;
     let mut notices = facts.notices;
     let tensor_layers = policy::layers(&checkpoint, options.quantize)?;
     let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
@@ -208,6 +266,12 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
             notices.push(format!("nothing was quantised: no tensor is of a kind that {asked} is made of"));
         }
         (None, _) => {}
+    }
+    if !tensor_layers.kept.is_empty() {
+        let kept: Vec<&str> = tensor_layers.kept.iter().map(String::as_str).collect();
+        let listed = convert::listed(&kept);
+        notices
+            .push(format!("{listed}: kept as they are, because groups of elements do not divide their rows"));
     }
 
     let (mut layers, mut recipes) = place::shards(&checkpoint, tensor_layers);
@@ -223,7 +287,7 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let parameters =
         checkpoint.tensors().fold(0u64, |sum, (_, tensor)| sum.saturating_add(tensor.elements()));
     let mut config = facts.config;
-    config.model_format = if tensors > 0 { "safetensors".to_owned() } else { String::new() };
+    config.model_format = "safetensors".to_owned();
     config.model_type = parameter_size(parameters);
     config.file_type = match quantised {
         Some(quantize) => quantize.to_string(),
@@ -301,6 +365,8 @@ fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportEr
     read().map_err(|source| ImportError::Read { path: file.path.clone(), source })
 }
 
+#[cfg(test)]
+mod odd_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

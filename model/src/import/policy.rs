@@ -15,6 +15,8 @@ const MIN_ELEMENTS: u64 = 1024;
 /// The tensor layers of an import, in the order of the files.
 pub(super) struct TensorLayers {
     pub(super) layers: Vec<TensorLayer>,
+    /// Of a kind that is quantised, but of a shape that cannot be: they stay as they are.
+    pub(super) kept: Vec<String>,
 }
 
 /// One blob: one tensor, or the packed experts of a layer.
@@ -43,13 +45,15 @@ pub(super) fn layers(
     quantize: Option<Quantize>,
 ) -> Result<TensorLayers, ImportError> {
     if quantize.is_some() {
-        if checkpoint.is_image_model {
-            return Err(ImportError::ImageModel { path: IMAGE_INDEX });
-        }
-        refuse_quantised(checkpoint)?;
+        refuse(checkpoint)?;
     }
     let kind = quantize.and_then(Quantize::kind);
     let target = |tensor: &Tensor| kind.and_then(|kind| target(tensor, kind));
+
+    let unfit = |(_, tensor): &(usize, &Tensor)| {
+        kind.and_then(|kind| wanted(tensor, kind)).is_some_and(|quantisation| !fits(tensor, quantisation))
+    };
+    let kept = checkpoint.tensors().filter(unfit).map(|(_, tensor)| tensor.name.clone()).collect();
 
     // A group of experts is one blob if all of it is stored alike, otherwise one blob a projection.
     let mut alike: HashMap<&str, (Option<Quantisation>, bool)> = HashMap::new();
@@ -84,7 +88,7 @@ pub(super) fn layers(
         let name = |member: &Member| &checkpoint.shards[member.shard].tensors[member.position].name;
         layer.members.sort_by(|a, b| name(a).cmp(name(b)));
     }
-    Ok(TensorLayers { layers })
+    Ok(TensorLayers { layers, kept })
 }
 
 /// `model.layers.1.mlp.experts.7.up_proj.weight`: the group `model.layers.1.mlp.experts` and the projection `up_proj.weight`.
@@ -103,6 +107,16 @@ fn expert(name: &str) -> Option<Expert<'_>> {
 
 /// What a tensor becomes when a model is quantised to `kind`; `None`: it stays as it is.
 fn target(tensor: &Tensor, kind: Kind) -> Option<Quantisation> {
+    wanted(tensor, kind).filter(|quantisation| fits(tensor, *quantisation))
+}
+
+/// Whether groups of elements divide a tensor's rows.
+fn fits(tensor: &Tensor, quantisation: Quantisation) -> bool {
+    tensor.shape.last().is_some_and(|columns| columns.is_multiple_of(u64::from(quantisation.group_size)))
+}
+
+/// What a tensor of its kind becomes, whatever its shape.
+fn wanted(tensor: &Tensor, kind: Kind) -> Option<Quantisation> {
     let name = tensor.name.as_str();
     let is_float = matches!(tensor.parts.weight.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
     let is_stacked = tensor.shape.len() == 3 && name.contains(".experts.") && !name.ends_with("bias");
@@ -131,13 +145,14 @@ fn target(tensor: &Tensor, kind: Kind) -> Option<Quantisation> {
         kind if kind.is_affine() => Kind::Int8,
         _ => Kind::Mxfp8,
     };
-    let group_size = kind.default_group_size();
-    tensor.shape.last().filter(|columns| columns.is_multiple_of(u64::from(group_size)))?;
-    Some(Quantisation { kind, group_size })
+    Some(Quantisation { kind, group_size: kind.default_group_size() })
 }
 
-/// Weights that are quantised already cannot be quantised again: their codes would be taken for numbers.
-pub(super) fn refuse_quantised(checkpoint: &Checkpoint) -> Result<(), ImportError> {
+/// What is not quantised: image models, and weights that are quantised already, whose codes would be taken for numbers.
+pub(super) fn refuse(checkpoint: &Checkpoint) -> Result<(), ImportError> {
+    if checkpoint.is_image_model {
+        return Err(ImportError::ImageModel { path: IMAGE_INDEX });
+    }
     const MARKS: [&str; 7] = [
         ".scales",
         ".weight_scale",

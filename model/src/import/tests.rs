@@ -7,6 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::convert::FileType;
 use crate::files_view::{FileView, Segment};
 use crate::manifest::Manifest;
 use crate::quant::{Kind, Quantisation};
@@ -38,7 +39,7 @@ impl Source for Folder {
 }
 
 /// A safetensors file; values are small and differ.
-fn safetensors(tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
+pub(super) fn safetensors(tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
     let mut bytes = write_header(tensors, &BTreeMap::from([("format".to_owned(), "pt".to_owned())]));
     for (at, (_, dtype, shape)) in tensors.iter().enumerate() {
         for i in 0..shape.iter().product::<u64>() {
@@ -53,8 +54,9 @@ fn safetensors(tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
     bytes
 }
 
-const CONFIG: &str = r#"{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":64,"num_hidden_layers":1,
+pub(super) const CONFIG: &str = r#"{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":64,"num_hidden_layers":1,
     "num_attention_heads":4,"vocab_size":32,"max_position_embeddings":128}"#;
+const LFS: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n";
 const TOKENIZER: &str =
     r#"{"model":{"type":"BPE","vocab":{"a":0,"b":31},"merges":[]},"added_tokens":[{"id":31,"content":"b"}]}"#;
 
@@ -68,7 +70,7 @@ fn small_tensors() -> Vec<(&'static str, Dtype, &'static [u64])> {
     ]
 }
 
-fn small() -> Folder {
+pub(super) fn small() -> Folder {
     Folder::default()
         .with("config.json", CONFIG)
         .with("tokenizer.json", TOKENIZER)
@@ -437,7 +439,9 @@ fn an_image_model_goes_in_by_component() {
         (config.model_family.as_str(), &config.capabilities[..]),
         ("FluxPipeline", &["image".to_owned()][..])
     );
-    assert!(refused(&folder, Some(Quantize::Int8)).contains("image model"));
+    for quantize in [Quantize::Int8, Quantize::Gguf(FileType::Q4_0)] {
+        assert!(refused(&folder, Some(quantize)).contains("image model"));
+    }
 }
 
 #[test]
@@ -456,6 +460,10 @@ fn merely_incomplete_folders_are_stored() {
     let imported = import(&tokenizer, None);
     assert_eq!(imported.files(), tokenizer.0);
     assert!(imported.notices().contains("there are no tensors"));
+
+    assert_eq!(imported.plan.config.model_format, "safetensors");
+    let pickled = tokenizer.with("pytorch_model.bin", "PK");
+    assert!(import(&pickled, None).notices().contains("weights as in `pytorch_model.bin` are not read"));
 
     let known = Options { architectures: &["LlamaForCausalLM"], ..Options::default() };
     assert_eq!(plan(&small(), &known).unwrap().notices, Vec::<String>::new());
@@ -509,6 +517,9 @@ fn malformed_folders_are_refused() {
             "tensor `w` is in `a.safetensors` and in `b.safetensors`",
         ),
         (Folder::default().with("m.gguf", "GGUF"), "`m.gguf` is malformed"),
+        (Folder::default().with("cat.jpg", "JFIF"), "there is no model in it"),
+        (small().with("tokenizer.json", LFS), "`tokenizer.json` is not the file itself but a pointer"),
+        (Folder::default().with("m.gguf", LFS), "`m.gguf` is not the file itself but a pointer"),
     ] {
         let message = refused(&folder, None);
         assert!(message.contains(expect), "{message}\n  wanted {expect}");

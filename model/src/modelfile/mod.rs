@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 pub use derive::{BASE_DIGEST_ANNOTATION, BASE_NAME_ANNOTATION, Base, DeriveError, Derived, Edits, derive};
 pub use parameter::{ParameterError, check_value, is_deprecated, read_value};
-pub use parse::{ParseError, Problem};
+pub use parse::{ParseError, Problem, is_version};
 
 /// What a Modelfile says, in its order. Comments and blank lines are not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

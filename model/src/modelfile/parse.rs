@@ -245,7 +245,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// `[v]major.minor.patch`, with what may follow that.
-fn is_version(text: &str) -> bool {
+pub fn is_version(text: &str) -> bool {
     let bare = text.strip_prefix('v').unwrap_or(text);
     let numbers = bare.split(['-', '+']).next().unwrap_or_default();
     let parts: Vec<&str> = numbers.split('.').collect();
