@@ -56,12 +56,46 @@ pub(crate) async fn write(
         .collect::<Outcome<_>>()?;
     let mut written =
         Written { files: wanted.len(), bytes: wanted.iter().map(|wanted| wanted.entry.size).sum(), kept: 0 };
-    let missing = without_those_there(wanted).await?;
-    written.kept = written.files - missing.len();
+    for round in rounds(wanted) {
+        let count = round.len();
+        let missing = without_those_there(round).await?;
+        written.kept += count - missing.len();
+        bring(target, folder, missing, sizes).await?;
+    }
+    Ok(written)
+}
+
+/// What a file is called, and what lies beside it, until it is whole.
+const UNFINISHED: [&str; 3] = [".part", ".part.state", ".part.state.tmp"];
+
+/// The files in the order in which they are safe: one that is called as another is while it is written comes after that one.
+fn rounds(wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
+    let names: BTreeSet<String> = wanted.iter().map(|wanted| wanted.entry.path.clone()).collect();
+    let round_of = |name: &str| {
+        let (mut name, mut round) = (name, 0);
+        while let Some(whole) =
+            UNFINISHED.iter().filter_map(|end| name.strip_suffix(end)).find(|whole| names.contains(*whole))
+        {
+            (name, round) = (whole, round + 1);
+        }
+        if name == JOURNAL { usize::MAX } else { round }
+    };
+    let mut rounds: BTreeMap<usize, Vec<Wanted>> = BTreeMap::new();
+    for wanted in wanted {
+        rounds.entry(round_of(&wanted.entry.path)).or_default().push(wanted);
+    }
+    rounds.into_values().collect()
+}
+
+async fn bring(
+    target: &Target,
+    folder: &Path,
+    missing: Vec<Wanted>,
+    sizes: &HashMap<Digest, u64>,
+) -> Outcome {
     for wanted in &missing {
         files::create_folder_of(&wanted.path)?;
     }
-
     let (whole, scattered): (Vec<Wanted>, Vec<Wanted>) =
         missing.into_iter().partition(|wanted| wanted.whole_blob(sizes).is_some());
     let total = whole.iter().map(|wanted| wanted.entry.size).sum::<u64>() + blob_bytes(&scattered, sizes);
@@ -82,7 +116,7 @@ pub(crate) async fn write(
         scatter(target, folder, scattered, sizes, &meter).await?;
     }
     meter.end();
-    Ok(written)
+    Ok(())
 }
 
 struct Wanted {
@@ -391,6 +425,30 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_called_as_an_unfinished_one_comes_after_it() {
+        let wanted = |path: &str| {
+            let entry =
+                FileEntry { path: path.into(), size: 0, digest: None, assembled: false, segments: vec![] };
+            Wanted { path: path.into(), entry }
+        };
+        let names = [".lode-pull", "a.part", "a.part.part", "a", "b.part", "d/a.part.state", "d/a"];
+        let rounds = rounds(names.map(wanted).into());
+        let rounds: Vec<Vec<&str>> = rounds
+            .iter()
+            .map(|round| round.iter().map(|wanted| wanted.entry.path.as_str()).collect())
+            .collect();
+        assert_eq!(
+            rounds,
+            [
+                vec!["a", "b.part", "d/a"],
+                vec!["a.part", "d/a.part.state"],
+                vec!["a.part.part"],
+                vec![".lode-pull"]
+            ]
+        );
+    }
 
     #[test]
     fn pieces_are_placed_whatever_the_cut() {

@@ -50,7 +50,13 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -
             Failure::new(format!("{} has a name that is not UTF-8", path.display())).hint("rename it")
         })?;
         let name = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
-        let metadata = fs::metadata(&path).map_err(|error| failed(&path, error))?;
+        let metadata = fs::metadata(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if path.is_symlink() => {
+                Failure::new(format!("{} is a link that leads nowhere", path.display()))
+                    .hint("is the download complete? Remove the link, or put its file in place")
+            }
+            _ => failed(&path, error),
+        })?;
         if metadata.is_dir() {
             if entry.file_name() != ".git" {
                 walk_into(&path, &name, depth + 1, found)?;
@@ -113,7 +119,12 @@ impl ReadAt for DiskFile {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buf, offset)
+        self.file.read_exact_at(buf, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                io::Error::new(error.kind(), "it became shorter while it was read")
+            }
+            _ => error,
+        })
     }
 }
 
@@ -247,6 +258,25 @@ mod tests {
         }
         let names: Vec<String> = walk(folder.path()).unwrap().into_iter().map(|found| found.name).collect();
         assert_eq!(names, [".hidden", "a-b", "a/z", "b.txt"]);
+    }
+
+    #[test]
+    fn a_file_that_shrinks_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        fs::write(&path, "0123456789").unwrap();
+        let file = DiskFile::open(&path).unwrap();
+        fs::write(&path, "01").unwrap();
+        let error = file.read_at(0, &mut [0; 10]).unwrap_err();
+        assert_eq!(error.to_string(), "it became shorter while it was read");
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("gone", folder.path().join("config.json")).unwrap();
+        let failure = walk(folder.path()).unwrap_err().to_string();
+        assert!(failure.contains("config.json is a link that leads nowhere"), "{failure}");
     }
 
     #[test]

@@ -147,6 +147,9 @@ async fn hash_whole(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<S
 
 /// Makes the layers that all cores make together, by their number.
 async fn make_encoded(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<usize, (Digest, Spooled)>> {
+    if !plan.layers.iter().any(PlannedLayer::is_encoded) {
+        return Ok(BTreeMap::new());
+    }
     let encoded = || plan.layers.iter().enumerate().filter(|(_, layer)| layer.is_encoded());
     let meter = ui::Meter::bytes("quantising", encoded().map(|(_, layer)| layer.size).sum());
     let mut made = BTreeMap::new();
@@ -161,12 +164,17 @@ async fn make_encoded(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap
 fn not_importable(error: &ImportError) -> Failure {
     let failure = Failure::because("cannot import this", error);
     match error {
-        ImportError::MissingShard { .. } | ImportError::Split(_) | ImportError::OnnxData { .. } => {
-            failure.hint("is the download complete?")
-        }
+        ImportError::MissingShard { .. }
+        | ImportError::MissingPart { .. }
+        | ImportError::Split(_)
+        | ImportError::OnnxData { .. } => failure.hint("is the download complete?"),
+        ImportError::Pointer { .. } => failure.hint("`git lfs pull` in its folder fetches the file"),
+        ImportError::Path(_) => failure.hint("rename it"),
+        ImportError::NoModel => failure.hint("`lode push FOLDER NAME` stores any files as they are"),
+        ImportError::QuantizeGguf { .. } => failure
+            .hint("a GGUF of floats becomes another GGUF: q8_0, q4_K_M or another of `lode create --help`"),
         ImportError::AlreadyQuantised { .. }
         | ImportError::Convert(ConvertError::Quantised { .. })
-        | ImportError::QuantizeGguf { .. }
         | ImportError::QuantizeOnnx { .. } => failure.hint("leave --quantize out"),
         _ => failure,
     }

@@ -77,7 +77,7 @@ fn read_into(
     }
     let parsed = if needs_from { Modelfile::parse(&bytes) } else { Modelfile::parse_settings(&bytes) };
     let modelfile = parsed.map_err(|error| Failure::new(format!("{shown}: {error}")))?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path.parent().unwrap_or(Path::new(""));
     // 3. What it is made from. What a base says comes first, so that the later word counts.
     if needs_from {
         above.push((canonical, path.to_owned()));
@@ -155,7 +155,10 @@ fn find(folder: &Path, source: &str) -> Option<PathBuf> {
     let path = match source.strip_prefix('~') {
         Some("") => home()?,
         Some(rest) if rest.starts_with('/') => home()?.join(rest.trim_start_matches('/')),
-        _ => folder.join(source),
+        _ => match Path::new(source).strip_prefix(".") {
+            Ok(below) if below != Path::new("") => folder.join(below),
+            _ => folder.join(source),
+        },
     };
     path.exists().then_some(path)
 }

@@ -1,6 +1,7 @@
 //! Standard output, standard error and progress: the only file that writes to them. Data goes to stdout, talk to stderr, bars only to a terminal.
 
 use std::{
+    borrow::Cow,
     io::{self, IsTerminal, Write},
     sync::Arc,
     time::Duration,
@@ -11,12 +12,31 @@ use lode_client::Progress;
 
 use crate::error::Outcome;
 
-/// A line of data.
+/// A line, or several, for people.
 pub(crate) fn line(text: impl AsRef<str>) -> Outcome {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_ref().as_bytes())?;
-    out.write_all(b"\n")?;
-    Ok(out.flush()?)
+    piece(format!("{}\n", spelled(text.as_ref(), &['\n', '\t'])).as_bytes())
+}
+
+/// A line of JSON that is passed on as it came.
+pub(crate) fn json_line(text: &str) -> Outcome {
+    piece(format!("{text}\n").as_bytes())
+}
+
+/// A stranger's text on one line: names of tensors come out of files, and some would steer the terminal.
+pub(crate) fn shown(text: &str) -> Cow<'_, str> {
+    spelled(text, &[])
+}
+
+fn spelled<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+    let steers = |c: char| c.is_control() && !kept.contains(&c);
+    if !text.contains(steers) {
+        return Cow::Borrowed(text);
+    }
+    let mut spelled = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if steers(c) { spelled.extend(c.escape_default()) } else { spelled.push(c) }
+    }
+    Cow::Owned(spelled)
 }
 
 /// Data as it comes, shown at once.
@@ -29,13 +49,13 @@ pub(crate) fn piece(bytes: &[u8]) -> Outcome {
 /// A value as JSON on one line.
 pub(crate) fn json(value: &impl serde::Serialize) -> Outcome {
     let text = serde_json::to_string(value).map_err(|error| crate::error::Failure::new(error.to_string()))?;
-    line(text)
+    json_line(&text)
 }
 
 /// Talk: what a person wants to know and a script does not.
 pub(crate) fn say(text: impl AsRef<str>) {
     // Nothing can be done where even stderr is gone.
-    let _lost = writeln!(io::stderr().lock(), "{}", text.as_ref());
+    let _lost = writeln!(io::stderr().lock(), "{}", spelled(text.as_ref(), &['\n', '\t']));
 }
 
 pub(crate) fn stdin_is_terminal() -> bool {
@@ -45,7 +65,9 @@ pub(crate) fn stdin_is_terminal() -> bool {
 /// Rows under a head, columns as wide as their widest cell, two spaces between; the last column is not padded.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
-    for row in rows {
+    let rows: Vec<Vec<Cow<'_, str>>> =
+        rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -62,7 +84,7 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
         line(text.trim_end())
     };
     print(&mut head.iter().copied())?;
-    rows.iter().try_for_each(|row| print(&mut row.iter().map(String::as_str)))
+    rows.iter().try_for_each(|row| print(&mut row.iter().map(AsRef::as_ref)))
 }
 
 /// A bar for bytes; draws nothing where stderr is not a terminal.
@@ -175,6 +197,13 @@ fn scaled(number: u64, units: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_steers_the_terminal() {
+        assert_eq!(shown("blk.0.attn_q.weight ü"), "blk.0.attn_q.weight ü");
+        assert_eq!(shown("a\nb\x1b[2J\u{9b}31m"), "a\\nb\\u{1b}[2J\\u{9b}31m");
+        assert_eq!(spelled("hint:\n\tx\r", &['\n', '\t']), "hint:\n\tx\\r");
+    }
 
     #[test]
     fn sizes_and_amounts() {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lode_tests::checkpoint::{copy_folder, demo, file_of, safetensors};
+use lode_tests::checkpoint::{copy_folder, demo, file_of, read_folder, safetensors};
 use lode_tests::command::Lode;
 use lode_tests::server::Server;
 use serde_json::json;
@@ -120,6 +120,55 @@ async fn folders_with_parts_missing() {
     fs::write(path.join("config.json"), b"{\"architectures\": [").unwrap();
     refused(&lode, &path, &["config.json"]).await;
     refused(&lode, &server.folder().path().join("nowhere"), &["nowhere"]).await;
+}
+
+#[tokio::test]
+async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
+    let server = Server::fresh().await;
+    let lode = server.lode();
+    let path = folder(&server, "parts");
+    let weights = safetensors(&[("a.weight", &[2], vec![1.0, 2.0])]);
+    fs::write(path.join("model-00001-of-00002.safetensors"), &weights).unwrap();
+    refused(&lode, &path, &["`model` is split over 2 files, and number 2 is missing"]).await;
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n";
+    fs::write(path.join("model.safetensors"), pointer).unwrap();
+    refused(&lode, &path, &["`model.safetensors` is not the file itself", "git lfs pull"]).await;
+    let photos = server.folder().path().join("photos");
+    fs::create_dir(&photos).unwrap();
+    fs::write(photos.join("cat.jpg"), b"JFIF").unwrap();
+    refused(&lode, &photos, &["there is no model in it", "lode push"]).await;
+
+    // No weights at all is a model whose words can still be counted, and is listed.
+    let path = folder(&server, "bare");
+    let created = lode.create("team/bare", &path, &[]).await.ok();
+    assert!(created.stderr.contains("there are no tensors"), "{}", created.stderr);
+    assert!(lode.run(&["list"]).await.ok().stdout.contains("team/bare"));
+
+    // Files that are called as others are while they are written come back, too.
+    let path = server.folder().path().join("unfinished");
+    copy_folder(&demo(), &path);
+    for name in ["config.json.part", "model.safetensors.part", "model.safetensors.part.state", ".lode-pull"] {
+        fs::write(path.join(name), name).unwrap();
+    }
+    lode.create("team/unfinished", &path, &[]).await.ok();
+    let out = server.folder().path().join("back");
+    lode.run(&["pull", "team/unfinished", "--to", &out.to_string_lossy()]).await.ok();
+    assert!(read_folder(&out) == read_folder(&path));
+
+    // Names are a stranger's, and a terminal would obey some.
+    let path = server.folder().path().join("Odd.SafeTensors");
+    fs::write(&path, safetensors(&[("w\u{1b}[2J\n.weight", &[2], vec![1.0, 2.0])])).unwrap();
+    lode.create("team/odd", &path, &[]).await.ok();
+    let listed = lode.run(&["tensor", "ls", "team/odd"]).await.ok().stdout;
+    assert!(listed.contains("w\\u{1b}[2J\\n.weight") && !listed.contains('\u{1b}'), "{listed}");
+    let differ = lode.run(&["diff", "team/odd", "team/bare"]).await.ok().stdout;
+    assert!(!differ.contains('\u{1b}'), "{differ}");
+    lode.run(&["diff", "team/odd", "team/gone"])
+        .await
+        .refused(&["`team/gone:latest` not found", "lode list"]);
+    let out = server.folder().path().join("new/folder/w.safetensors");
+    lode.run(&["tensor", "export", "team/odd", "--to", &out.to_string_lossy()]).await.ok();
+    assert!(out.is_file());
 }
 
 #[tokio::test]

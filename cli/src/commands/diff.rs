@@ -1,11 +1,11 @@
 //! `lode diff A B`: what became of each tensor from one model to another. The server compares; lines are shown as they come.
 
 use futures::StreamExt;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::{
     args::Diff,
-    connect::Connection,
+    connect::{Connection, Target},
     error::{Failure, Outcome},
     ui,
 };
@@ -68,12 +68,15 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
         )));
     }
     let path = format!("{}?with={}", here.api_path("diff"), there.model());
-    let response = here.registry.stream_get(&path).await.map_err(Failure::from)?;
+    let response = match here.registry.stream_get(&path).await {
+        Ok(response) => response,
+        Err(error) => return Err(unknown(&here, &there).await.unwrap_or_else(|| error.into())),
+    };
     let mut lines = Lines { bytes: response.bytes_stream().boxed(), buffer: Vec::new() };
     let mut heading = Some(());
     while let Some(line) = lines.next().await? {
         if args.json {
-            ui::line(String::from_utf8_lossy(&line))?;
+            ui::json_line(&String::from_utf8_lossy(&line))?;
         }
         let record: Record = serde_json::from_slice(&line)
             .map_err(|error| Failure::because("the server's answer is not understood", &error))?;
@@ -94,6 +97,19 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
         .hint("the server's log says why; repeat the command"))
 }
 
+/// Which of the two is not there, where one is not.
+async fn unknown(here: &Target, there: &Target) -> Option<Failure> {
+    for target in [here, there] {
+        let asked = target.registry.json_get::<IgnoredAny>(&target.api_path("models")).await;
+        if let Err(error) = asked
+            && error.is_not_found()
+        {
+            return Some(target.not_found(error));
+        }
+    }
+    None
+}
+
 fn show(tensor: &TensorDiff) -> Outcome {
     let error = match (tensor.relative_error, tensor.status.as_str()) {
         (Some(0.0), _) => "0".to_owned(),
@@ -102,12 +118,13 @@ fn show(tensor: &TensorDiff) -> Outcome {
         (None, "changed") => "?".to_owned(),
         (None, _) => String::new(),
     };
-    let mut text = format!("{:<11} {error:>10}  {}", tensor.status.replace('_', " "), tensor.name);
+    let mut text =
+        format!("{:<11} {error:>10}  {}", tensor.status.replace('_', " "), ui::shown(&tensor.name));
     let stored = |side: &Side| format!("{} {:?}", side.dtype, side.shape);
     match (&tensor.here, &tensor.there) {
         (Some(here), Some(there)) => {
             if here.name != there.name {
-                text.push_str(&format!(" = {}", there.name));
+                text.push_str(&format!(" = {}", ui::shown(&there.name)));
             }
             if stored(here) != stored(there) {
                 text.push_str(&format!("  ({}, {})", stored(here), stored(there)));

@@ -46,7 +46,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
             ("parameters", Value::Number(number)) => {
                 format!("{number} ({})", number.as_u64().map(ui::amount).unwrap_or_default())
             }
-            (_, Value::String(text)) => text.clone(),
+            (_, Value::String(text)) => ui::shown(text).into_owned(),
             (_, Value::Array(items)) => items.len().to_string(),
             (_, other) => other.to_string(),
         };
@@ -63,7 +63,7 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
         ui::line("  config")?;
         for (key, value) in config {
             let shown = match value {
-                Value::String(text) => text.clone(),
+                Value::String(text) => ui::shown(text).into_owned(),
                 other => other.to_string(),
             };
             let shown: String = if shown.chars().count() > 80 {

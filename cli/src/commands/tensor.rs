@@ -85,7 +85,8 @@ pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outco
     let meter = ui::Meter::bytes("exporting", total);
     write(&target, &args.to, &header, &out.pieces, &meter).await?;
     meter.end();
-    ui::say(format!("wrote {} tensors, {} to {}", chosen.len(), ui::size(total), args.to.display()));
+    let what = if chosen.len() == 1 { "1 tensor".to_owned() } else { format!("{} tensors", chosen.len()) };
+    ui::say(format!("wrote {what}, {} to {}", ui::size(total), args.to.display()));
     Ok(())
 }
 
@@ -238,6 +239,7 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
 async fn write(target: &Target, path: &Path, header: &[u8], pieces: &[Piece], meter: &ui::Meter) -> Outcome {
     let part: PathBuf = files::part_path(path);
     let failed = |error: std::io::Error| Failure::because(format!("cannot write {}", part.display()), &error);
+    files::create_folder_of(path)?;
     let mut file = File::create(&part).map_err(failed)?;
     file.write_all(header).map_err(failed)?;
     lode_client::Progress::moved(meter, header.len() as u64);
