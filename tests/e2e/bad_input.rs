@@ -263,6 +263,30 @@ async fn the_apis_of_models_refuse_politely() {
             assert!(answer.json()["error"].is_string(), "{path} {body}: {}", answer.text());
         }
     }
+    let base = json!({"architectures": ["LlamaForCausalLM"]}).to_string();
+    let digest = sha256(base.as_bytes());
+    let sent = registry.send(registry.request("POST", &format!("/api/blobs/{digest}")).body(base)).await;
+    assert_eq!(sent.status, 201, "{}", sent.text());
+    let files = json!({"config.json": digest});
+    let made =
+        registry.post_json("/api/create", &json!({"model": "x", "files": files, "stream": false})).await;
+    assert_eq!(made.status, 200, "{}", made.text());
+    for (said, naming) in [
+        (json!({"quantize": "q9", "files": files}), "`q9` is not a quantisation that can be made"),
+        (json!({"license": 5, "from": "x"}), "expected a text or a list of texts"),
+        (json!({"requires": "new", "from": "x"}), "'requires' is no version"),
+        (json!({"adapters": {"a.gguf": digest}, "from": "x"}), "`a.gguf` is malformed"),
+        (json!({"draft_files": {"d.safetensors": digest}, "from": "x"}), "`d.safetensors` is malformed"),
+        (json!({"files": {"cat.jpg": digest}, "stream": false}), "there is no model in it"),
+    ] {
+        let mut body = said.clone();
+        body["model"] = json!("bad/made");
+        let answer = registry.post_json("/api/create", &body).await;
+        assert_eq!(answer.status, 400, "{said}: {}", answer.text());
+        assert!(answer.text().contains(naming), "{said}: {}", answer.text());
+    }
+    let listed = registry.get("/api/tags").await.text();
+    assert!(listed.contains("\"x:latest\"") && !listed.contains("bad/made"), "{listed}");
     for path in ["/hf/api/models", "/nothing"] {
         let answer = registry.post_json(path, &json!({})).await;
         assert!(

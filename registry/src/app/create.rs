@@ -2,14 +2,18 @@
 //! Everything is in place before the manifest is: a creation that ends early leaves nothing to be seen, and a repeated one goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::{Algorithm, Digest, Hasher};
+use lode_model::gguf::PartName;
 use lode_model::import::{
     self, FinishError, ImportError, Options, Plan, PlannedLayer, Quantize, ReadAt, SmallBlob, Source,
     SourceFile,
@@ -33,6 +37,10 @@ const READ_BYTES: usize = 1 << 20;
 const PIECE_BYTES: u64 = 1 << 20;
 /// How many pieces wait between the thread that makes a layer and the storage.
 const PIECES: usize = 4;
+/// How often it is told how much of a model is quantised.
+const TELL_EVERY: Duration = Duration::from_millis(250);
+/// What an adapter's weights end with.
+const ADAPTER_ENDS: [&str; 2] = [".gguf", ".safetensors"];
 
 /// What is to be made.
 #[derive(Clone, Debug)]
@@ -69,6 +77,14 @@ pub struct ExtraFile {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Reading,
+    /// What whoever makes the model should know.
+    Notice(String),
+    /// How much of the layers that are quantised is made, in bytes.
+    Quantising {
+        to: Quantize,
+        total: u64,
+        completed: u64,
+    },
     /// A layer that was there already.
     Existing(Digest),
     /// A layer that was made or stored.
@@ -120,7 +136,7 @@ impl Registry {
         // 2. What comes with it.
         new.edits.check()?;
         for file in &new.extra {
-            self.staged_size(caller, &file.path, &file.digest).await?;
+            self.extra_check(caller, file).await?;
         }
         Ok(())
     }
@@ -233,24 +249,29 @@ impl Registry {
             let size = self.staged_size(caller, path, digest).await?;
             staged.push(StagedFile { path: path.clone(), digest: digest.clone(), size });
         }
-        let source: Arc<dyn Source> = Arc::new(Staged {
-            registry: self.clone(),
-            caller: caller.clone(),
-            files: staged,
-            runtime: Handle::current(),
-        });
+        let source: Arc<dyn Source> = Arc::new(self.staged(caller, staged));
         let options = Options { quantize: new.quantize, architectures: &[] };
         let planning = source.clone();
         let plan =
             blocking(move || import::plan(&*planning, &options)).await?.map_err(CreateError::Import)?;
+        plan.notices.iter().for_each(|notice| tell(Step::Notice(notice.clone())));
         // 2. Each of them, where it is not here already.
+        let made = Arc::new(AtomicU64::new(0));
+        let telling = tell_how_far(new.quantize, &plan, &made, tell);
         let layers = stream::iter(plan.layers.clone())
-            .map(|layer| self.layer_make(caller, &new.repository, layer, &source, files))
+            .map(|layer| self.layer_make(caller, &new.repository, layer, &source, files, &made))
             .buffered(LAYERS_AT_ONCE)
             .inspect_ok(|(digest, is_new)| {
                 tell(if *is_new { Step::Created(digest.clone()) } else { Step::Existing(digest.clone()) });
             });
-        let digests: Vec<Digest> = layers.map_ok(|(digest, _)| digest).try_collect().await?;
+        let digests: Vec<Digest> = tokio::select! {
+            digests = layers.map_ok(|(digest, _)| digest).try_collect() => digests?,
+            never = telling => match never {},
+        };
+        let total = bytes_to_make(&plan);
+        if let Some(to) = new.quantize.filter(|_| total > 0) {
+            tell(Step::Quantising { to, total, completed: total });
+        }
         // 3. What is said about them.
         self.create_finish(caller, new, &plan, &digests, files).await
     }
@@ -280,6 +301,7 @@ impl Registry {
         layer: PlannedLayer,
         source: &Arc<dyn Source>,
         files: &BTreeMap<String, Digest>,
+        made: &Arc<AtomicU64>,
     ) -> Result<(Digest, bool), CreateError> {
         // 1. A file that is a layer as it is has been sent already. Scales are a stranger's until they are looked at.
         let whole = layer.content.whole_file().and_then(|path| files.get(path));
@@ -296,7 +318,11 @@ impl Registry {
         }
         // 2. What costs more to make than to store is made once, and its digest shows by then.
         if layer.is_made() {
-            let (size, body) = (layer.size, body_of(layer.clone(), source.clone()));
+            let (size, made) = (layer.size, made.clone());
+            let counted = move |bytes: &Bytes| {
+                made.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            };
+            let body = body_of(layer.clone(), source.clone()).inspect_ok(counted).boxed();
             return match self.blob_make(caller, repository, size, body).await {
                 Ok(info) => Ok((info.digest, true)),
                 Err(Error::BodyCut(reason)) => Err(match reason.downcast::<io::Error>() {
@@ -333,12 +359,55 @@ impl Registry {
         self.blob_put(caller, repository, &descriptor.digest, chunk, body).await.map(drop)
     }
 
+    /// Whether the file of an adapter or a draft model is what its name says, as far as its header tells.
+    async fn extra_check(&self, caller: &Caller, file: &ExtraFile) -> Result<(), CreateError> {
+        let size = self.staged_size(caller, &file.path, &file.digest).await?;
+        let (_, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
+        let lower = name.to_ascii_lowercase();
+        // A part of a split file says nothing by itself.
+        let is_part = PartName::parse(name).is_some();
+        if is_part || !ADAPTER_ENDS.iter().any(|end| lower.ends_with(end)) {
+            return Ok(());
+        }
+        let alone = StagedFile { path: name.to_owned(), digest: file.digest.clone(), size };
+        let source = self.staged(caller, vec![alone]);
+        let planned = blocking(move || import::plan(&source, &Options::default())).await?;
+        planned.map(drop).map_err(CreateError::Import)
+    }
+
+    fn staged(&self, caller: &Caller, files: Vec<StagedFile>) -> Staged {
+        Staged { registry: self.clone(), caller: caller.clone(), files, runtime: Handle::current() }
+    }
+
     /// The size of a file that was sent, or that is here for this caller to use.
     async fn staged_size(&self, caller: &Caller, path: &str, digest: &Digest) -> Result<u64, CreateError> {
         allow(caller, Action::Push, Target::Repository(&staging()))?;
         match self.staged_stat(caller, digest).await? {
             true => Ok(self.blob_find(caller, &staging(), digest).await?.size_bytes),
             false => Err(CreateError::FileUnknown { path: path.to_owned(), digest: digest.clone() }),
+        }
+    }
+}
+
+fn bytes_to_make(plan: &Plan) -> u64 {
+    plan.layers.iter().filter(|layer| layer.is_made()).map(|layer| layer.size).sum()
+}
+
+/// Tells how much is quantised, for as long as it is awaited.
+async fn tell_how_far(
+    to: Option<Quantize>,
+    plan: &Plan,
+    made: &AtomicU64,
+    tell: &(dyn Fn(Step) + Send + Sync),
+) -> Infallible {
+    let total = bytes_to_make(plan);
+    let Some(to) = to.filter(|_| total > 0) else { return std::future::pending().await };
+    let (mut ticks, mut told) = (tokio::time::interval(TELL_EVERY), None);
+    loop {
+        ticks.tick().await;
+        let completed = made.load(Ordering::Relaxed).min(total);
+        if told.replace(completed) != Some(completed) {
+            tell(Step::Quantising { to, total, completed });
         }
     }
 }

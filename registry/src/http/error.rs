@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use lode_model::digest::{Digest, DigestError};
+use lode_model::import::UnknownQuantize;
 use lode_model::modelfile::{ParameterError, UnknownRole};
 use lode_model::reference::ReferenceError;
 use uuid::Uuid;
@@ -57,8 +58,8 @@ pub(crate) enum Failure {
     StagedDigest { digest: String },
     #[error("digest mismatch, expected \"{expected}\", got \"{got}\"")]
     StagedMismatch { expected: Digest, got: Digest },
-    #[error("`{text}` is not a quantisation that can be made here (int4 and int8 of safetensors can)")]
-    Quantize { text: String },
+    #[error(transparent)]
+    Quantize(UnknownQuantize),
     #[error(transparent)]
     Parameter(ParameterError),
     #[error(transparent)]
@@ -121,7 +122,7 @@ impl Failure {
             | Failure::Json(_)
             | Failure::StagedDigest { .. }
             | Failure::StagedMismatch { .. }
-            | Failure::Quantize { .. }
+            | Failure::Quantize(_)
             | Failure::Parameter(_)
             | Failure::Role(_)
             | Failure::Create(_)

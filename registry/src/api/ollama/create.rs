@@ -6,9 +6,8 @@ use axum::extract::State;
 use axum::response::Response;
 use lode_model::digest::Digest;
 use lode_model::files_view::check_path;
-use lode_model::import::Quantize;
 use lode_model::media_type;
-use lode_model::modelfile::{Edits, Role, check_value};
+use lode_model::modelfile::{Edits, Role, check_value, is_version};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -19,7 +18,11 @@ use crate::app::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
 use crate::auth::Caller;
 use crate::http::{Failure, Json};
 
+/// What ollama's clients show a bar for that stands for no layer.
+const NO_DIGEST: &str = "0000000000000000000";
+
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 pub(crate) struct Create {
     #[serde(flatten)]
     named: Named,
@@ -44,7 +47,7 @@ pub(crate) struct Create {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
 enum Texts {
     One(String),
     Many(Vec<String>),
@@ -68,6 +71,10 @@ pub(crate) async fn post(
     records::answer(is_stream, move |records| async move {
         let told = |step| match step {
             Step::Reading => records.status("reading files"),
+            Step::Notice(notice) => records.status(format!("notice: {notice}")),
+            Step::Quantising { to, total, completed } => {
+                records.progress(&format!("quantizing to {to}"), NO_DIGEST, total, completed);
+            }
             Step::Existing(digest) => records.status(format!("using existing layer {digest}")),
             Step::Created(digest) => records.status(format!("creating new layer {digest}")),
             Step::WritingManifest => records.status("writing manifest"),
@@ -89,12 +96,12 @@ impl Create {
             return Err(Failure::Unsupported("draft models are stored as they are"));
         }
         let quantize = match said(&self.quantize).or(said(&self.quantization)) {
-            Some(text) => {
-                let quantize: Result<Quantize, _> = text.to_ascii_lowercase().parse();
-                Some(quantize.map_err(|_| Failure::Quantize { text: text.to_owned() })?)
-            }
+            Some(text) => Some(text.parse().map_err(Failure::Quantize)?),
             None => None,
         };
+        if said(&self.requires).is_some_and(|text| !is_version(text)) {
+            return Err(Failure::Unsupported("'requires' is no version, expected one such as 0.19.0"));
+        }
         let from = match (said(&self.from), self.files) {
             (Some(name), _) => {
                 let (repository, reference) = model_name::parse(name)?;

@@ -58,7 +58,7 @@ impl Details {
         Details {
             parent_model: String::new(),
             format: summary.format.clone(),
-            families: families.unwrap_or_else(|| vec![family.clone()]),
+            families: families.unwrap_or_else(|| summary.architecture.clone().into_iter().collect()),
             family,
             parameter_size: summary.parameters.map(parameter_size).unwrap_or_default(),
             quantization_level: summary.quantization.clone().unwrap_or_default(),
