@@ -7,8 +7,8 @@ use lode_model::import::Quantize;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every tensor of a checkpoint becomes a blob of its own, so models that share tensors share their bytes:
-only what the registry lacks is sent. Interrupted, repeat the command: what arrived is not sent again.
+Every tensor of a checkpoint becomes a blob of its own, so models that share tensors share bytes:
+only what the registry lacks is sent. Interrupted, repeat the command: what arrived stays there.
 
 Examples:
   lode create team/mini ./checkpoint-folder

@@ -74,9 +74,25 @@ impl Number {
             Number::F16 => found(2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
             Number::Bf16 => found(2, |b| bf16::from_le_bytes([b[0], b[1]]).to_f32()),
             Number::E8m0 => found(1, |b| if b[0] == 0xff { f32::NAN } else { 0.0 }),
-            Number::E4m3 => found(1, |b| if b[0] & 0x7f == 0x7f { f32::NAN } else { 0.0 }),
+            Number::E4m3 => first_nan_code(bytes).map(|at| (at, f32::NAN)),
         }
     }
+}
+
+/// The first code of E4M3 that is no number. Weights are made of such codes, so chunks are looked at in vector registers.
+fn first_nan_code(bytes: &[u8]) -> Option<usize> {
+    const CHUNK: usize = 256;
+    let is_nan = |code: &u8| code & 0x7f == 0x7f;
+    let chunk =
+        bytes.chunks(CHUNK).position(|chunk| chunk.iter().fold(false, |any, code| any | is_nan(code)))?;
+    let at = bytes.iter().skip(chunk * CHUNK).position(is_nan)?;
+    Some(chunk * CHUNK + at)
+}
+
+/// The codes of a quantised tensor that are a run of `length` bytes from `offset` on. `None`: every code is a number.
+pub(super) fn codes(name: &str, kind: Kind, (offset, length): (u64, u64)) -> Option<Watched> {
+    let what = What::Numbers { part: "code", stored: Number::E4m3 };
+    (kind == Kind::Mxfp8).then(|| Watched { name: name.to_owned(), what, offset, length })
 }
 
 /// An array of a quantised tensor that is a run of `length` bytes from `offset` on. `None`: whatever it holds is a number.
@@ -248,6 +264,11 @@ mod tests {
 
     /// A checkpoint with one quantised tensor of 4 rows and 64 columns, whose scales (or biases) are as given.
     fn checkpoint(kind: Kind, companions: &[(&str, Dtype, &[u64], &[u8])]) -> Arc<dyn Source> {
+        checkpoint_of(0x38, kind, companions)
+    }
+
+    /// The same, its weights made of one byte.
+    fn checkpoint_of(code: u8, kind: Kind, companions: &[(&str, Dtype, &[u64], &[u8])]) -> Arc<dyn Source> {
         let quantisation = Quantisation::of(kind);
         let words = 64 * u64::from(kind.bits()) / 32;
         let name = |suffix: &str| format!("model.up_proj.weight{suffix}");
@@ -263,7 +284,7 @@ mod tests {
             ("group_size".to_owned(), quantisation.group_size.to_string()),
         ]);
         let mut bytes = write_header(&keys, &said);
-        bytes.extend(vec![0xff; (4 * words * 4) as usize]);
+        bytes.extend(vec![code; (4 * words * 4) as usize]);
         companions.iter().for_each(|(.., data)| bytes.extend_from_slice(data));
         Arc::new(Folder(BTreeMap::from([("model.safetensors".to_owned(), bytes)])))
     }
@@ -295,6 +316,11 @@ mod tests {
             (affine(&sound, &infinite), Some("scale 3 is -inf")),
             (scaled(Kind::Mxfp4, 2, &[0x7f; 8]), None),
             (scaled(Kind::Mxfp8, 2, &[0x7f, 0xfe, 0xff, 0, 0, 0, 0, 0]), Some("scale 2 is NaN")),
+            (
+                checkpoint_of(0xff, Kind::Mxfp8, &[(".scale", Dtype::U8, &[4, 2], &[0x7f; 8])]),
+                Some("code 0 is NaN"),
+            ),
+            (checkpoint_of(0xff, Kind::Mxfp4, &[(".scale", Dtype::U8, &[4, 2], &[0x7f; 8])]), None),
             (global(0.5), None),
             (global(f32::INFINITY), Some("global scale 0 is inf")),
         ] {

@@ -175,13 +175,17 @@ fn companions(tensor: &Tensor, arrays: &[Array], start: u64) -> Vec<Watched> {
     let mut all = Vec::new();
     for array in arrays {
         let (key, dtype, _) = &array.key;
+        let run = (offset, array.length);
         let part = match key.strip_prefix(tensor.name.as_str()) {
+            Some("") => {
+                all.extend(check::codes(&tensor.name, kind, run));
+                None
+            }
             Some(".scale") => Some("scale"),
             Some(".bias") => Some("bias"),
             Some(".global_scale") => Some("global scale"),
             _ => None,
         };
-        let run = (offset, array.length);
         all.extend(part.and_then(|part| check::numbers(&tensor.name, part, kind, *dtype, run)));
         offset += array.length;
     }

@@ -164,7 +164,8 @@ fn packed() -> Vec<u8> {
     let keys: [(&str, Dtype, &[u64]); 2] =
         [("model.up_proj.weight", Dtype::U32, &[4, 16]), ("model.up_proj.weight.scale", Dtype::U8, &[4, 2])];
     let mut bytes = write_header(&keys, &said.into());
-    bytes.extend([0xff; 4 * 16 * 4 + 4 * 2]);
+    bytes.extend([0x38; 4 * 16 * 4]);
+    bytes.extend([0xff; 4 * 2]);
     bytes
 }
 
