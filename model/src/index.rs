@@ -1,7 +1,7 @@
 //! What a manifest is as a model: which of its layers hold tensors, which tensors, and the few words that lists show.
 //! It reads through a seam that the caller gives: ranges of a stored blob, a mapped file, bytes.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::Deserialize;
 
@@ -175,13 +175,30 @@ pub struct FileIndex {
     pub facts: FileFacts,
 }
 
-impl FileIndex {
+/// Where the files of an artifact are, looked up once for all of them: a stranger's manifest may have very many.
+pub struct Places<'a> {
+    /// The folder of an image model.
+    image_root: Option<&'a str>,
+    by_path: HashMap<&'a str, &'a ModelFile>,
+}
+
+impl<'a> Places<'a> {
+    pub fn of(artifact: &'a Artifact) -> Places<'a> {
+        let mut by_path = HashMap::new();
+        for file in &artifact.files {
+            if let Some(path) = file.path.as_deref() {
+                by_path.entry(path).or_insert(file);
+            }
+        }
+        Places { image_root: artifact.is_image_model().then(|| artifact.root()), by_path }
+    }
+
     /// Places a file's tensors in its layer. Those of an image model's components are called by their folder too, as they are
     /// where each is a layer of its own.
-    pub fn new(artifact: &Artifact, file: &ModelFile, is_main: bool, listed: Listed) -> FileIndex {
-        let folder = match (&file.path, file.role) {
-            (Some(path), Role::Safetensors) if artifact.is_image_model() => {
-                let inside = path.strip_prefix(artifact.root()).unwrap_or(path);
+    pub fn index(&self, file: &ModelFile, is_main: bool, listed: Listed) -> FileIndex {
+        let folder = match (&file.path, file.role, self.image_root) {
+            (Some(path), Role::Safetensors, Some(root)) => {
+                let inside = path.strip_prefix(root).unwrap_or(path);
                 inside.rfind('/').map_or("", |at| &inside[..=at])
             }
             _ => "",
@@ -193,7 +210,7 @@ impl FileIndex {
         // What another file holds is listed where that file is there and long enough.
         let outside = listed.outside.into_iter().filter_map(|(location, tensor)| {
             let path = onnx::Model::beside(file.path.as_deref().unwrap_or_default(), &location);
-            let home = artifact.files.iter().find(|other| other.path.as_deref() == Some(&path))?;
+            let home = self.by_path.get(path.as_str())?;
             let weight = &tensor.parts.weight;
             let end = weight.offset.checked_add(weight.size_bytes)?;
             let is_inside = home.is_plain() && end <= home.size;
@@ -382,7 +399,8 @@ mod tests {
     }
 
     fn read(artifact: &Artifact, at: usize, bytes: &dyn ReadAt) -> FileIndex {
-        FileIndex::new(artifact, &artifact.files[at], true, list(&artifact.files[at], bytes).unwrap())
+        let file = &artifact.files[at];
+        Places::of(artifact).index(file, true, list(file, bytes).unwrap())
     }
 
     #[test]

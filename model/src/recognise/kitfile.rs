@@ -1,6 +1,8 @@
 //! A ModelKit's layers as files. Its config is the Kitfile as JSON; the n-th layer of a kind belongs to the n-th entry of that
 //! kind, unless entries name their layer's digest. Tars carry the names of what is in them; other layers take their entry's path.
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 
 use super::file::{ModelFile, Role, annotated, packing};
@@ -46,6 +48,12 @@ pub(super) fn files(manifest: &Manifest, config: Option<&[u8]>) -> Vec<ModelFile
     let (model, parts) = model.map_or((Vec::new(), Vec::new()), |model| (vec![model.entry], model.parts));
     let lists =
         [("model", model), ("modelpart", parts), ("code", code), ("dataset", datasets), ("docs", docs)];
+    let mut by_digest = HashMap::new();
+    for (at, (_, entries)) in lists.iter().enumerate() {
+        for entry in entries {
+            by_digest.entry((at, entry.digest.as_str())).or_insert(entry);
+        }
+    }
     let mut seen = [0; 5];
     let file = |layer: &Descriptor| {
         let kind = kind(&layer.media_type);
@@ -53,8 +61,7 @@ pub(super) fn files(manifest: &Manifest, config: Option<&[u8]>) -> Vec<ModelFile
         let entry = list.and_then(|at| {
             let nth = seen[at];
             seen[at] += 1;
-            let entries = &lists[at].1;
-            entries.iter().find(|entry| entry.digest == layer.digest.as_str()).or_else(|| entries.get(nth))
+            by_digest.get(&(at, layer.digest.as_str())).copied().or_else(|| lists[at].1.get(nth))
         });
         let said =
             entry.map(|entry| entry.path.clone()).filter(|path| !matches!(path.as_str(), "" | "." | "./"));

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
-use lode_model::index::{self, FileIndex, ModelSummary};
+use lode_model::index::{self, ModelSummary, Places};
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::read_at::{ReadAt, Window};
 use lode_model::recognise::{Artifact, ModelFile, tar};
@@ -77,6 +77,7 @@ impl Registry {
         let (artifact, mut problem) = self.unfold(repository, artifact).await?;
 
         // 2. The tensors of each file that can hold some, in the manifest's order.
+        let places = Places::of(&artifact);
         let weights: BTreeSet<usize> = artifact.weights().into_iter().collect();
         let holding: Vec<(usize, ModelFile)> =
             artifact.files.iter().cloned().enumerate().filter(|(_, file)| file.kind().is_some()).collect();
@@ -102,7 +103,7 @@ impl Registry {
                 }
                 Ok(listed) => {
                     tensor_count += listed.tensors.len();
-                    files.push(FileIndex::new(&artifact, file, weights.contains(&at), listed));
+                    files.push(places.index(file, weights.contains(&at), listed));
                 }
                 Err(reason) => problem = problem.or(Some(format!("{}: {reason}", file.label()))),
             }
