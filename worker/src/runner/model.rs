@@ -21,6 +21,8 @@ use crate::text::{
 const MAX_CONTEXTS: usize = 10;
 /// The shortest context that can be asked for.
 const MIN_CONTEXT: usize = 4;
+/// Numbers that the vectors of one request may have together, which takes some 20 bytes for each.
+const MAX_EMBEDDED: usize = 1 << 25;
 
 /// What a loaded model needs to turn requests into jobs.
 pub(crate) struct Model {
@@ -194,6 +196,13 @@ impl Model {
             return Err(RunnerError::unsupported(format!(
                 "{}: {what} is not supported in embeddings",
                 self.name
+            )));
+        }
+        let most = (MAX_EMBEDDED / self.info.embedding_length.max(1)).max(1);
+        if request.inputs.len() > most {
+            let n = request.inputs.len();
+            return Err(RunnerError::invalid(format!(
+                "{n} texts are too many for one request: {most} at most"
             )));
         }
         let own = self.embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);

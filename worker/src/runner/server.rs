@@ -33,6 +33,9 @@ const MAX_BODY_BYTES: usize = 256 << 20;
 /// Texts of one request that wait inside of the batch.
 const MAX_TEXTS_IN_FLIGHT: usize = 32;
 
+/// Numbers that an answer to `/score` may hold, which takes some 20 bytes for each.
+const MAX_SCORES: usize = 1 << 24;
+
 /// Why a runner process could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -194,6 +197,13 @@ async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Respons
                 loaded.vocab_size
             )));
         }
+    }
+    let ids: usize = request.windows.iter().map(Vec::len).sum();
+    if ids.saturating_mul(request.top.max(1)) > MAX_SCORES {
+        return Err(RunnerError::invalid(format!(
+            "{ids} ids with {} of the likeliest beside each are too many for one answer; ask for fewer windows at a time",
+            request.top
+        )));
     }
     let (answer, scores) = oneshot::channel();
     served.batch.score(ScoreJob { windows: request.windows, top: request.top, answer })?;

@@ -9,11 +9,12 @@ use tokio::sync::oneshot;
 use super::client::{CallError, Client};
 use super::model::Model;
 use super::protocol::{
-    DoneReason, ErrorKind, Event, GenerateRequest, Input, LoadRequest, ModelSpec, RunnerError, ScoreRequest,
+    DoneReason, EmbedRequest, ErrorKind, Event, GenerateRequest, Input, LoadRequest, ModelSpec, RunnerError,
+    ScoreRequest,
 };
 use super::server::{Loader, serve};
 use super::testing::{FakeEngine, PANIC, answer, demo_file, demo_tokenizer};
-use crate::engine::Engine;
+use crate::engine::{Engine, ModelInfo};
 use crate::text::SamplerOptions;
 
 const CONTEXT: usize = 256;
@@ -195,9 +196,23 @@ async fn what_does_not_fit() {
     assert!(refusal(error).message.contains("longer than the context"));
     let error = client.score(&ScoreRequest { windows: vec![vec![1, 9999]], top: 0 }).await.unwrap_err();
     assert!(refusal(error).message.contains("outside"));
+    let error = client.score(&ScoreRequest { windows: vec![vec![1; 100]], top: 1 << 20 }).await.unwrap_err();
+    assert!(refusal(error).message.contains("100 ids with 1048576 of the likeliest"));
     let scores =
         client.score(&ScoreRequest { windows: vec![vec![300; 100], vec![1]], top: 0 }).await.unwrap();
     assert_eq!(scores.windows.iter().map(|window| window.logprobs.len()).collect::<Vec<_>>(), [99, 0]);
+}
+
+#[test]
+fn more_vectors_than_an_answer_can_hold_are_refused() {
+    let info = ModelInfo { embedding_length: 1 << 24, ..FakeEngine::new(CONTEXT, 1).info().clone() };
+    let model = Model::read(&load_request("demo").model, &json!({}), info).unwrap();
+    let ask = |n: usize| {
+        let inputs = vec!["a".to_owned(); n];
+        model.prepare_embed(&EmbedRequest { inputs, truncate: true, dimensions: None, num_ctx: None })
+    };
+    assert_eq!(ask(2).unwrap().len(), 2);
+    assert_eq!(ask(3).unwrap_err().message, "3 texts are too many for one request: 2 at most");
 }
 
 #[tokio::test]
