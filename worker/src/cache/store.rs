@@ -18,6 +18,9 @@ use crate::error::Error;
 const BUSY_POLL: Duration = Duration::from_millis(500);
 /// What an interrupted download left is kept this long, to be taken up again.
 const PART_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What the client adds to a path while it downloads to it, and to that for its notes.
+const PART: &str = ".part";
+const PART_STATE: &str = ".state";
 
 /// Blobs by digest.
 pub struct Cache {
@@ -32,7 +35,22 @@ pub struct Cache {
 #[derive(Default)]
 struct State {
     blobs: HashMap<Digest, Blob>,
+    /// What interrupted downloads left, with their full sizes, while nobody takes them up.
+    parts: HashMap<Digest, u64>,
+    /// Of blobs, parts and reservations.
     total_bytes: u64,
+}
+
+impl State {
+    fn add_part(&mut self, digest: Digest, size_bytes: u64) {
+        self.forget_part(&digest);
+        self.total_bytes += size_bytes;
+        self.parts.insert(digest, size_bytes);
+    }
+
+    fn forget_part(&mut self, digest: &Digest) {
+        self.total_bytes -= self.parts.remove(digest).unwrap_or(0);
+    }
 }
 
 struct Blob {
@@ -71,15 +89,21 @@ impl Drop for Lease {
     }
 }
 
-/// Room taken in the books for a blob that is being pulled; given back if it does not come.
+/// Room taken in the books for a blob that is being pulled; given back if it does not come, but for what came of it.
 struct Reservation<'a> {
     cache: &'a Cache,
+    digest: &'a Digest,
     size_bytes: u64,
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.cache.state().total_bytes -= self.size_bytes;
+        let part = fs::metadata(self.cache.part_path(self.digest));
+        let mut state = self.cache.state();
+        state.total_bytes -= self.size_bytes;
+        if let Ok(part) = part {
+            state.add_part(self.digest.clone(), part.len());
+        }
     }
 }
 
@@ -108,7 +132,13 @@ impl Cache {
                             .insert(digest, Blob { size_bytes: metadata.len(), last_used: used, leases: 0 });
                     }
                     Err(_) if used.elapsed().is_ok_and(|age| age > PART_AGE) => remove(&entry.path())?,
-                    Err(_) => {}
+                    Err(_) => {
+                        let hex = name.strip_suffix(PART);
+                        let part = hex.and_then(|hex| format!("{algorithm}:{hex}").parse().ok());
+                        if let Some(digest) = part {
+                            state.add_part(digest, metadata.len());
+                        }
+                    }
                 }
             }
         }
@@ -148,7 +178,7 @@ impl Cache {
         if let Some(lease) = self.find(digest, size_bytes).await? {
             return Ok(lease);
         }
-        let reservation = self.make_room(size_bytes).await?;
+        let reservation = self.make_room(digest, size_bytes)?;
         let path = self.path(digest);
         loop {
             match registry
@@ -215,13 +245,20 @@ impl Cache {
         Some(Lease { path, held: Some((self.clone(), digest.clone())) })
     }
 
-    /// Evicts what was not used for longest until `size_bytes` more fit, and reserves them.
-    async fn make_room(&self, size_bytes: u64) -> Result<Reservation<'_>, Error> {
+    /// Evicts what was not used for longest until a blob fits, and reserves its size.
+    fn make_room<'a>(&'a self, digest: &'a Digest, size_bytes: u64) -> Result<Reservation<'a>, Error> {
         let mut evicted = Vec::new();
         {
             let mut state = self.state();
             if let Some(limit) = self.limit {
-                while state.total_bytes.saturating_add(size_bytes) > limit {
+                let taken_up = state.parts.get(digest).copied().unwrap_or(0);
+                while (state.total_bytes - taken_up).saturating_add(size_bytes) > limit {
+                    // What nobody has yet is worth least.
+                    if let Some(part) = state.parts.keys().find(|part| *part != digest).cloned() {
+                        state.forget_part(&part);
+                        remove_part(&self.part_path(&part)).map_err(Error::Cache)?;
+                        continue;
+                    }
                     let idle = state.blobs.iter().filter(|(_, blob)| blob.leases == 0);
                     let Some(digest) =
                         idle.min_by_key(|(_, blob)| blob.last_used).map(|(digest, _)| digest.clone())
@@ -236,12 +273,13 @@ impl Cache {
                     evicted.push(digest);
                 }
             }
+            state.forget_part(digest);
             state.total_bytes += size_bytes;
         }
         for digest in evicted {
             tracing::info!(%digest, "evicted from the cache");
         }
-        Ok(Reservation { cache: self, size_bytes })
+        Ok(Reservation { cache: self, digest, size_bytes })
     }
 
     fn pull_lock(&self, digest: &Digest) -> Arc<tokio::sync::Mutex<()>> {
@@ -259,6 +297,11 @@ impl Cache {
         self.root.join("blobs").join(digest.algorithm().as_str()).join(digest.hex())
     }
 
+    /// Where the client puts what it downloads until it has all of it.
+    fn part_path(&self, digest: &Digest) -> PathBuf {
+        with_suffix(&self.path(digest), PART)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -270,6 +313,21 @@ fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Removes what an interrupted download left, unless another process has taken it up.
+fn remove_part(path: &Path) -> io::Result<()> {
+    if fs::File::open(path).is_ok_and(|file| file.try_lock().is_err()) {
+        return Ok(());
+    }
+    remove(path)?;
+    remove(&with_suffix(path, PART_STATE))
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
 }
 
 /// Where other programs keep a blob: OCI layouts and our own registry, then ollama.

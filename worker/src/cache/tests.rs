@@ -167,6 +167,36 @@ async fn a_wrong_size_does_not_make_the_cache_forget_a_file() {
 }
 
 #[tokio::test]
+async fn what_an_interrupted_download_left_counts_and_goes_first() {
+    let bench = bench().await;
+    let (kept, cut, other) = (bench.blob(1, 100), bench.blob(2, 100), bench.blob(3, 100));
+    drop(bench.fetch(&bench.cache(None), &kept, 100).await.unwrap());
+    let part = bench.folder.path().join("blobs/sha256").join(format!("{}.part", cut.hex()));
+    let state = part.with_extension("part.state");
+    let interrupt = || {
+        std::fs::write(&part, [2; 60]).unwrap();
+        std::fs::write(&state, b"{}").unwrap();
+    };
+    interrupt();
+    let cache = bench.cache(Some(200));
+    drop(bench.fetch(&cache, &other, 100).await.unwrap());
+    assert!(!part.exists() && !state.exists() && cache.contains(&kept), "160 bytes were there");
+    // Who takes it up needs no room for it twice; one that another process has taken up stays.
+    std::fs::remove_file(bench.folder.path().join("blobs/sha256").join(other.hex())).unwrap();
+    interrupt();
+    let cache = bench.cache(Some(200));
+    drop(bench.fetch(&cache, &cut, 100).await.unwrap());
+    assert!(cache.contains(&kept) && !part.exists());
+    std::fs::remove_file(bench.folder.path().join("blobs/sha256").join(cut.hex())).unwrap();
+    interrupt();
+    let taken_up = std::fs::File::open(&part).unwrap();
+    taken_up.lock().unwrap();
+    let cache = bench.cache(Some(200));
+    drop(bench.fetch(&cache, &other, 100).await.unwrap());
+    assert!(part.exists() && cache.contains(&kept));
+}
+
+#[tokio::test]
 async fn a_manifest_that_a_crash_has_cut_is_forgotten() {
     let bench = bench().await;
     let cache = bench.cache(None);
