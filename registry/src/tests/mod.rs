@@ -19,6 +19,7 @@ mod push;
 mod routes;
 mod tags;
 mod tls;
+mod tools;
 mod transfer;
 mod webhooks;
 mod wire;

@@ -25,11 +25,19 @@ pub(crate) struct Chat {
     sampling: Sampling,
     response_format: Option<ResponseFormat>,
     tools: Option<Value>,
+    /// Only `none` has an effect: a model cannot be made to call.
+    tool_choice: Option<Value>,
     reasoning_effort: Option<String>,
+    reasoning: Option<Reasoning>,
     #[serde(default)]
     logprobs: bool,
     #[serde(default)]
     top_logprobs: u32,
+}
+
+#[derive(Deserialize)]
+struct Reasoning {
+    effort: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -43,6 +51,11 @@ struct Message {
     tool_call_id: Option<String>,
     #[serde(default)]
     name: Option<String>,
+    /// What the model thought, as these answers say it, and as others do.
+    #[serde(default)]
+    reasoning: Option<String>,
+    #[serde(default)]
+    reasoning_content: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -106,7 +119,8 @@ pub(crate) async fn post(
 
 impl Chat {
     fn for_worker(&self) -> Result<Value, Failure> {
-        let messages = self.messages.iter().map(Message::for_worker).collect::<Result<Vec<_>, _>>()?;
+        let messages = self.messages.iter().map(|message| message.for_worker(&self.messages));
+        let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let mut body = json!({
             "model": self.model,
             "messages": messages,
@@ -118,12 +132,14 @@ impl Chat {
             Some(ResponseFormat::JsonSchema { json_schema }) => Some(json_schema.schema.clone()),
             Some(ResponseFormat::Text) | None => None,
         };
-        let think = self.reasoning_effort.as_deref().map(think).transpose()?;
+        let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_ref());
+        let think = effort.or(self.reasoning_effort.as_ref()).map(|effort| think(effort)).transpose()?;
+        let may_call = self.tool_choice.as_ref().is_none_or(|choice| choice != "none");
         let logprobs = self.logprobs.then(|| json!(true));
         let top_logprobs = logprobs.as_ref().map(|_| json!(self.top_logprobs));
         for (name, value) in [
             ("format", format),
-            ("tools", self.tools.clone()),
+            ("tools", self.tools.clone().filter(|_| may_call)),
             ("think", think),
             ("logprobs", logprobs),
             ("top_logprobs", top_logprobs),
@@ -137,7 +153,8 @@ impl Chat {
 }
 
 impl Message {
-    fn for_worker(&self) -> Result<Value, Failure> {
+    /// The message in ollama's words. A tool's result says only which call it answers; `all` tells which tool that was.
+    fn for_worker(&self, all: &[Message]) -> Result<Value, Failure> {
         let (mut texts, mut images) = (Vec::new(), Vec::new());
         match &self.content {
             Some(Content::Text(text)) => texts.push(text.as_str()),
@@ -165,10 +182,15 @@ impl Message {
             let calls = self.tool_calls.iter().map(ToolCall::for_worker).collect::<Result<Vec<_>, _>>()?;
             message.insert("tool_calls".to_owned(), json!(calls));
         }
-        let named = [("tool_call_id", &self.tool_call_id), ("tool_name", &self.name)];
-        message.extend(
-            named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value.as_ref()?)))),
-        );
+        let thinking = self.reasoning.as_ref().or(self.reasoning_content.as_ref());
+        let called = self.tool_call_id.as_ref().and_then(|id| {
+            let call = all.iter().flat_map(|message| &message.tool_calls).find(|call| call.id == *id)?;
+            Some(&call.function.name)
+        });
+        let tool_name = self.name.as_ref().filter(|_| self.role == "tool").or(called);
+        let named =
+            [("thinking", thinking), ("tool_call_id", self.tool_call_id.as_ref()), ("tool_name", tool_name)];
+        message.extend(named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value?)))));
         Ok(Value::Object(message))
     }
 }
@@ -215,7 +237,7 @@ mod tests {
                     {"type": "text", "text": "What is this?"},
                     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
                 ]},
-                {"role": "assistant", "content": null, "tool_calls": [
+                {"role": "assistant", "content": null, "reasoning": "Look first.", "tool_calls": [
                     {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{\"at\":1}"}},
                 ]},
                 {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
@@ -233,8 +255,8 @@ mod tests {
                     {"role": "user", "content": "What is this?", "images": ["AAAA"]},
                     {"role": "assistant", "content": "", "tool_calls": [
                         {"id": "c1", "function": {"name": "look", "arguments": {"at": 1}}},
-                    ]},
-                    {"role": "tool", "content": "a cat", "tool_call_id": "c1"},
+                    ], "thinking": "Look first."},
+                    {"role": "tool", "content": "a cat", "tool_call_id": "c1", "tool_name": "look"},
                 ],
                 "stream": false,
                 "options": {"temperature": 1.0, "top_p": 1.0, "num_predict": 5, "seed": 1, "stop": ["END"]},
@@ -244,13 +266,29 @@ mod tests {
     }
 
     #[test]
+    fn tools_and_thinking() {
+        let translated = |more: Value| {
+            let mut request = json!({"model": "m", "messages": [], "tools": [{"type": "function"}]});
+            request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let chat: Chat = serde_json::from_value(request).unwrap();
+            chat.for_worker().unwrap()
+        };
+        let auto = translated(json!({"tool_choice": "auto", "reasoning_effort": "minimal"}));
+        assert_eq!((&auto["tools"], &auto["think"]), (&json!([{"type": "function"}]), &json!("low")));
+        let none = translated(json!({"tool_choice": "none", "reasoning": {"effort": "none"}}));
+        assert_eq!((none.get("tools"), &none["think"]), (None, &json!(false)));
+        let plain = translated(json!({"tools": null, "tool_choice": null}));
+        assert_eq!((plain.get("tools"), plain.get("think")), (None, None));
+    }
+
+    #[test]
     fn what_cannot_be_done_is_refused() {
         for message in [
             json!({"role": "user", "content": [{"type": "image_url", "image_url": "http://example.com/x.png"}]}),
             json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
         ] {
             let message: Message = serde_json::from_value(message).unwrap();
-            assert!(message.for_worker().is_err());
+            assert!(message.for_worker(&[]).is_err());
         }
         assert!(think("a lot").is_err());
     }

@@ -145,8 +145,9 @@ impl Reply {
 
     fn finish_reason(&self, record: &Value) -> Value {
         match record["done_reason"].as_str() {
-            _ if self.has_called => json!("tool_calls"),
+            // An answer that was cut off may lack calls.
             Some("length") => json!("length"),
+            _ if self.has_called => json!("tool_calls"),
             _ => json!("stop"),
         }
     }
