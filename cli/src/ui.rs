@@ -58,6 +58,14 @@ pub(crate) fn say(text: impl AsRef<str>) {
     let _lost = writeln!(io::stderr().lock(), "{}", spelled(text.as_ref(), &['\n', '\t']));
 }
 
+/// Talk as it comes, for whoever watches.
+pub(crate) fn aside(text: &str) {
+    let mut err = io::stderr().lock();
+    if !text.is_empty() && err.is_terminal() {
+        let _lost = write!(err, "{text}").and_then(|()| err.flush());
+    }
+}
+
 pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }

@@ -24,6 +24,7 @@ const MAX_RECORD: usize = 64 << 20;
 #[serde(default)]
 struct Record {
     response: String,
+    thinking: String,
     message: Message,
     done: bool,
     done_reason: Option<String>,
@@ -40,6 +41,7 @@ struct Record {
 #[serde(default)]
 struct Message {
     content: String,
+    thinking: String,
 }
 
 pub(crate) async fn run(connection: &Connection, args: Run) -> Outcome {
@@ -181,6 +183,11 @@ async fn stream(
 ) -> Result<Record, StreamError> {
     let response =
         registry.json_stream(reqwest::Method::POST, path, request).await.map_err(StreamError::Client)?;
+    let mut is_thinking = false;
+    let mut on_record = |record: &Record| {
+        thoughts(record, &mut is_thinking);
+        on_record(record)
+    };
     let mut bytes = response.bytes_stream();
     let mut buffer: Vec<u8> = Vec::new();
     let mut searched = 0;
@@ -209,6 +216,18 @@ async fn stream(
         return Ok(last);
     }
     Err(Failure::new("the answer broke off before its last record").into())
+}
+
+/// What a model thinks goes where talk goes: it is no part of the answer.
+fn thoughts(record: &Record, is_thinking: &mut bool) {
+    for thought in [&record.thinking, &record.message.thinking] {
+        ui::aside(thought);
+        *is_thinking |= !thought.is_empty();
+    }
+    if *is_thinking && !(record.response.is_empty() && record.message.content.is_empty()) {
+        ui::aside("\n\n");
+        *is_thinking = false;
+    }
 }
 
 /// One line: shown, and returned if it is the last.

@@ -148,6 +148,5 @@ fn overlap(text: &str, mark: &str) -> usize {
 
 /// The length of the blanks that a text ends with, as far as they are held back.
 fn blanks_before(text: &str) -> usize {
-    let blanks = text.bytes().rev().take(MAX_BLANKS).take_while(u8::is_ascii_whitespace).count();
-    blanks
+    text.bytes().rev().take(MAX_BLANKS).take_while(u8::is_ascii_whitespace).count()
 }

@@ -120,9 +120,9 @@ impl Probe<'_> {
         let before = before.trim();
         let mut format = CallFormat { open: before.to_owned(), shape: first.shape, ..CallFormat::default() };
         // Two marks with a blank between may come without it, or the second alone.
-        let second = before.rmatch_indices(['<', '[']).map(|(at, _)| at);
+        let mut second = before.rmatch_indices(['<', '[']).map(|(at, _)| at);
         if format.shape != Shape::Json
-            && let Some(at) = second.filter(|&at| before[..at].ends_with(char::is_whitespace)).next()
+            && let Some(at) = second.find(|&at| before[..at].ends_with(char::is_whitespace))
         {
             format.open = before[..at].trim().to_owned();
             format.each = before[at..].to_owned();
@@ -179,12 +179,12 @@ impl Written {
     fn find(text: &str, from: usize, name: &str) -> Option<Written> {
         let named = from + text[from..].find(name)?;
         let before = text[from..named].match_indices(['{', '[']).map(|(at, _)| from + at);
-        let in_json = before.filter_map(|at| {
+        let mut in_json = before.filter_map(|at| {
             let (value, end) = json_at(text, at)?;
             let is_call = calls_of(value)?.first()?.name == name;
             is_call.then_some(Written { at, end, shape: Shape::Json })
         });
-        if let Some(written) = in_json.filter(|written| written.end > named).next() {
+        if let Some(written) = in_json.find(|written| written.end > named) {
             return Some(written);
         }
         let behind = named + name.len();
