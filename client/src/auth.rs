@@ -114,20 +114,27 @@ fn parse_value(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// An `Authorization` header and until when it is worth sending.
+/// An `Authorization` header, and until when it is worth sending.
 #[derive(Clone)]
 pub(crate) struct Ticket {
     pub(crate) header: HeaderValue,
-    pub(crate) expires: Option<Instant>,
+    pub(crate) expires: Instant,
 }
 
 impl Ticket {
     pub(crate) fn is_fresh(&self) -> bool {
-        self.expires.is_none_or(|expires| Instant::now() < expires)
+        Instant::now() < self.expires
     }
 }
 
-pub(crate) fn basic(login: &Login) -> HeaderValue {
+/// For so long a login that was asked for is sent along unasked.
+const BASIC_LIFE: Duration = Duration::from_secs(3600);
+
+pub(crate) fn basic_ticket(login: &Login) -> Ticket {
+    Ticket { header: basic(login), expires: Instant::now() + BASIC_LIFE }
+}
+
+fn basic(login: &Login) -> HeaderValue {
     let encoded = BASE64_STANDARD.encode(format!("{}:{}", login.username, login.password));
     secret(&format!("Basic {encoded}"))
 }
@@ -148,6 +155,8 @@ struct TokenAnswer {
 
 /// Without `expires_in` a token lives this long; the protocol allows no shorter life.
 const DEFAULT_LIFE_S: u64 = 60;
+/// What a server promises beyond this is asked for again all the same.
+const MAX_LIFE_S: u64 = 24 * 3600;
 const MAX_TOKEN_ANSWER: usize = 1 << 20;
 
 /// Asks the realm of a Bearer challenge for a token that covers `scope` and what the challenge itself named. `registry` is who sent the challenge.
@@ -207,11 +216,11 @@ pub(crate) async fn fetch_token(
         .or(answer.access_token)
         .filter(|token| !token.is_empty())
         .ok_or_else(|| protocol("the token endpoint's answer holds no token".into()))?;
-    let life = Duration::from_secs(answer.expires_in.unwrap_or(DEFAULT_LIFE_S).max(DEFAULT_LIFE_S));
+    let life = answer.expires_in.unwrap_or(DEFAULT_LIFE_S).clamp(DEFAULT_LIFE_S, MAX_LIFE_S);
     // A tenth of its life is kept back for the way there.
     Ok(Ticket {
         header: secret(&format!("Bearer {token}")),
-        expires: asked_at.checked_add(life.mul_f64(0.9)),
+        expires: asked_at + Duration::from_secs(life).mul_f64(0.9),
     })
 }
 

@@ -90,17 +90,19 @@ impl Registry {
         Ok(TagPage { tags, next })
     }
 
-    /// Every tag of `repository`.
+    /// Every tag of `repository`; an error where there are more than a million.
     pub async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, Error> {
         let mut page = self.tag_page(repository, None).await?;
         let mut tags = std::mem::take(&mut page.tags);
         while let Some(after) = page.next.take() {
             page = self.tag_page(repository, Some(&after)).await?;
             if page.next.as_ref() == Some(&after) {
-                let why = "its pages of tags do not advance".to_owned();
-                return Err(Error::Protocol { server: self.server(), why });
+                return Err(self.protocol("its pages of tags do not advance"));
             }
             tags.append(&mut page.tags);
+            if tags.len() > MAX_TAGS {
+                return Err(self.protocol(format!("it lists more than {MAX_TAGS} tags")));
+            }
         }
         Ok(tags)
     }
@@ -197,6 +199,9 @@ impl Registry {
         self.v2(repository, &format!("manifests/{reference}"))
     }
 }
+
+/// More tags than any repository has: pages that go round in a circle.
+const MAX_TAGS: usize = 1_000_000;
 
 /// JSON answers beside manifests: a long tensor list is a few MiB, a window of scores some tens.
 const MAX_JSON: usize = 256 << 20;

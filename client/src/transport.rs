@@ -299,13 +299,15 @@ impl Inner {
                 auth::fetch_token(self.http(&realm_url), registry, parts, scope, login.as_ref()).await?
             }
             Some(Challenge::Basic) => match login {
-                Some(login) => Ticket { header: auth::basic(&login), expires: None },
+                Some(login) => auth::basic_ticket(&login),
                 None => return Ok(None),
             },
             None => return Ok(None),
         };
         let key = (error::server(registry), scope.clone());
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        // A mirror asks for any number of repositories.
+        tickets.retain(|_, ticket| ticket.is_fresh());
         tickets.insert(key, ticket.clone());
         Ok(Some(ticket.header))
     }

@@ -60,7 +60,7 @@ metrics_table! {
     WORKERS, "lode_workers_attached", Gauge, "", "Workers that were heard of lately, of all replicas together.";
     GC_RUNS, "lode_gc_runs_total", Counter, "outcome", "Collections that ran here: `done` or `failed`. Dry runs do not count.";
     GC_SECONDS, "lode_gc_seconds", Histogram, "", "How long a collection took.";
-    GC_REMOVED, "lode_gc_removed_total", Counter, "kind", "What collections removed: `manifest`, `link` (a blob out of one repository), `blob`.";
+    GC_REMOVED, "lode_gc_removed_total", Counter, "kind", "What collections removed: `tag` (by a retention rule), `manifest`, `link` (a blob out of one repository), `blob`.";
     GC_BYTES, "lode_gc_reclaimed_bytes_total", Counter, "", "Bytes of the blobs that collections removed.";
     CONNECTIONS, "lode_database_connections", Gauge, "pool, state", "Connections to the database: `idle` or `busy`. SQLite has a pool for reading and one for writing.";
     CONNECTIONS_MAX, "lode_database_connections_max", Gauge, "pool", "How many connections the pool may open.";

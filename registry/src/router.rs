@@ -34,7 +34,7 @@ pub(crate) fn service(registry: Registry) -> Layers {
 /// docker, oras, skopeo, crane, ollama, workers.
 fn distribution() -> Router<Registry> {
     use oci::{blobs, catalog, manifests, referrers, support, tags, uploads};
-    let manifest = get(manifests::get).head(manifests::head).put(manifests::put).delete(manifests::delete);
+    let manifest = get(manifests::get).put(manifests::put).delete(manifests::delete);
     let upload = get(uploads::get).patch(uploads::patch).put(uploads::put).delete(uploads::delete);
     Router::new()
         .route("/v2", get(support::get))

@@ -1,8 +1,6 @@
 //! Models: which manifests are one, what they consist of, and copying them.
 //! A manifest is looked at after its push, or by the first request that needs to know; never by the push itself.
 
-use std::collections::BTreeSet;
-
 use lode_model::config::ModelConfig;
 use lode_model::digest::Digest;
 use lode_model::gguf;
@@ -14,6 +12,7 @@ use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
 
+use super::walk::blobs_of;
 use super::{Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
@@ -197,20 +196,17 @@ impl Registry {
         }
         let found = known(self.manifests_below(caller, from, reference).await)?;
         let Some(manifests) = found else { return Ok(false) };
-        let (last, mut seen) = (manifests.len(), BTreeSet::new());
-        for (at, (stored, manifest)) in (1..).zip(manifests) {
-            for blob in manifest.blobs() {
-                if !seen.insert(blob.digest.clone()) {
-                    continue;
-                }
-                // What a mirror has not fetched yet it fetches now.
-                match self.blob_find(caller, from, &blob.digest).await {
-                    Ok(_) | Err(Error::BlobUnknown { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-                // What is absent there stays absent here; whether that is accepted is the manifest's rule.
-                self.blob_mount(caller, to, &blob.digest, Some(from)).await?;
+        for blob in blobs_of(&manifests) {
+            // What a mirror has not fetched yet it fetches now.
+            match self.blob_find(caller, from, &blob.digest).await {
+                Ok(_) | Err(Error::BlobUnknown { .. }) => {}
+                Err(error) => return Err(error),
             }
+            // What is absent there stays absent here; whether that is accepted is the manifest's rule.
+            self.blob_mount(caller, to, &blob.digest, Some(from)).await?;
+        }
+        let last = manifests.len();
+        for (at, (stored, _)) in (1..).zip(manifests) {
             let StoredManifest { digest, media_type, bytes } = stored;
             let by_digest = Reference::Digest(digest);
             let name = if at == last { name } else { &by_digest };

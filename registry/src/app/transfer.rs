@@ -1,7 +1,6 @@
 //! This server as the client of another registry: `/api/pull` and `/api/push`. Blobs that are here, or there, do not travel;
 //! what arrives is verified and stored like any push, and a name changes only once everything behind it is in place.
 
-use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +13,7 @@ use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::reference::{Reference, Repository};
 use tokio::runtime::Handle;
 
-use super::walk::Walk;
+use super::walk::{Walk, blobs_of};
 use super::{BlobStream, Body, BodyError, ChunkRange, Registry};
 use crate::Error;
 use crate::auth::Caller;
@@ -78,14 +77,7 @@ impl Registry {
         tell(Moved::Manifest);
         let manifests = self.gather_remote(remote).await?;
         // 2. What they are made of, and is not here.
-        let mut seen = BTreeSet::new();
-        let blobs: Vec<Descriptor> = manifests
-            .iter()
-            .flat_map(|(_, manifest)| manifest.blobs())
-            .filter(|blob| seen.insert(blob.digest.clone()))
-            .cloned()
-            .collect();
-        stream::iter(blobs)
+        stream::iter(blobs_of(&manifests))
             .map(|blob| self.blob_fetch(caller, remote, repository, blob, tell))
             .buffer_unordered(BLOBS_AT_ONCE)
             .try_collect::<Vec<()>>()
@@ -175,15 +167,8 @@ impl Registry {
             Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => return Err(unknown()),
             manifests => manifests?,
         };
-        let mut seen = BTreeSet::new();
-        let blobs: Vec<Descriptor> = manifests
-            .iter()
-            .flat_map(|(_, manifest)| manifest.blobs())
-            .filter(|blob| seen.insert(blob.digest.clone()))
-            .cloned()
-            .collect();
         // 2. What of it is not there.
-        stream::iter(blobs)
+        stream::iter(blobs_of(&manifests))
             .map(|blob| self.blob_send(caller, repository, remote, blob, tell))
             .buffer_unordered(BLOBS_AT_ONCE)
             .try_collect::<Vec<()>>()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use lode_model::digest::Digest;
-use lode_model::manifest::Manifest;
+use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::reference::{Reference, Repository};
 
 use super::{Registry, StoredManifest, models};
@@ -79,6 +79,13 @@ impl<M> Walk<M> {
         self.ahead.extend(children);
         Ok(())
     }
+}
+
+/// The blobs of all these manifests, each once.
+pub(super) fn blobs_of<M>(manifests: &[(M, Manifest)]) -> Vec<Descriptor> {
+    let mut seen = BTreeSet::new();
+    let blobs = manifests.iter().flat_map(|(_, manifest)| manifest.blobs());
+    blobs.filter(|blob| seen.insert(&blob.digest)).cloned().collect()
 }
 
 impl Registry {

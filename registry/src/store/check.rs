@@ -1,7 +1,7 @@
 //! What `fsck` asks of the index: every blob in digest order, and references that lead nowhere.
 
-use super::collect::Doomed;
-use super::{Store, on, parsed, size};
+use super::collect::{Doomed, doomed};
+use super::{Store, on};
 use crate::Error;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +34,7 @@ impl Store {
             "select digest, size_bytes, store_key from blobs
              where state = 'live' and digest > $1 order by digest limit $2")
             .bind(after).bind(limit).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(digest, size_bytes, store_key)| {
-                Ok(Doomed { digest: parsed("digest", &digest)?, size_bytes: size(size_bytes)?, store_key })
-            })
-            .collect()
+        rows.into_iter().map(doomed).collect()
     }
 
     pub(crate) async fn dangling(&self) -> Result<Vec<Dangling>, Error> {

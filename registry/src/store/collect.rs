@@ -48,11 +48,7 @@ impl Store {
              where unreferenced_at <= $1 and (repository, digest) > ($2, $3)
              order by repository, digest limit $4")
             .bind(cutoff).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(repository, digest, at)| {
-                Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
-            })
-            .collect()
+        rows.into_iter().map(placed).collect()
     }
 
     /// Links that no manifest of their repository names since before `cutoff` and that no lease keeps.
@@ -67,11 +63,7 @@ impl Store {
              where unreferenced_at <= $1 and leased_until <= $2 and (repository, digest) > ($3, $4)
              order by repository, digest limit $5")
             .bind(cutoff).bind(now_ms()).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
-        rows.into_iter()
-            .map(|(repository, digest, at)| {
-                Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
-            })
-            .collect()
+        rows.into_iter().map(placed).collect()
     }
 
     /// Bytes that are to be deleted, in the order of their keys.
@@ -102,8 +94,12 @@ impl Store {
     }
 }
 
-fn doomed((digest, size_bytes, store_key): (String, i64, String)) -> Result<Doomed, Error> {
+pub(super) fn doomed((digest, size_bytes, store_key): (String, i64, String)) -> Result<Doomed, Error> {
     Ok(Doomed { digest: parsed("digest", &digest)?, size_bytes: size(size_bytes)?, store_key })
+}
+
+fn placed((repository, digest, at): (String, String, i64)) -> Result<(Repository, Digest, i64), Error> {
+    Ok((parsed("repository", &repository)?, parsed("digest", &digest)?, at))
 }
 
 impl Tx {

@@ -131,17 +131,9 @@ impl Tx {
         repository: &Repository,
         digests: &[Digest],
     ) -> Result<Vec<Digest>, Error> {
-        if digests.is_empty() {
-            return Ok(Vec::new());
-        }
-        let list = digest_list(digests);
-        on!(self.conn(), c => sqlx::query(
-            "update links set unreferenced_at = null
-             where repository = $1 and digest in (select value from json_each($2))")
-            .bind(repository.as_str()).bind(&list[..]).execute(c).await.map(drop))?;
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(LINKS_MISSING)
-            .bind(repository.as_str()).bind(&list[..]).fetch_all(c).await)?;
-        rows.iter().map(|(text,)| parsed("digest", text)).collect()
+        let mark = "update links set unreferenced_at = null
+             where repository = $1 and digest in (select value from json_each($2))";
+        self.reference(repository, digests, mark, LINKS_MISSING).await
     }
 
     /// Marks manifests as named by an index, and returns those that do not exist. The manifests stay locked.
@@ -150,15 +142,25 @@ impl Tx {
         repository: &Repository,
         digests: &[Digest],
     ) -> Result<Vec<Digest>, Error> {
+        let mark = "update manifests set unreferenced_at = null
+             where repository = $1 and digest in (select value from json_each($2))";
+        self.reference(repository, digests, mark, MANIFESTS_MISSING).await
+    }
+
+    async fn reference(
+        &mut self,
+        repository: &Repository,
+        digests: &[Digest],
+        mark: &'static str,
+        missing: &'static str,
+    ) -> Result<Vec<Digest>, Error> {
         if digests.is_empty() {
             return Ok(Vec::new());
         }
         let list = digest_list(digests);
-        on!(self.conn(), c => sqlx::query(
-            "update manifests set unreferenced_at = null
-             where repository = $1 and digest in (select value from json_each($2))")
+        on!(self.conn(), c => sqlx::query(mark)
             .bind(repository.as_str()).bind(&list[..]).execute(c).await.map(drop))?;
-        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(MANIFESTS_MISSING)
+        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(missing)
             .bind(repository.as_str()).bind(&list[..]).fetch_all(c).await)?;
         rows.iter().map(|(text,)| parsed("digest", text)).collect()
     }
