@@ -174,6 +174,9 @@ fn not_importable(error: &ImportError) -> Failure {
         ImportError::QuantizeGguf { .. } => failure
             .hint("a GGUF of floats becomes another GGUF: q8_0, q4_K_M or another of `lode create --help`"),
         ImportError::AlreadyQuantised { .. }
+        | ImportError::Fp8 { .. }
+        | ImportError::Blocks { .. }
+        | ImportError::Rotated
         | ImportError::Convert(ConvertError::Quantised { .. })
         | ImportError::QuantizeOnnx { .. } => failure.hint("leave --quantize out"),
         _ => failure,

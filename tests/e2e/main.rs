@@ -14,6 +14,7 @@ mod docker;
 mod expiry;
 mod families;
 mod faults;
+mod fp8;
 mod full_disk;
 mod gc;
 mod gguf;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lode_tests::checkpoint::demo;
+use lode_tests::checkpoint::{demo, demo_in_fp8};
 use lode_tests::clients;
 use lode_tests::server::Server;
 use serde_json::{Value, json};
@@ -38,6 +38,9 @@ async fn exported_values_are_those_of_the_gguf_package() {
     for ty in ["Q4_K_M", "Q3_K_S"] {
         files.push(made(&server, &demo(), ty).await);
     }
+    let fp8 = server.folder().path().join("fp8");
+    demo_in_fp8(&fp8);
+    files.push(made(&server, &fp8, "Q8_0").await);
     for file in files {
         lode.create("team/model", &file, &[]).await.ok();
         let out = server.folder().path().join("out.safetensors");

@@ -128,3 +128,61 @@ pub fn f32_values(dtype: &str, bytes: &[u8]) -> Vec<f32> {
         other => panic!("no reader for {other} here"),
     }
 }
+
+/// The demo model as checkpoints of FP8 are published: E4M3 codes of the layers' matrices, for each block of 128 by 128 a scale
+/// that brings its largest value to the largest code, and a config that says so.
+pub fn demo_in_fp8(to: &Path) {
+    copy_folder(&demo(), to);
+    let path = to.join("model.safetensors");
+    let bytes = fs::read(&path).expect("weights");
+    let (mut header, mut data) = (json!({}), Vec::new());
+    let mut push = |name: &str, dtype: &str, shape: &[u64], bytes: &[u8]| {
+        let begin = data.len();
+        data.extend_from_slice(bytes);
+        header[name] = json!({ "dtype": dtype, "shape": shape, "data_offsets": [begin, data.len()] });
+    };
+    for (name, tensor) in &tensors_of(&bytes) {
+        let stored = &bytes[tensor.begin..tensor.end];
+        match tensor.shape[..] {
+            [rows, columns] if name.starts_with("model.layers.") => {
+                let values = f32_values(&tensor.dtype, stored);
+                let (codes, scales) = in_blocks(&values, columns as usize);
+                push(name, "F8_E4M3", &tensor.shape, &codes);
+                let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                let blocks = [rows.div_ceil(128), columns.div_ceil(128)];
+                push(&format!("{name}_scale_inv"), "F32", &blocks, &scales);
+            }
+            _ => push(name, &tensor.dtype, &tensor.shape, stored),
+        }
+    }
+    fs::write(&path, file_of(&header.to_string(), &data)).expect("weights");
+    let path = to.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).expect("a config")).expect("JSON");
+    config["quantization_config"] = json!({ "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128] });
+    fs::write(&path, config.to_string()).expect("a config");
+}
+
+/// Codes and the scales of their blocks.
+fn in_blocks(values: &[f32], columns: usize) -> (Vec<u8>, Vec<f32>) {
+    // The values of the positive codes, which ascend.
+    let table: Vec<f32> = (0..127u8)
+        .map(|code| match (i32::from(code >> 3), f32::from(code & 7)) {
+            (0, fraction) => fraction / 512.0,
+            (exponent, fraction) => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
+        })
+        .collect();
+    let (rows, across) = (values.len() / columns, columns.div_ceil(128));
+    let block = |at: usize| at / columns / 128 * across + at % columns / 128;
+    let mut scales = vec![0f32; rows.div_ceil(128) * across];
+    for (at, value) in values.iter().enumerate() {
+        let scale = &mut scales[block(at)];
+        *scale = scale.max(value.abs() / 448.0);
+    }
+    let code = |(at, value): (usize, &f32)| {
+        let x = value.abs() / scales[block(at)];
+        let above = table.partition_point(|code| *code < x).clamp(1, 126);
+        let nearest = if x - table[above - 1] < table[above] - x { above - 1 } else { above };
+        nearest as u8 | if *value < 0.0 { 0x80 } else { 0 }
+    };
+    (values.iter().enumerate().map(code).collect(), scales)
+}

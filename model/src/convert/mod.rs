@@ -22,11 +22,10 @@ use serde_json::Value as Json;
 pub use file_type::{FileType, UnknownFileType};
 pub(crate) use lay_out::{Converted, Segment, listed};
 pub(crate) use rows::{Rows, RowsReader};
+pub(crate) use weights::Stored;
 
 use crate::gguf::{Header, HeaderError, Metadata};
 use crate::import::SourceFile;
-use crate::tensor::Tensor;
-use weights::Stored;
 
 /// Why a model cannot be converted. Each names the file, the key or the tensor.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +82,7 @@ impl SideFiles {
 
 /// Converts a checkpoint: its tensors, each with the file it is in, and what stands beside them.
 pub(crate) fn checkpoint(
-    tensors: &[(Arc<str>, &Tensor)],
+    tensors: &[Stored],
     files: SideFiles,
     file_type: FileType,
 ) -> Result<Converted, ConvertError> {
@@ -110,9 +109,7 @@ pub(crate) fn checkpoint(
         chat_template: files.chat_template.map(|text| String::from_utf8_lossy(&text).into_owned()),
         config,
     };
-    let stored: Vec<Stored> =
-        tensors.iter().map(|(path, tensor)| Stored { path: Arc::clone(path), tensor }).collect();
-    let weights = weights::of_checkpoint(&stored, &mut hyper)?;
+    let weights = weights::of_checkpoint(tensors, &mut hyper)?;
     // After the weights: every id gets a token, and that there are so many is known only now.
     vocabulary::write(&mut metadata, &side, hyper.vocab_size)?;
     let mut converted = lay_out::lay_out(metadata, weights, file_type)?;

@@ -4,10 +4,8 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use crate::import::Source;
-use crate::quant::{float, ggml};
-use crate::read_at::ReadAt;
-use crate::safetensors::Dtype;
+use crate::import::{ArrayReader, FloatArray, Source};
+use crate::quant::ggml;
 
 /// How many elements are encoded at a time, or one row if that is longer.
 const CHUNK_ELEMENTS: u64 = 1 << 17;
@@ -25,15 +23,6 @@ pub(crate) struct Rows {
     /// Added to every value: one, for norms that a checkpoint stores as the distance from it.
     pub(crate) add: f32,
     pub(crate) to: ggml::Type,
-}
-
-/// Float values somewhere in the files that are converted.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct FloatArray {
-    pub(crate) path: Arc<str>,
-    pub(crate) offset: u64,
-    /// BF16, F16 or F32.
-    pub(crate) dtype: Dtype,
 }
 
 /// Which row of the source a row is.
@@ -82,7 +71,6 @@ impl Rows {
             rows: self.clone(),
             source: Arc::clone(source),
             open: None,
-            stored: Vec::new(),
             values: Vec::new(),
             ready: Vec::new(),
             at: 0,
@@ -95,13 +83,12 @@ pub(crate) struct RowsReader {
     rows: Rows,
     source: Arc<dyn Source>,
     /// The array that is being read.
-    open: Option<(usize, Box<dyn ReadAt>)>,
+    open: Option<(usize, ArrayReader)>,
     /// The next row to encode, and the one to stop at.
     row: u64,
     end: u64,
     /// Bytes of the first row that nobody wants.
     skip: usize,
-    stored: Vec<u8>,
     values: Vec<f32>,
     ready: Vec<u8>,
     at: usize,
@@ -117,24 +104,19 @@ impl RowsReader {
         let count = (CHUNK_ELEMENTS / rows.columns).clamp(1, left);
 
         if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
-            self.open = Some((number, self.source.open(&array.path)?));
+            self.open = Some((number, array.open(&*self.source)?));
         }
-        let Some((_, file)) = &self.open else { unreachable!("opened above") };
-        let row_bytes = rows.columns * array.dtype.bitsize() as u64 / 8;
-        self.stored.resize((count * row_bytes) as usize, 0);
+        let Some((_, reader)) = &mut self.open else { unreachable!("opened above") };
+        self.values.resize((count * rows.columns) as usize, 0.0);
         match rows.order {
-            RowOrder::Same => file.read_at(array.offset + first * row_bytes, &mut self.stored)?,
+            RowOrder::Same => reader.read(first * rows.columns, &mut self.values)?,
             order => {
-                for (row, bytes) in (first..).zip(self.stored.chunks_exact_mut(row_bytes as usize)) {
-                    file.read_at(array.offset + order.source_row(row) * row_bytes, bytes)?;
+                for (row, values) in (first..).zip(self.values.chunks_exact_mut(rows.columns as usize)) {
+                    reader.read(order.source_row(row) * rows.columns, values)?;
                 }
             }
         }
-
         let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
-        self.values.resize((count * rows.columns) as usize, 0.0);
-        float::decode_f32_into(array.dtype, &self.stored, &mut self.values)
-            .map_err(|error| invalid(format!("tensor `{}`: {error}", rows.name)))?;
         if rows.add != 0.0 {
             self.values.iter_mut().for_each(|value| *value += rows.add);
         }

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::gguf::Header;
+use crate::import::fp8_tests::{self, array, file};
 use crate::import::{Options, Plan, Quantize, ReadAt, Source, SourceFile, plan};
 use crate::quant::ggml::Type;
+use crate::safetensors::Dtype;
 
 use super::FileType;
 
@@ -155,6 +157,56 @@ fn rows_too_short_for_a_type_are_named() {
     assert!(notices.contains("`output.weight`: Q8_0 instead of Q6_K"), "{notices}");
 }
 
+/// The matrices of a checkpoint as FP8, the layers' with a scale for each block and the others with one; and the checkpoint of
+/// the floats that they stand for.
+fn in_fp8(folder: &Folder, block: [usize; 2]) -> (Folder, Folder) {
+    let weights = &folder.0["model.safetensors"];
+    let header = crate::safetensors::Header::read(weights).unwrap();
+    let (mut codes, mut floats) = (Vec::new(), Vec::new());
+    for tensor in crate::tensor::read_plain(&header) {
+        let (name, shape) = (tensor.name.as_str(), tensor.shape.as_slice());
+        let &[rows, columns] = shape else {
+            let values = tensor.decode_f32(weights).unwrap();
+            codes.push(array(name, Dtype::F32, shape, &values));
+            floats.push(array(name, Dtype::F32, shape, &values));
+            continue;
+        };
+        let (rows, columns) = (rows as usize, columns as usize);
+        let is_layers = name.starts_with("model.layers.");
+        let block = if is_layers { block } else { [rows, columns] };
+        let (down, across) = (rows.div_ceil(block[0]), columns.div_ceil(block[1]));
+        let (data, scales) = (fp8_tests::codes(rows, columns), fp8_tests::scales(down * across));
+        floats.push(array(name, Dtype::F32, shape, &fp8_tests::values(&data, columns, &scales, block)));
+        let (end, scale_shape) =
+            if is_layers { ("_scale_inv", vec![down as u64, across as u64]) } else { ("_scale", vec![1]) };
+        codes.push(array(&format!("{name}{end}"), Dtype::F32, &scale_shape, &scales));
+        codes.push((name.to_owned(), Dtype::F8_E4M3, shape.to_vec(), data));
+    }
+    let with = |arrays: &[fp8_tests::Array]| {
+        let mut folder = folder.clone();
+        folder.0.insert("model.safetensors".to_owned(), file(arrays));
+        folder
+    };
+    let said = serde_json::json!({"quant_method": "fp8", "weight_block_size": block});
+    (with(&codes).with_config("quantization_config", said), with(&floats))
+}
+
+#[test]
+fn fp8_becomes_what_its_floats_become() {
+    // Blocks that rows and columns do not divide, that cut through heads, and that experts have their own of.
+    for (name, block) in
+        [("llama", [24, 40]), ("mixtral", [100, 48]), ("qwen3-moe", [1, 64]), ("phi3", [128, 128])]
+    {
+        let (fp8, floats) = in_fp8(&Folder::read(&format!("tests/fixtures/arch/{name}")), block);
+        for file_type in [FileType::F32, FileType::F16, FileType::BF16, FileType::Q8_0, FileType::Q4_K_M] {
+            let ((ours, plan), (theirs, _)) = (made(&fp8, file_type), made(&floats, file_type));
+            assert!(ours == theirs, "{name} to {file_type}");
+            let paths: Vec<&str> = plan.layers.iter().filter_map(|layer| layer.name.as_deref()).collect();
+            assert!(!paths.contains(&"config.json"), "{paths:?}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_converted_is_named() {
     let llama = || Folder::read("tests/fixtures/arch/llama");
@@ -190,4 +242,18 @@ fn values_that_no_block_can_hold_are_named() {
     let source: Arc<dyn Source> = Arc::new(folder);
     let error = plan.layers[0].reader(&source).read_to_end(&mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("expected a finite number") && error.contains("`blk.1.attn_q.weight`"), "{error}");
+
+    let (mut fp8, _) = in_fp8(&Folder::read("tests/fixtures/arch/llama"), [64, 64]);
+    let file = fp8.0.get_mut("model.safetensors").unwrap();
+    let header = crate::safetensors::Header::read(file).unwrap();
+    let at = header.data_start() + header.get("model.layers.1.mlp.up_proj.weight").unwrap().begin;
+    file[at as usize + 70] = 0x7f;
+    // Of whatever type, and not only of blocks.
+    for file_type in [FileType::F32, FileType::Q8_0] {
+        let plan = planned(&fp8, Quantize::Gguf(file_type)).unwrap();
+        let source: Arc<dyn Source> = Arc::new(fp8.clone());
+        let error = plan.layers[0].reader(&source).read_to_end(&mut Vec::new()).unwrap_err().to_string();
+        let expect = "`model.layers.1.mlp.up_proj.weight`";
+        assert!(error.contains(expect) && error.contains("element 70 is NaN"), "{error}");
+    }
 }

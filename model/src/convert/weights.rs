@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::ConvertError;
 use super::family::Place;
 use super::hyper::Hyper;
-use super::rows::{FloatArray, RowOrder};
+use super::rows::RowOrder;
 use crate::gguf::Header;
+use crate::import::{FloatArray, Scales};
 use crate::quant::ggml::Type;
 use crate::safetensors::Dtype;
 use crate::tensor::Tensor;
@@ -34,10 +35,11 @@ pub(super) enum Values {
     Computed(Vec<f32>),
 }
 
-/// A tensor of a checkpoint and the file it is in.
-pub(super) struct Stored<'a> {
-    pub(super) path: Arc<str>,
-    pub(super) tensor: &'a Tensor,
+/// A tensor of a checkpoint, the file it is in, and where it is FP8 its scales.
+pub(crate) struct Stored<'a> {
+    pub(crate) path: Arc<str>,
+    pub(crate) tensor: &'a Tensor,
+    pub(crate) scales: Option<&'a Scales>,
 }
 
 fn is_float(dtype: Dtype) -> bool {
@@ -53,7 +55,12 @@ pub(super) fn of_gguf(parts: &[(Arc<str>, Header)]) -> Result<Vec<Weight>, Conve
             let path = Arc::clone(path);
             let values = match entry.ty {
                 Type::F32 | Type::F16 | Type::BF16 => Values::Floats {
-                    arrays: vec![FloatArray { path, offset: stored.offset, dtype: stored.dtype }],
+                    arrays: vec![FloatArray {
+                        path,
+                        offset: stored.offset,
+                        dtype: stored.dtype,
+                        scales: None,
+                    }],
                     order: RowOrder::Same,
                     add: 0.0,
                 },
@@ -129,7 +136,7 @@ pub(super) fn of_checkpoint(stored: &[Stored], hyper: &mut Hyper) -> Result<Vec<
 fn array(stored: &Stored) -> Result<FloatArray, ConvertError> {
     let Tensor { name, parts, shape, .. } = stored.tensor;
     let dtype = parts.weight.dtype;
-    if stored.tensor.quantisation.is_some() || !is_float(dtype) {
+    if stored.tensor.quantisation.is_some() || !(is_float(dtype) || stored.scales.is_some()) {
         return Err(ConvertError::NotFloat { tensor: name.clone(), dtype: stored.tensor.dtype.clone() });
     }
     if shape.is_empty() || shape.contains(&0) {
@@ -139,7 +146,8 @@ fn array(stored: &Stored) -> Result<FloatArray, ConvertError> {
             expected: "some elements",
         });
     }
-    Ok(FloatArray { path: Arc::clone(&stored.path), offset: parts.weight.offset, dtype })
+    let (path, offset) = (Arc::clone(&stored.path), parts.weight.offset);
+    Ok(FloatArray { path, offset, dtype, scales: stored.scales.cloned() })
 }
 
 /// The experts of a layer on top of each other, in the order of their numbers.

@@ -6,11 +6,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
+use super::array::Scales;
 use super::mlx::{self, Mlx};
 use super::{ImportError, Source, SourceFile, read_file};
 use crate::gguf::PartName;
-use crate::safetensors::Header;
+use crate::safetensors::{Dtype, Header};
 use crate::tensor::{self, Tensor, TensorError};
 
 /// The index that transformers writes beside shards.
@@ -18,8 +20,8 @@ const MAIN_INDEX: &str = "model.safetensors.index.json";
 const MAIN_FILE: &str = "model.safetensors";
 const END: &str = ".safetensors";
 
-/// Where MLX's tools say how they quantised.
-const CONFIG: &str = "config.json";
+/// Where it is said how weights were quantised.
+pub(super) const CONFIG: &str = "config.json";
 
 /// The file that makes a folder an image model, and the names under which its components are kept in one file.
 pub(super) const IMAGE_INDEX: &str = "model_index.json";
@@ -32,6 +34,10 @@ pub(super) struct Checkpoint {
     pub(super) index: Option<String>,
     /// Whether the shards belong to components, each in its folder, by which their tensors are called as well.
     pub(super) is_image_model: bool,
+    /// The config.json, where it is an object.
+    pub(super) config: Option<Map<String, Value>>,
+    /// The scales of FP8 weights, by the weights' names, once [`super::fp8::fold`] took them out of the tensors.
+    pub(super) scales: HashMap<String, Scales>,
     pub(super) notices: Vec<String>,
 }
 
@@ -43,6 +49,8 @@ pub(super) struct Shard {
     pub(super) metadata: BTreeMap<String, String>,
     /// Ordered by where their weights lie. Offsets count from the start of the file.
     pub(super) tensors: Vec<Tensor>,
+    /// Whether some tensors of the file are not among them any more.
+    pub(super) is_changed: bool,
 }
 
 impl Checkpoint {
@@ -52,6 +60,11 @@ impl Checkpoint {
             .iter()
             .enumerate()
             .flat_map(|(at, shard)| shard.tensors.iter().map(move |tensor| (at, tensor)))
+    }
+
+    /// The type of a tensor's values: of FP8 under scales the one that they are decoded to.
+    pub(super) fn value_dtype(&self, tensor: &Tensor) -> Dtype {
+        if self.scales.contains_key(&tensor.name) { Dtype::BF16 } else { tensor.parts.weight.dtype }
     }
 
     /// What is said of the whole: the quantisation of fewest bits, because a "4-bit" model keeps much at more; without any,
@@ -64,11 +77,11 @@ impl Checkpoint {
         if let Some(kind) = kinds.min_by_key(|kind| (kind.bits(), *kind)) {
             return Some(kind.to_string());
         }
-        let mut elements = BTreeMap::<&str, u64>::new();
+        let mut elements = BTreeMap::<String, u64>::new();
         for (_, tensor) in self.tensors() {
-            *elements.entry(&tensor.dtype).or_default() += tensor.elements();
+            *elements.entry(self.value_dtype(tensor).to_string()).or_default() += tensor.elements();
         }
-        elements.into_iter().max_by_key(|(_, elements)| *elements).map(|(dtype, _)| dtype.to_owned())
+        elements.into_iter().max_by_key(|(_, elements)| *elements).map(|(dtype, _)| dtype)
     }
 }
 
@@ -102,10 +115,10 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         None => !file.path.contains('/'),
     };
     let config = files.iter().find(|file| file.path == CONFIG);
-    let mlx = match config.map(|file| read_file(source, file)).transpose()? {
-        Some(config) => Mlx::read(&config),
-        None => None,
-    };
+    // What is no object is for others to refuse.
+    let config = config.map(|file| read_file(source, file)).transpose()?;
+    let config: Option<Map<String, Value>> = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let mlx = config.as_ref().and_then(Mlx::read);
     let mut shards = Vec::new();
     for file in files.iter().filter(|file| is_safetensors(file)) {
         // A header is checked even where the file is then stored whole: a damaged one should not go unseen.
@@ -153,7 +166,8 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         }
     }
     drop(homes);
-    Ok(Checkpoint { shards, index: index.map(|(path, _)| path), is_image_model, notices })
+    let index = index.map(|(path, _)| path);
+    Ok(Checkpoint { shards, index, is_image_model, config, scales: HashMap::new(), notices })
 }
 
 /// Whether a file holds a checkpoint's tensors, by its name.
@@ -237,5 +251,6 @@ fn read_shard(
         }
         Err(source) => return Err(ImportError::Tensor { path: path(), source }),
     };
-    Ok(Shard { path: file.path.as_str().into(), front, metadata: header.metadata().clone(), tensors })
+    let metadata = header.metadata().clone();
+    Ok(Shard { path: file.path.as_str().into(), front, metadata, tensors, is_changed: false })
 }

@@ -4,13 +4,15 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 
+use half::bf16;
+
 use super::Source;
+use super::array::{ArrayReader, FloatArray};
 use super::check::{CheckedReader, Watched};
 use crate::convert::{Rows, RowsReader, Segment};
-use crate::quant::affine::{Quantised, quantise};
-use crate::quant::{Quantisation, float};
+use crate::quant::Quantisation;
+use crate::quant::affine::{Quantised, Unquantisable, all_finite, quantise};
 use crate::read_at::ReadAt;
-use crate::safetensors::Dtype;
 
 /// How many elements are quantised at a time; a multiple of every group size.
 const CHUNK_ELEMENTS: u64 = 1 << 17;
@@ -42,25 +44,22 @@ impl From<Segment> for Piece {
 }
 
 /// A float tensor of a source file, to be written as codes, then biases where there are any, then scales: the order of their
-/// keys.
+/// keys. One of FP8 is taken for what it is in BF16, and written so where it is not to be quantised.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct QuantisedPiece {
     pub(super) name: String,
-    pub(super) path: Arc<str>,
-    pub(super) offset: u64,
-    pub(super) dtype: Dtype,
+    pub(super) array: FloatArray,
     pub(super) elements: u64,
-    pub(super) to: Quantisation,
+    pub(super) to: Option<Quantisation>,
 }
 
 impl QuantisedPiece {
-    fn code_bytes(&self) -> u64 {
-        self.elements * u64::from(self.to.kind.bits()) / 8
-    }
-
-    fn companion_bytes(&self) -> u64 {
-        let groups = self.elements / u64::from(self.to.group_size);
-        if self.to.kind.is_affine() { 2 * groups * self.dtype.bitsize() as u64 / 8 } else { groups }
+    fn len(&self) -> u64 {
+        let width = self.array.value_dtype().bitsize() as u64 / 8;
+        let Some(Quantisation { kind, group_size }) = self.to else { return self.elements * width };
+        let groups = self.elements / u64::from(group_size);
+        let companions = if kind.is_affine() { 2 * groups * width } else { groups };
+        self.elements * u64::from(kind.bits()) / 8 + companions
     }
 }
 
@@ -69,7 +68,7 @@ impl Piece {
         match self {
             Piece::Bytes(bytes) => bytes.len() as u64,
             Piece::Range { length, .. } => *length,
-            Piece::Quantised(piece) => piece.code_bytes() + piece.companion_bytes(),
+            Piece::Quantised(piece) => piece.len(),
             Piece::Rows(rows) => rows.len(),
         }
     }
@@ -208,7 +207,7 @@ impl LayerReader {
                     Current::Range { file, at: offset + skip, end: offset + length }
                 }
                 Piece::Quantised(piece) => {
-                    let mut quantiser = Quantiser::new(self.source.open(&piece.path)?, piece.clone());
+                    let mut quantiser = Quantiser::new(piece.array.open(&*self.source)?, piece.clone());
                     io::copy(&mut (&mut quantiser).take(skip), &mut io::sink())?;
                     Current::Quantised(Box::new(quantiser))
                 }
@@ -225,11 +224,10 @@ impl LayerReader {
 
 /// Quantises a tensor as it is read: codes leave chunk by chunk, scales and biases gather until the codes are through.
 struct Quantiser {
-    file: Box<dyn ReadAt>,
+    array: ArrayReader,
     piece: QuantisedPiece,
     /// Elements read so far.
     done: u64,
-    stored: Vec<u8>,
     values: Vec<f32>,
     parts: Quantised,
     /// How far `ready` has been given out.
@@ -245,12 +243,11 @@ enum Ready {
 }
 
 impl Quantiser {
-    fn new(file: Box<dyn ReadAt>, piece: QuantisedPiece) -> Quantiser {
+    fn new(array: ArrayReader, piece: QuantisedPiece) -> Quantiser {
         Quantiser {
-            file,
+            array,
             piece,
             done: 0,
-            stored: Vec::new(),
             values: Vec::new(),
             parts: Quantised::default(),
             at: 0,
@@ -259,19 +256,25 @@ impl Quantiser {
     }
 
     fn fill(&mut self) -> io::Result<()> {
-        let piece = &self.piece;
-        let count = CHUNK_ELEMENTS.min(piece.elements - self.done);
-        let width = (piece.dtype.bitsize() / 8) as u64;
-        self.stored.resize((count * width) as usize, 0);
+        let QuantisedPiece { name, array, elements, to } = &self.piece;
+        let count = CHUNK_ELEMENTS.min(elements - self.done);
         self.values.resize(count as usize, 0.0);
-        self.file.read_at(piece.offset + self.done * width, &mut self.stored)?;
-        let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
-        float::decode_f32_into(piece.dtype, &self.stored, &mut self.values)
-            .map_err(|error| invalid(format!("tensor `{}`: {error}", piece.name)))?;
+        self.array.read(self.done, &mut self.values)?;
+        if array.scales.is_some() {
+            self.values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        }
         self.parts.codes.clear();
-        let group_size = piece.to.group_size as usize;
-        quantise(piece.to.kind, group_size, piece.dtype, &self.values, &mut self.parts).map_err(|error| {
-            invalid(format!("tensor `{}` of `{}`: {}", piece.name, piece.path, error.moved(self.done)))
+        let made = match to {
+            Some(Quantisation { kind, group_size }) => {
+                quantise(*kind, *group_size as usize, array.value_dtype(), &self.values, &mut self.parts)
+            }
+            None => all_finite(&self.values).map_err(Unquantisable::from).map(|()| {
+                self.parts.codes.extend(self.values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()));
+            }),
+        };
+        made.map_err(|error| {
+            let told = error.moved(self.done);
+            io::Error::new(io::ErrorKind::InvalidData, format!("tensor `{name}` of `{}`: {told}", array.path))
         })?;
         self.done += count;
         self.at = 0;

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use super::finish::{FileRecipe, Origin};
 use super::gguf::{self, Part};
 use super::layer::{Content, Piece};
-use super::{ImportError, Plan, PlannedLayer, Source, SourceFile, checkpoint, policy, read_file};
-use crate::convert::{self, Converted, FileType, SideFiles};
+use super::{ImportError, Plan, PlannedLayer, Source, SourceFile, checkpoint, fp8, policy, read_file};
+use crate::convert::{self, Converted, FileType, SideFiles, Stored};
 use crate::gguf::Header;
 use crate::media_type;
-use crate::tensor::Tensor;
 
 /// What the GGUF of a checkpoint is called, before the name of its type.
 const STEM: &str = "model";
@@ -44,7 +43,8 @@ pub(super) fn from_checkpoint(
     files: &[SourceFile],
     file_type: FileType,
 ) -> Result<Plan, ImportError> {
-    let checkpoint = checkpoint::read(source, files)?;
+    let mut checkpoint = checkpoint::read(source, files)?;
+    fp8::fold(&mut checkpoint)?;
     policy::refuse(&checkpoint)?;
     let mut taken: BTreeSet<&str> = checkpoint.shards.iter().map(|shard| &*shard.path).collect();
     taken.extend(checkpoint.index.as_deref());
@@ -55,16 +55,22 @@ pub(super) fn from_checkpoint(
             taken.insert(&file.path);
         }
     }
-    let tensors: Vec<(Arc<str>, &Tensor)> = checkpoint
+    let tensors: Vec<Stored> = checkpoint
         .tensors()
-        .map(|(shard, tensor)| (Arc::clone(&checkpoint.shards[shard].path), tensor))
+        .map(|(shard, tensor)| Stored {
+            path: Arc::clone(&checkpoint.shards[shard].path),
+            tensor,
+            scales: checkpoint.scales.get(&tensor.name),
+        })
         .collect();
     let converted = convert::checkpoint(&tensors, side, file_type)?;
     let Made { part, content, mut notices } = Made::new(STEM, file_type, converted, files);
     notices.extend(checkpoint.notices.iter().cloned());
     let (mut layers, mut recipes) = (Vec::new(), Vec::new());
     push(&mut layers, &mut recipes, &part.file, content);
-    let rest: Vec<&SourceFile> = files.iter().filter(|file| !taken.contains(file.path.as_str())).collect();
+    let is_left =
+        |file: &&SourceFile| !taken.contains(file.path.as_str()) && !fp8::is_about(&checkpoint, &file.path);
+    let rest: Vec<&SourceFile> = files.iter().filter(is_left).collect();
     gguf::push_beside(source, &mut layers, &mut recipes, &rest)?;
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
     let (tensors, parameters) = (part.header.tensors.len() as u64, part.header.elements());

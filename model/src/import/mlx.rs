@@ -27,11 +27,8 @@ pub(super) struct Renamed {
 
 impl Mlx {
     /// What a config.json says, if it says anything of the sort.
-    pub(super) fn read(config: &[u8]) -> Option<Mlx> {
-        match serde_json::from_slice::<Map<String, Value>>(config).ok()?.remove(SECTION)? {
-            Value::Object(said) => Some(Mlx(said)),
-            _ => None,
-        }
+    pub(super) fn read(config: &Map<String, Value>) -> Option<Mlx> {
+        config.get(SECTION)?.as_object().cloned().map(Mlx)
     }
 
     /// A module's own entry counts before what is said of all.

@@ -6,10 +6,12 @@
 //! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::finish(digests) -> config, file view, manifest
 //! ```
 
+mod array;
 mod check;
 mod checkpoint;
 mod facts;
 mod finish;
+mod fp8;
 mod gguf;
 mod layer;
 mod made;
@@ -23,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
+pub(crate) use array::{ArrayReader, FloatArray, Scales};
 pub use check::CheckedReader;
 pub use finish::{FinishError, Finished, SmallBlob};
 pub use layer::{Content, LayerReader};
@@ -36,7 +39,8 @@ use crate::media_type;
 pub use crate::read_at::ReadAt;
 use crate::safetensors::HeaderError;
 use crate::tensor::TensorError;
-use finish::FileRecipe;
+use finish::{FileRecipe, Origin};
+use layer::Piece;
 
 /// The largest JSON file that is looked into, in bytes; larger ones are stored unread.
 pub const MAX_JSON_BYTES: u64 = 512 * 1024 * 1024;
@@ -99,6 +103,14 @@ pub enum ImportError {
     Vocabulary { path: String, id: u64, tensor: String, rows: u64 },
     #[error("`{path}` holds `{tensor}`, which is quantised already; import it as it is, without quantising")]
     AlreadyQuantised { path: String, tensor: String },
+    #[error("`{path}` holds `{tensor}` of {dtype}, {problem}")]
+    Fp8 { path: String, tensor: String, dtype: String, problem: String },
+    #[error("`config.json` gives the blocks of FP8 weights as {found}, expected one size of two numbers")]
+    Blocks { found: String },
+    #[error(
+        "`config.json` has a `transform_config`: its weights are rotated, which is not undone; import it as it is"
+    )]
+    Rotated,
     #[error("`{path}` makes this an image model, whose components are not quantised; import it as it is")]
     ImageModel { path: &'static str },
     #[error("`{path}` is malformed")]
@@ -247,25 +259,29 @@ fn plan_checkpoint(
     files: &[SourceFile],
     options: &Options,
 ) -> Result<Plan, ImportError> {
-    let checkpoint = checkpoint::read(source, files)?;
+    let mut checkpoint = checkpoint::read(source, files)?;
     let of_model =
         |file: &SourceFile| checkpoint::is_safetensors(file) || MODEL_FILES.contains(&file.path.as_str());
     if !files.iter().any(of_model) {
         return Err(ImportError::NoModel);
     }
+    if options.quantize.is_some() {
+        fp8::fold(&mut checkpoint)?;
+    }
+    let checkpoint = checkpoint;
     let facts = facts::read(source, files, &checkpoint, options)?;
     let mut notices = facts.notices;
+    notices.extend(fp8::notice(&checkpoint).filter(|_| options.quantize.is_none()));
     let tensor_layers = policy::layers(&checkpoint, options.quantize)?;
     let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
-    match (options.quantize, quantised) {
-        (Some(_), Some(_)) => notices.push(
+    if let (Some(asked), None) = (options.quantize, quantised) {
+        notices.push(format!("nothing was quantised: no tensor is of a kind that {asked} is made of"));
+    }
+    if quantised.is_some() || !checkpoint.scales.is_empty() {
+        notices.push(
             "`lode pull --to` will give assembled safetensors files, because quantised tensors replace the originals"
                 .to_owned(),
-        ),
-        (Some(asked), None) => {
-            notices.push(format!("nothing was quantised: no tensor is of a kind that {asked} is made of"));
-        }
-        (None, _) => {}
+        );
     }
     if !tensor_layers.kept.is_empty() {
         let kept: Vec<&str> = tensor_layers.kept.iter().map(String::as_str).collect();
@@ -273,13 +289,30 @@ fn plan_checkpoint(
         notices
             .push(format!("{listed}: kept as they are, because groups of elements do not divide their rows"));
     }
+    if !tensor_layers.decoded.is_empty() {
+        let decoded: Vec<&str> = tensor_layers.decoded.iter().map(String::as_str).collect();
+        let listed = convert::listed(&decoded);
+        notices.push(format!(
+            "{listed}: decoded to BF16, because tensors of their kind or shape are not quantised"
+        ));
+    }
 
     let (mut layers, mut recipes) = place::shards(&checkpoint, tensor_layers);
     let taken: BTreeSet<String> = recipes.iter().map(|recipe| recipe.path.clone()).collect();
-    let rest = files.iter().filter(|file| !taken.contains(&file.path));
+    let is_left = |file: &&SourceFile| !taken.contains(&file.path) && !fp8::is_about(&checkpoint, &file.path);
+    let rest = files.iter().filter(is_left);
     let (json, other): (Vec<_>, Vec<_>) = rest.partition(|file| facts.json_files.contains(&file.path));
     for (media_type, files) in [(media_type::OLLAMA_JSON, json), (media_type::OCTET_STREAM, other)] {
-        files.into_iter().for_each(|file| push_whole(&mut layers, &mut recipes, media_type, file));
+        for file in files {
+            match file.path.as_str() {
+                checkpoint::CONFIG if !checkpoint.scales.is_empty() => {
+                    let config = read_file(source, file)?;
+                    let config = fp8::config_without(&config).unwrap_or(config);
+                    push_made(&mut layers, &mut recipes, media_type, &file.path, config);
+                }
+                _ => push_whole(&mut layers, &mut recipes, media_type, file),
+            }
+        }
     }
     recipes.sort_by(|a, b| a.path.cmp(&b.path));
 
@@ -324,6 +357,20 @@ fn push_whole(
     }
 }
 
+/// Adds a file that replaces the one of its name.
+fn push_made(
+    layers: &mut Vec<PlannedLayer>,
+    recipes: &mut Vec<FileRecipe>,
+    media_type: &'static str,
+    path: &str,
+    bytes: Vec<u8>,
+) {
+    let file = SourceFile { path: path.to_owned(), size: bytes.len() as u64 };
+    recipes.push(FileRecipe { origin: Origin::Assembled, ..FileRecipe::whole(&file, layers.len()) });
+    let content = Content::new(vec![Piece::Bytes(bytes)]);
+    layers.push(PlannedLayer { media_type, name: Some(file.path), size: file.size, content });
+}
+
 /// Hashes a file of the source: what [`Plan::finish`] asks for the files that [`Plan::files_to_hash`] lists.
 pub fn hash_file(source: &dyn Source, path: &str) -> io::Result<Digest> {
     const CHUNK: u64 = 1 << 20;
@@ -365,6 +412,8 @@ fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportEr
     read().map_err(|source| ImportError::Read { path: file.path.clone(), source })
 }
 
+#[cfg(test)]
+pub(crate) mod fp8_tests;
 #[cfg(test)]
 mod odd_tests;
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::PlannedLayer;
+use super::array::FloatArray;
 use super::check::{self, Watched};
 use super::checkpoint::{Checkpoint, Shard};
 use super::finish::{FileRecipe, Origin, RecipeSegment};
@@ -45,7 +46,7 @@ pub(super) fn shards(
     let mut index = Index::default();
     let mut placed: Vec<Vec<Option<Placed>>> =
         checkpoint.shards.iter().map(|shard| shard.tensors.iter().map(|_| None).collect()).collect();
-    let mut quantised = vec![false; checkpoint.shards.len()];
+    let mut quantised: Vec<bool> = checkpoint.shards.iter().map(|shard| shard.is_changed).collect();
 
     for tensor_layer in tensor_layers.layers {
         let arrays: Vec<Vec<Array>> =
@@ -61,27 +62,31 @@ pub(super) fn shards(
             let tensor = &shard.tensors[member.position];
             let start = offset;
             offset += arrays.iter().map(|array| array.length).sum::<u64>();
-            match member.quantise {
-                Some(to) => pieces.push(Piece::Quantised(QuantisedPiece {
+            let scales = checkpoint.scales.get(&tensor.name);
+            let is_made = member.quantise.is_some() || scales.is_some();
+            if is_made {
+                pieces.push(Piece::Quantised(QuantisedPiece {
                     name: tensor.name.clone(),
-                    path: Arc::clone(&shard.path),
-                    offset: tensor.parts.weight.offset,
-                    dtype: tensor.parts.weight.dtype,
+                    array: FloatArray {
+                        path: Arc::clone(&shard.path),
+                        offset: tensor.parts.weight.offset,
+                        dtype: tensor.parts.weight.dtype,
+                        scales: scales.cloned(),
+                    },
                     elements: tensor.elements(),
-                    to,
-                })),
-                None => {
-                    pieces.extend(arrays.iter().filter_map(|array| {
-                        Some(Piece::Range {
-                            path: Arc::clone(&shard.path),
-                            offset: array.from?,
-                            length: array.length,
-                        })
-                    }));
-                    watched.extend(companions(tensor, &arrays, start));
-                }
+                    to: member.quantise,
+                }));
+            } else {
+                pieces.extend(arrays.iter().filter_map(|array| {
+                    Some(Piece::Range {
+                        path: Arc::clone(&shard.path),
+                        offset: array.from?,
+                        length: array.length,
+                    })
+                }));
+                watched.extend(companions(tensor, &arrays, start));
             }
-            quantised[member.shard] |= member.quantise.is_some();
+            quantised[member.shard] |= is_made;
             placed[member.shard][member.position] = Some(Placed {
                 quantisation: member.quantise.or(tensor.quantisation),
                 layer: layers.len(),
@@ -137,8 +142,16 @@ struct IndexMetadata {
 
 /// The arrays of a tensor as its blob will have them, ordered by key.
 fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
-    let Tensor { name, shape, parts, .. } = &checkpoint.shards[member.shard].tensors[member.position];
+    let tensor = &checkpoint.shards[member.shard].tensors[member.position];
+    let (Tensor { name, shape, parts, .. }, dtype) = (tensor, checkpoint.value_dtype(tensor));
+    let made = |suffix: &str, dtype: Dtype, shape: Vec<u64>| {
+        let length = shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8;
+        Array { key: (format!("{name}{suffix}"), dtype, shape), length, from: None }
+    };
     let Some(Quantisation { kind, group_size }) = member.quantise else {
+        if checkpoint.scales.contains_key(name) {
+            return vec![made("", dtype, shape.clone())];
+        }
         let stored = |suffix: &str, part: &Part| Array {
             key: (format!("{name}{suffix}"), part.dtype, part.shape.clone()),
             length: part.size_bytes,
@@ -154,11 +167,6 @@ fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
         let (last, leading) = shape.split_last().expect("only matrices are quantised");
         [leading, &[last / per]].concat()
     };
-    let made = |suffix: &str, dtype: Dtype, shape: Vec<u64>| {
-        let length = shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8;
-        Array { key: (format!("{name}{suffix}"), dtype, shape), length, from: None }
-    };
-    let dtype = parts.weight.dtype;
     let codes = made("", Dtype::U32, with_last(u64::from(32 / kind.bits())));
     let groups = with_last(u64::from(group_size));
     if kind.is_affine() {

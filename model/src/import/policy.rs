@@ -17,6 +17,8 @@ pub(super) struct TensorLayers {
     pub(super) layers: Vec<TensorLayer>,
     /// Of a kind that is quantised, but of a shape that cannot be: they stay as they are.
     pub(super) kept: Vec<String>,
+    /// FP8 that is not quantised again: it becomes BF16.
+    pub(super) decoded: Vec<String>,
 }
 
 /// One blob: one tensor, or the packed experts of a layer.
@@ -48,12 +50,21 @@ pub(super) fn layers(
         refuse(checkpoint)?;
     }
     let kind = quantize.and_then(Quantize::kind);
-    let target = |tensor: &Tensor| kind.and_then(|kind| target(tensor, kind));
+    let dtype = |tensor: &Tensor| checkpoint.value_dtype(tensor);
+    let target = |tensor: &Tensor| kind.and_then(|kind| target(tensor, dtype(tensor), kind));
 
-    let unfit = |(_, tensor): &(usize, &Tensor)| {
-        kind.and_then(|kind| wanted(tensor, kind)).is_some_and(|quantisation| !fits(tensor, quantisation))
+    let is_unfit = |tensor: &Tensor| {
+        let wanted = kind.and_then(|kind| wanted(tensor, dtype(tensor), kind));
+        wanted.is_some_and(|quantisation| !fits(tensor, quantisation))
     };
-    let kept = checkpoint.tensors().filter(unfit).map(|(_, tensor)| tensor.name.clone()).collect();
+    let (mut kept, mut decoded) = (Vec::new(), Vec::new());
+    for (_, tensor) in checkpoint.tensors() {
+        if checkpoint.scales.contains_key(&tensor.name) {
+            decoded.extend(target(tensor).is_none().then(|| tensor.name.clone()));
+        } else if is_unfit(tensor) {
+            kept.push(tensor.name.clone());
+        }
+    }
 
     // A group of experts is one blob if all of it is stored alike, otherwise one blob a projection.
     let mut alike: HashMap<&str, (Option<Quantisation>, bool)> = HashMap::new();
@@ -88,7 +99,7 @@ pub(super) fn layers(
         let name = |member: &Member| &checkpoint.shards[member.shard].tensors[member.position].name;
         layer.members.sort_by(|a, b| name(a).cmp(name(b)));
     }
-    Ok(TensorLayers { layers, kept })
+    Ok(TensorLayers { layers, kept, decoded })
 }
 
 /// `model.layers.1.mlp.experts.7.up_proj.weight`: the group `model.layers.1.mlp.experts` and the projection `up_proj.weight`.
@@ -105,9 +116,9 @@ fn expert(name: &str) -> Option<Expert<'_>> {
     is_number.then(|| Expert { group: &name[..at + MARK.len() - 1], projection })
 }
 
-/// What a tensor becomes when a model is quantised to `kind`; `None`: it stays as it is.
-fn target(tensor: &Tensor, kind: Kind) -> Option<Quantisation> {
-    wanted(tensor, kind).filter(|quantisation| fits(tensor, *quantisation))
+/// What a tensor of these values becomes when a model is quantised to `kind`; `None`: it stays as it is.
+fn target(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
+    wanted(tensor, dtype, kind).filter(|quantisation| fits(tensor, *quantisation))
 }
 
 /// Whether groups of elements divide a tensor's rows.
@@ -116,9 +127,9 @@ fn fits(tensor: &Tensor, quantisation: Quantisation) -> bool {
 }
 
 /// What a tensor of its kind becomes, whatever its shape.
-fn wanted(tensor: &Tensor, kind: Kind) -> Option<Quantisation> {
+fn wanted(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
     let name = tensor.name.as_str();
-    let is_float = matches!(tensor.parts.weight.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
+    let is_float = matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
     let is_stacked = tensor.shape.len() == 3 && name.contains(".experts.") && !name.ends_with("bias");
     let is_matrix = tensor.shape.len() == 2 && name.ends_with(".weight");
     let kept =
@@ -153,7 +164,7 @@ pub(super) fn refuse(checkpoint: &Checkpoint) -> Result<(), ImportError> {
     if checkpoint.is_image_model {
         return Err(ImportError::ImageModel { path: IMAGE_INDEX });
     }
-    const MARKS: [&str; 7] = [
+    const MARKS: [&str; 8] = [
         ".scales",
         ".weight_scale",
         ".weight_packed",
@@ -161,10 +172,12 @@ pub(super) fn refuse(checkpoint: &Checkpoint) -> Result<(), ImportError> {
         ".qweight",
         ".weight_scale_2",
         ".weight_global_scale",
+        ".weight_zero_point",
     ];
     for (shard, tensor) in checkpoint.tensors() {
         let dtype = tensor.parts.weight.dtype;
-        let small = dtype.bitsize() <= 8 && dtype.to_string().starts_with('F');
+        let is_decoded = checkpoint.scales.contains_key(&tensor.name);
+        let small = !is_decoded && dtype.bitsize() <= 8 && dtype.to_string().starts_with('F');
         if tensor.quantisation.is_some() || small || MARKS.iter().any(|mark| tensor.name.ends_with(mark)) {
             let path = checkpoint.shards[shard].path.to_string();
             return Err(ImportError::AlreadyQuantised { path, tensor: tensor.name.clone() });
@@ -221,14 +234,13 @@ mod tests {
             ("model.layers.0.conv.weight", &[64, 64, 64], None, None),
         ] {
             for (requested, expect) in [(Kind::Int4, to_int4), (Kind::Int8, to_int8)] {
-                let found = target(&tensor(name, shape), requested);
+                let found = target(&tensor(name, shape), Dtype::BF16, requested);
                 assert_eq!(found.map(|q| q.kind), expect, "{name} to {requested}");
                 assert!(found.is_none_or(|q| q.group_size == 64));
             }
         }
-        let mut wide = tensor("model.layers.0.mlp.up_proj.weight", &[64, 64]);
-        wide.parts.weight.dtype = Dtype::F64;
-        assert_eq!(target(&wide, Kind::Int8), None);
+        let wide = tensor("model.layers.0.mlp.up_proj.weight", &[64, 64]);
+        assert_eq!(target(&wide, Dtype::F64, Kind::Int8), None);
     }
 
     #[test]
@@ -246,7 +258,7 @@ mod tests {
             ("model.embed_tokens.weight", &[512, 64], None, None),
         ] {
             for (requested, expect) in [(Kind::Nvfp4, to_nvfp4), (Kind::Mxfp4, to_mxfp4)] {
-                let found = target(&tensor(name, shape), requested);
+                let found = target(&tensor(name, shape), Dtype::BF16, requested);
                 assert_eq!(found.map(|q| q.kind), expect, "{name} to {requested}");
                 assert!(found.is_none_or(|q| q.group_size == q.kind.default_group_size()));
             }

@@ -144,6 +144,10 @@ impl Imported {
         &self.blobs[&layer.digest]
     }
 
+    pub(super) fn blob(&self, digest: &Digest) -> &[u8] {
+        &self.blobs[digest]
+    }
+
     pub(super) fn notices(&self) -> String {
         self.plan.notices.join("\n")
     }
@@ -525,7 +529,7 @@ fn malformed_folders_are_refused() {
         assert!(message.contains(expect), "{message}\n  wanted {expect}");
     }
     let fp8 = Folder::default().with("a.safetensors", safetensors(&[("w", Dtype::F8_E4M3, &[2])]));
-    assert!(refused(&fp8, Some(Quantize::Int8)).contains("`w`, which is quantised already"));
+    assert!(refused(&fp8, Some(Quantize::Int8)).contains("`w` of F8_E4M3, without its scales"));
     import(&fp8, None);
 }
 

@@ -70,7 +70,7 @@ impl Unquantisable {
 }
 
 /// Fails on the first value that is not finite.
-pub(super) fn all_finite(values: &[f32]) -> Result<(), NotFinite> {
+pub(crate) fn all_finite(values: &[f32]) -> Result<(), NotFinite> {
     const CHUNK: usize = 256;
     // Chunks are looked at without an early way out, in vector registers.
     let is_finite = |chunk: &[f32]| chunk.iter().fold(true, |finite, x| finite & x.is_finite());

@@ -4,6 +4,7 @@
 pub mod affine;
 pub mod float;
 mod fp;
+pub mod fp8;
 pub mod ggml;
 mod kind;
 

@@ -1,0 +1,95 @@
+//! Float values somewhere in the files that are imported, and how a run of them is read: as they are stored, or FP8 codes under
+//! scales that may lie in another file. What is quantised and what is converted reads its source through here.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Source;
+use crate::quant::float;
+use crate::quant::fp8::Grid;
+use crate::read_at::ReadAt;
+use crate::safetensors::Dtype;
+
+/// An array of floats in a file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FloatArray {
+    pub(crate) path: Arc<str>,
+    pub(crate) offset: u64,
+    /// BF16, F16 or F32, or F8_E4M3 under scales.
+    pub(crate) dtype: Dtype,
+    pub(crate) scales: Option<Scales>,
+}
+
+/// The scales of an array of FP8 codes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Scales {
+    /// The tensor that they belong to.
+    pub(crate) tensor: Arc<str>,
+    pub(crate) path: Arc<str>,
+    pub(crate) offset: u64,
+    pub(crate) dtype: Dtype,
+    pub(crate) grid: Grid,
+}
+
+impl FloatArray {
+    /// The type that its values have in a checkpoint of floats.
+    pub(crate) fn value_dtype(&self) -> Dtype {
+        if self.scales.is_some() { Dtype::BF16 } else { self.dtype }
+    }
+
+    pub(crate) fn open(&self, source: &dyn Source) -> io::Result<ArrayReader> {
+        let file = source.open(&self.path)?;
+        let scales = match &self.scales {
+            Some(scales) => Some((scales.clone(), source.open(&scales.path)?)),
+            None => None,
+        };
+        let (offset, dtype) = (self.offset, self.dtype);
+        let (stored, scale_bytes, factors) = Default::default();
+        Ok(ArrayReader { file, offset, dtype, scales, stored, scale_bytes, factors })
+    }
+}
+
+/// Reads runs of an array's values; memory is bounded by the longest of them.
+pub(crate) struct ArrayReader {
+    file: Box<dyn ReadAt>,
+    offset: u64,
+    dtype: Dtype,
+    scales: Option<(Scales, Box<dyn ReadAt>)>,
+    stored: Vec<u8>,
+    scale_bytes: Vec<u8>,
+    factors: Vec<f32>,
+}
+
+impl ArrayReader {
+    /// The elements from `first` on, one for each place of `out`. Of FP8, what is no finite number fails, by its tensor's name.
+    pub(crate) fn read(&mut self, first: u64, out: &mut [f32]) -> io::Result<()> {
+        let count = out.len() as u64;
+        fetch(&*self.file, self.offset, self.dtype, first..first + count, &mut self.stored)?;
+        let Some((scales, file)) = &self.scales else {
+            return float::decode_f32_into(self.dtype, &self.stored, out).map_err(io::Error::other);
+        };
+        let some = scales.grid.scales(first, count);
+        self.factors.resize((some.end - some.start) as usize, 0.0);
+        fetch(&**file, scales.offset, scales.dtype, some, &mut self.scale_bytes)?;
+        float::decode_f32_into(scales.dtype, &self.scale_bytes, &mut self.factors)
+            .map_err(io::Error::other)?;
+        scales.grid.decode(first, &self.stored, &self.factors, out).map_err(|error| {
+            let message = format!("tensor `{}` (scales in `{}`): {error}", scales.tensor, scales.path);
+            io::Error::new(io::ErrorKind::InvalidData, message)
+        })
+    }
+}
+
+/// Reads some elements of an array, of a type that takes whole bytes.
+fn fetch(
+    file: &dyn ReadAt,
+    offset: u64,
+    dtype: Dtype,
+    elements: Range<u64>,
+    out: &mut Vec<u8>,
+) -> io::Result<()> {
+    let width = (dtype.bitsize() / 8) as u64;
+    out.resize(((elements.end - elements.start) * width) as usize, 0);
+    file.read_at(offset + elements.start * width, out)
+}

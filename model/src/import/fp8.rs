@@ -1,0 +1,221 @@
+//! Checkpoints of FP8: which array of scales belongs to which codes, by the names that their makers give them, and what says in
+//! config.json how. DeepSeek's and Qwen's have `X.weight_scale_inv`, those of compressed-tensors and ModelOpt `X.weight_scale`;
+//! whatever the name, codes are multiplied with them.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::ImportError;
+use super::array::Scales;
+use super::checkpoint::Checkpoint;
+use crate::convert::listed;
+use crate::quant::fp8::Grid;
+use crate::safetensors::Dtype;
+use crate::tensor::Tensor;
+
+/// What a weight's name and that of its scales differ by.
+const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+/// How the scales of other formats end; those may be E4M3 themselves.
+const OTHER_SCALES: [&str; 2] = ["_scale_2", ".scales"];
+/// Scales of what is computed, not of what is stored: here neither activations nor caches are FP8.
+const DROPPED: [&str; 5] = [".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale"];
+/// The blocks of those who say nothing of theirs.
+const BLOCK: [u64; 2] = [128, 128];
+/// The keys of config.json.
+const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
+/// What ModelOpt says beside config.json, which is only about the weights as they were.
+const BESIDE: &str = "hf_quant_config.json";
+
+/// A weight, and its scales: the number of their shard and of the tensor in it, and where they lie.
+struct Pair {
+    weight: String,
+    at: (usize, usize),
+    scales: Scales,
+}
+
+/// Takes the scales of FP8 weights, and others that go with them, out of the tensors, and remembers them by weight. Where there
+/// are no such weights nothing changes.
+pub(super) fn fold(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
+    // Nothing is made of an image model.
+    let pairs = if checkpoint.is_image_model { Vec::new() } else { pairs(checkpoint)? };
+    if pairs.is_empty() {
+        return Ok(());
+    }
+    let mut gone: HashSet<(usize, usize)> = pairs.iter().map(|pair| pair.at).collect();
+    let mut dropped = Vec::new();
+    for (shard, tensors) in checkpoint.shards.iter().map(|shard| &shard.tensors).enumerate() {
+        for (position, tensor) in tensors.iter().enumerate() {
+            if DROPPED.iter().any(|end| tensor.name.ends_with(end)) && gone.insert((shard, position)) {
+                dropped.push(tensor.name.as_str());
+            }
+        }
+    }
+    if !dropped.is_empty() {
+        let listed = listed(&dropped);
+        checkpoint
+            .notices
+            .push(format!("{listed}: left out, because activations and caches are not made FP8 here"));
+    }
+    for (number, shard) in checkpoint.shards.iter_mut().enumerate() {
+        let mut position = 0..;
+        shard.tensors.retain(|_| !position.next().is_some_and(|position| gone.contains(&(number, position))));
+        shard.is_changed |= gone.iter().any(|(shard, _)| *shard == number);
+    }
+    checkpoint.scales = pairs.into_iter().map(|pair| (pair.weight, pair.scales)).collect();
+    Ok(())
+}
+
+/// What is said of FP8 weights that are stored as they are, if there are any.
+pub(super) fn notice(checkpoint: &Checkpoint) -> Option<String> {
+    let found = checkpoint.tensors().find(|(_, tensor)| is_weight(tensor))?;
+    let dtype = &found.1.dtype;
+    Some(match pairs(checkpoint) {
+        _ if checkpoint.is_image_model => return None,
+        Ok(_) => format!(
+            "weights of {dtype} under scales are stored as they are, and cannot be run; quantised to mxfp8 or another type they can"
+        ),
+        Err(error) => {
+            format!(
+                "weights of {dtype} are stored as they are, and can be neither run nor quantised: {error}"
+            )
+        }
+    })
+}
+
+/// A config.json that does not say that its weights are FP8; `None` where it said nothing of the sort.
+pub(super) fn config_without(config: &[u8]) -> Option<Vec<u8>> {
+    let mut config: Map<String, Value> = serde_json::from_slice(config).ok()?;
+    let mut is_changed = false;
+    let mut clear = |map: &mut Map<String, Value>| {
+        SECTIONS.iter().for_each(|key| is_changed |= map.shift_remove(*key).is_some());
+    };
+    if let Some(Value::Object(text)) = config.get_mut("text_config") {
+        clear(text);
+    }
+    clear(&mut config);
+    is_changed.then(|| serde_json::to_vec_pretty(&config).ok()).flatten()
+}
+
+/// Whether a file tells only of FP8 weights that are gone.
+pub(super) fn is_about(checkpoint: &Checkpoint, path: &str) -> bool {
+    path == BESIDE && !checkpoint.scales.is_empty()
+}
+
+fn is_weight(tensor: &Tensor) -> bool {
+    matches!(tensor.parts.weight.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
+        && !SCALES.iter().chain(&OTHER_SCALES).any(|end| tensor.name.ends_with(end))
+}
+
+/// Every FP8 weight with its scales.
+fn pairs(checkpoint: &Checkpoint) -> Result<Vec<Pair>, ImportError> {
+    let weights: Vec<(usize, &Tensor)> =
+        checkpoint.tensors().filter(|(_, tensor)| is_weight(tensor)).collect();
+    if weights.is_empty() {
+        return Ok(Vec::new());
+    }
+    let block = block(checkpoint.config.as_ref())?;
+    let mut homes: HashMap<&str, (usize, usize)> = HashMap::new();
+    for (shard, tensors) in checkpoint.shards.iter().map(|shard| &shard.tensors).enumerate() {
+        homes.extend(
+            tensors.iter().enumerate().map(|(position, tensor)| (tensor.name.as_str(), (shard, position))),
+        );
+    }
+    weights.into_iter().map(|(shard, tensor)| pair(checkpoint, &homes, shard, tensor, block)).collect()
+}
+
+fn pair(
+    checkpoint: &Checkpoint,
+    homes: &HashMap<&str, (usize, usize)>,
+    shard: usize,
+    tensor: &Tensor,
+    block: [u64; 2],
+) -> Result<Pair, ImportError> {
+    let wrong = |problem: String| ImportError::Fp8 {
+        path: checkpoint.shards[shard].path.to_string(),
+        tensor: tensor.name.clone(),
+        dtype: tensor.dtype.clone(),
+        problem,
+    };
+    if tensor.parts.weight.dtype != Dtype::F8_E4M3 {
+        return Err(wrong("which is not decoded".to_owned()));
+    }
+    let names = SCALES.map(|end| format!("{}{end}", tensor.name));
+    let (name, at) = match names.each_ref().map(|name| homes.get(name.as_str())) {
+        [Some(at), None] => (&names[0], *at),
+        [None, Some(at)] => (&names[1], *at),
+        [None, None] => {
+            return Err(wrong(format!("without its scales: neither `{}` nor `{}`", names[0], names[1])));
+        }
+        [Some(_), Some(_)] => {
+            return Err(wrong(format!("with two scales: `{}` and `{}`", names[0], names[1])));
+        }
+    };
+    let home = &checkpoint.shards[at.0];
+    let scale = &home.tensors[at.1].parts.weight;
+    if !matches!(scale.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0) {
+        return Err(wrong(format!(
+            "whose scales `{name}` are {}, expected F32, BF16, F16 or F8_E8M0",
+            scale.dtype
+        )));
+    }
+    let grid = Grid::of(&tensor.shape, &scale.shape, block).ok_or_else(|| {
+        let [rows, columns] = block;
+        wrong(format!(
+            "whose shape {:?} does not go with scales `{name}` of {:?}: expected one, one a row, or one for each block of \
+             {rows} by {columns}",
+            tensor.shape, scale.shape
+        ))
+    })?;
+    let scales = Scales {
+        tensor: tensor.name.as_str().into(),
+        path: Arc::clone(&home.path),
+        offset: scale.offset,
+        dtype: scale.dtype,
+        grid,
+    };
+    Ok(Pair { weight: tensor.name.clone(), at, scales })
+}
+
+/// Rows and columns that share a scale, by config.json.
+fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], ImportError> {
+    let text = config.and_then(|config| config.get("text_config")?.as_object());
+    let sections =
+        config.into_iter().chain(text).flat_map(|map| SECTIONS.iter().filter_map(|key| map.get(*key)));
+    let mut found: Option<[u64; 2]> = None;
+    for section in sections {
+        let rotated = section.get("transform_config").and_then(|said| said.get("config_groups")?.as_object());
+        if rotated.is_some_and(|groups| !groups.is_empty()) {
+            return Err(ImportError::Rotated);
+        }
+        let groups = section.get("config_groups").and_then(Value::as_object);
+        let structures = groups
+            .into_iter()
+            .flat_map(Map::values)
+            .filter_map(|group| group.get("weights")?.get("block_structure"));
+        for said in
+            section.get("weight_block_size").into_iter().chain(structures).filter(|said| !said.is_null())
+        {
+            let wrong = || ImportError::Blocks { found: said.to_string().chars().take(40).collect() };
+            let size = size(said).ok_or_else(wrong)?;
+            if *found.get_or_insert(size) != size {
+                return Err(wrong());
+            }
+        }
+    }
+    Ok(found.unwrap_or(BLOCK))
+}
+
+/// `[128, 128]`, or as older files have it `"128x128"`.
+fn size(said: &Value) -> Option<[u64; 2]> {
+    let size = match said {
+        Value::String(text) => {
+            let (rows, columns) = text.split_once('x')?;
+            [rows.parse().ok()?, columns.parse().ok()?]
+        }
+        list => <[u64; 2]>::try_from(list.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<_>>>()?)
+            .ok()?,
+    };
+    (!size.contains(&0)).then_some(size)
+}
