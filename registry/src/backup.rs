@@ -47,10 +47,6 @@ pub async fn backup(
     // 1. What can be backed up like this, and where to.
     let index = index_file(config)?;
     let from = root_of(config)?;
-    if !index.is_file() {
-        let missing = io::Error::from(io::ErrorKind::NotFound);
-        return Err(Error::io(format!("opening {}", index.display()), missing));
-    }
     let _lock = lock_target(to)?;
     // 2. The index first, then what it lists: what comes later is in neither, and what goes meanwhile is noticed.
     let (mut tries, mut report) = (1, BackupReport::default());

@@ -44,6 +44,12 @@ fn failed(error: &lode_registry::Error) -> Failure {
             "stop the server, or start it again with --read-only: what it holds must not change meanwhile",
         ),
         Error::Config { setting: "to-database", .. } => failure.hint("name an empty database"),
+        Error::Config { .. } => failure.hint(
+            "--data, --database and --storage (or LODE_*) name what the old server has, --to-database and --to-storage where it goes",
+        ),
+        Error::Storage { .. } => {
+            failure.hint("--data names the old server's folder; `lode fsck` finds damage; then repeat the command")
+        }
         _ => failure.hint("repeat the command: it goes on where it stopped"),
     }
 }

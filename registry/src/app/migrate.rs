@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::{Body, BodyError, ChunkRange, Limits, Registry, open_idle};
 use crate::auth::Caller;
-use crate::store::{Doomed, Moved};
+use crate::blobs::root_of;
+use crate::store::{Doomed, Moved, index_file};
 use crate::{Config, Error};
 
 const PAGE: i64 = 1000;
@@ -41,7 +42,10 @@ pub async fn migrate(
     to: Config,
     begin: impl Fn(u64) -> Arc<dyn Progress>,
 ) -> Result<MigrateReport, Error> {
-    // 1. The old one: nobody writes to it, or its folder is locked.
+    // 1. The old one: it lies in files, which nobody writes to, or its folder is locked. A folder without an index would move as
+    //    an empty registry, and the right one could not move in any more.
+    index_file(&from)?;
+    root_of(&from)?;
     let idle = |config| open_idle(config, Limits::default());
     let from = idle(Config { read_only: true, mirror: Vec::new(), ..from }).await?;
     // 2. The new one. A second run of this move at the same time finds its data folder locked.

@@ -1,5 +1,6 @@
 //! A copy of a SQLite index, taken while a server writes to it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
@@ -8,18 +9,22 @@ use sqlx::{ConnectOptions, Connection};
 use super::{BUSY_TIMEOUT, Store, on};
 use crate::{Config, Error};
 
-/// The file of a SQLite index.
+/// The file of a SQLite index that is there.
 pub(crate) fn index_file(config: &Config) -> Result<PathBuf, Error> {
-    match &config.database {
-        None => Ok(config.data.join("lode.db")),
+    let file: PathBuf = match &config.database {
+        None => config.data.join("lode.db"),
         Some(url) if url.scheme() == "sqlite" => {
             let path = format!("{}{}", url.host_str().unwrap_or_default(), url.path());
-            Ok(percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned().into())
+            percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned().into()
         }
         Some(_) => {
             let reason = "only an index in a SQLite file can be taken like this".to_owned();
-            Err(Error::Config { setting: "database", reason })
+            return Err(Error::Config { setting: "database", reason });
         }
+    };
+    match file.is_file() {
+        true => Ok(file),
+        false => Err(Error::io(format!("opening {}", file.display()), io::ErrorKind::NotFound.into())),
     }
 }
 

@@ -183,3 +183,23 @@ async fn only_readers_share_the_folder() {
     let writer = open(Config { read_only: false, ..config }).await;
     assert!(matches!(writer.map(drop), Err(Error::FolderInUse { .. })));
 }
+
+#[tokio::test]
+async fn a_folder_without_a_registry_does_not_take_the_new_place() {
+    let app = App::new().await;
+    app.push_image("team/mini", "v1", "one").await;
+    let (_folder, from) = stop(app).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    for to in targets(&elsewhere).await {
+        // A name that was misspelt, and one of a server that keeps its index elsewhere.
+        let misspelt = Config { data: from.data.join("misspelt"), ..from.clone() };
+        let refused = move_registry(&misspelt, &to).await;
+        assert!(matches!(refused, Err(Error::Storage { .. })), "{refused:?}");
+        assert!(!misspelt.data.exists());
+        let apart = Config { database: "postgres://db/lode".parse().ok(), ..from.clone() };
+        let refused = move_registry(&apart, &to).await;
+        assert!(matches!(refused, Err(Error::Config { setting: "database", .. })), "{refused:?}");
+        // The right one moves in.
+        assert_eq!(move_registry(&from, &to).await.unwrap().tags, 1);
+    }
+}
