@@ -64,12 +64,16 @@ pub async fn backup(
             }
         }
     };
-    // 3. The index gets its name last.
-    report.blobs_removed = blobs_prune(&store, to).await?;
+    // 3. The index gets its name once all of that is there, and what only the one before listed goes after that: whenever this is
+    //    cut short, one of the two is whole.
     store.close().await;
     let folder = to.to_owned();
     let named = spawn_blocking(move || name_index(&folder)).await.map_err(|_| Error::Interrupted)?;
     named.map_err(|e| Error::io(format!("writing {}", to.display()), e))?;
+    let store = Store::peek(&to.join("lode.db")).await?;
+    let removed = blobs_prune(&store, to).await;
+    store.close().await;
+    report.blobs_removed = removed?;
     Ok(report)
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lode_client::{NoProgress, Progress};
+use lode_model::digest::Digest;
 use tempfile::TempDir;
 
 use super::App;
@@ -117,4 +118,25 @@ async fn what_is_gone_leaves_the_backup_and_damage_stops_it() {
     let elsewhere = Config { database: Some("postgres://db/lode".parse().unwrap()), ..Config::default() };
     let refused = backup(&elsewhere, to.path(), Take::Copy, quiet).await;
     assert!(matches!(refused, Err(Error::Config { setting: "database", .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn one_that_is_cut_short_leaves_a_whole_one() {
+    let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
+    let app = App::with(config).await;
+    app.push_image("a", "latest", "kept").await;
+    for n in 0..8 {
+        app.push_blob("a", format!("dropped {n}")).await;
+    }
+    let to = tempfile::tempdir().unwrap();
+    take(&app, &to, Take::Copy).await;
+    app.registry.gc_run(&Caller::Internal, false).await.unwrap();
+    // What cannot be removed ends the next one in the middle of removing what is not listed any more.
+    let stuck = Digest::sha256(b"stuck");
+    std::fs::create_dir(to.path().join("blobs/sha256").join(stuck.hex())).unwrap();
+    backup(app.registry.config(), to.path(), Take::Copy, quiet).await.unwrap_err();
+    std::fs::remove_dir(to.path().join("blobs/sha256").join(stuck.hex())).unwrap();
+    let restored = restore(to.path()).await;
+    let report = restored.registry.fsck(&Caller::Internal, true).await.unwrap();
+    assert!(report.is_sound() && report.blobs == 3, "{report:?}");
 }
