@@ -139,16 +139,15 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
         }
     }
     C::deserialize(Value::Table(table)).map_err(|error| {
-        Failure::new(format!("the settings are not usable: {}", error.message())).code(COULD_NOT)
+        // What is wrong, and on a line of its own the key that it is wrong with.
+        let said = error.to_string().trim_end().replace('\n', " ");
+        Failure::new(format!("the settings are not usable: {said}")).code(COULD_NOT)
     })
 }
 
 fn shown(key: &str, text: &str) -> String {
-    if key.contains("token") || key.contains("secret") || key.contains("database") {
-        "***".into()
-    } else {
-        text.to_owned()
-    }
+    const HIDDEN: [&str; 5] = ["token", "secret", "key", "database", "endpoint"];
+    if HIDDEN.iter().any(|word| key.contains(word)) { "***".into() } else { text.to_owned() }
 }
 
 /// What a key of a config holds, learnt from its default.
@@ -237,7 +236,12 @@ fn read_file(path: Option<&Path>) -> Outcome<Table> {
         Failure::because(format!("{}", path.display()), error).code(COULD_NOT)
     };
     let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
-    text.parse().map_err(|error: toml::de::Error| named(&error))
+    text.parse().map_err(|error: toml::de::Error| {
+        // Not the line itself: it may hold a password.
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        Failure::new(format!("{}: line {line}: {}", path.display(), error.message())).code(COULD_NOT)
+    })
 }
 
 fn take_bool(table: &mut Table, key: &str, flag: Option<bool>) -> Outcome<bool> {
@@ -329,8 +333,26 @@ mod tests {
         check(&[("LODE_ALLOW_SPARSE", "maybe")], "", &["LODE_ALLOW_SPARSE", "maybe"]);
         check(&[], "gc_grac = \"1h\"", &["gc_grac"]);
         check(&[], "listen = 5", &["settings"]);
+        check(&[], "gc_grace = \"soon\"", &["settings", "`gc_grace`"]);
         check(&[], "worker = 5", &["worker"]);
-        check(&[], "listen = ", &["lode.toml"]);
+        check(&[], "demo = true\nlisten = ", &["lode.toml", "line 2"]);
+    }
+
+    #[test]
+    fn a_mistake_beside_a_secret_does_not_tell_it() {
+        let said = |variables: &[(&str, &str)], file: &str| {
+            settings(&[], variables, file).err().map(|failure| failure.to_string()).unwrap_or_default()
+        };
+        let address = "postgres://lode:hu/sh@db/lode";
+        for said in [
+            said(&[("LODE_DATABASE", address)], ""),
+            said(&[], &format!("database = \"{address}\"")),
+            said(&[], &format!("[[webhook]]\nurl = \"{address}\"\nsecret = \"hush\"")),
+            said(&[], "[[mirror]]\npassword = \"hush"),
+        ] {
+            assert!(said.starts_with("error: "), "{said}");
+            assert!(!said.contains("hu/sh") && !said.contains("hush"), "{said}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Config {
     /// The data folder: index, bytes, and the local worker's cache. One server at a time.
     pub data: PathBuf,
     /// The index: `sqlite:PATH` or `postgres://...`. Default: `lode.db` in the data folder.
-    #[serde(serialize_with = "without_password")]
+    #[serde(with = "address_option")]
     pub database: Option<Url>,
     /// How many connections to Postgres this process keeps at most. All replicas together must stay below the server's limit.
     pub database_connections: u32,
@@ -33,8 +33,10 @@ pub struct Config {
     pub database_wait: Duration,
     /// The bytes: `file:///PATH`, or object storage that any number of servers share: `s3://BUCKET/PREFIX`, `gs://`, `az://`.
     /// Default: the data folder.
+    #[serde(with = "address_option")]
     pub storage: Option<Url>,
     /// Where object storage answers, if not at its provider. `http://` is allowed, and then bytes travel in the clear.
+    #[serde(with = "address_option")]
     pub storage_endpoint: Option<Url>,
     /// S3's region. Default: AWS_REGION, AWS_DEFAULT_REGION, us-east-1.
     pub storage_region: Option<String>,
@@ -248,9 +250,8 @@ impl<'de> Deserialize<'de> for Cidr {
     }
 }
 
-fn without_password<S: Serializer>(url: &Option<Url>, serializer: S) -> Result<S::Ok, S::Error> {
-    url.as_ref().map(hide_password).serialize(serializer)
-}
+/// What parameters of an address are called that open something.
+const OPENING: [&str; 5] = ["password", "token", "secret", "key", "sig"];
 
 /// The address as it may be shown.
 pub(crate) fn hide_password(url: &Url) -> Url {
@@ -259,7 +260,52 @@ pub(crate) fn hide_password(url: &Url) -> Url {
         // Cannot fail on an address that has one.
         let _ = url.set_password(Some("***"));
     }
+    let is_secret = |name: &str| OPENING.iter().any(|word| name.to_ascii_lowercase().contains(word));
+    let shown = url.query().map(|query| {
+        let pairs = query.split('&').map(|pair| match pair.split_once('=') {
+            Some((name, _)) if is_secret(name) => format!("{name}=***"),
+            _ => pair.to_owned(),
+        });
+        pairs.collect::<Vec<_>>().join("&")
+    });
+    url.set_query(shown.as_deref());
     url
+}
+
+/// An address that may carry a login: written without it, and never repeated where it cannot be read.
+pub(crate) mod address {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use url::Url;
+
+    pub(crate) fn serialize<S: Serializer>(url: &Url, serializer: S) -> Result<S::Ok, S::Error> {
+        super::hide_password(url).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Url, D::Error> {
+        read(&String::deserialize(deserializer)?)
+    }
+
+    pub(super) fn read<E: Error>(text: &str) -> Result<Url, E> {
+        let unusable = |error: url::ParseError| {
+            E::custom(format!(
+                "not an address: {error} (in a password, @ : / ? # and % are written as %40 %3A %2F %3F %23 %25)"
+            ))
+        };
+        Url::parse(text).map_err(unusable)
+    }
+}
+
+mod address_option {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use url::Url;
+
+    pub(super) fn serialize<S: Serializer>(url: &Option<Url>, serializer: S) -> Result<S::Ok, S::Error> {
+        url.as_ref().map(super::hide_password).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
+        super::address::read(&String::deserialize(deserializer)?).map(Some)
+    }
 }
 
 pub(crate) mod duration {
@@ -319,6 +365,33 @@ mod tests {
         assert_eq!(inside("2001:db8::/32", "2001:db8:1::1"), Some(true));
         for bad in ["10.0.0.0/33", "10.0.0/8", "x", "", "10.0.0.0/", "10.0.0.0/-1"] {
             assert!(bad.parse::<Cidr>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_shown_without_what_opens_them() {
+        let shown = |address: &str| hide_password(&address.parse().expect("test address")).to_string();
+        assert_eq!(shown("postgres://lode:hush@db/lode"), "postgres://lode:***@db/lode");
+        assert_eq!(
+            shown(
+                "postgres://db/lode?user=lode&password=hush&sslmode=verify-full&sslrootcert=/etc/ssl/db.pem"
+            ),
+            "postgres://db/lode?user=lode&password=***&sslmode=verify-full&sslrootcert=/etc/ssl/db.pem"
+        );
+        assert_eq!(
+            shown("https://ci.example/hook?Access_Token=hush"),
+            "https://ci.example/hook?Access_Token=***"
+        );
+        assert_eq!(shown("https://ci.example/hook?a&b=c"), "https://ci.example/hook?a&b=c");
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_read_is_not_repeated() {
+        for setting in ["database", "storage", "storage_endpoint"] {
+            let text = serde_json::json!({ setting: "postgres://lode:hu/sh@db/lode" }).to_string();
+            let error = serde_json::from_str::<Config>(&text).map(drop).expect_err("a port that is none");
+            let said = error.to_string();
+            assert!(said.contains("%2F") && !said.contains("hu/sh"), "{said}");
         }
     }
 

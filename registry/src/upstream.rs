@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::Error;
-use crate::config::duration;
+use crate::config::{address, duration};
 use crate::store::{millis, now_ms};
 
 /// How long an upstream that did not answer is left alone where there is something held to answer with.
@@ -29,6 +29,7 @@ pub struct MirrorConfig {
     /// empty for all.
     pub prefix: String,
     /// The other registry: scheme and host, and a path where only repositories below that are meant.
+    #[serde(with = "address")]
     pub upstream: Url,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username: Option<String>,
@@ -73,6 +74,9 @@ impl Upstream {
             return Err(unusable(format!("the prefix `{prefix}` is not a path that ends in `/`")));
         }
         // 2. The address there.
+        if !upstream.username().is_empty() || upstream.password().is_some() {
+            return Err(unusable("the login goes into username and password, not into the address".into()));
+        }
         let path = upstream.path().trim_matches('/');
         if !path.is_empty() && path.parse::<Repository>().is_err() {
             return Err(unusable(format!("`{path}` is no path of repositories")));
@@ -80,9 +84,6 @@ impl Upstream {
         let loopback = upstream.host_str().is_some_and(lode_client::is_loopback_host);
         if upstream.scheme() == "http" && !loopback && !plain_http {
             return Err(unusable(format!("{upstream} is not https; plain_http = true accepts that")));
-        }
-        if !upstream.username().is_empty() || upstream.password().is_some() {
-            return Err(unusable("the login goes into username and password, not into the address".into()));
         }
         // 3. Who we are there.
         let mut base = upstream.clone();

@@ -10,14 +10,14 @@ use url::Url;
 
 use super::Event;
 use crate::Error;
-use crate::config::hide_password;
+use crate::config::address;
 
 /// One `[[webhook]]` of the settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Webhook {
     /// Where events are posted.
-    #[serde(serialize_with = "without_password")]
+    #[serde(with = "address")]
     pub url: Url,
     /// What they are signed with: `whsec_` and base64, or any text.
     pub secret: Secret,
@@ -100,10 +100,6 @@ impl<'de> Deserialize<'de> for Patterns {
     }
 }
 
-fn without_password<S: Serializer>(url: &Url, serializer: S) -> Result<S::Ok, S::Error> {
-    hide_password(url).serialize(serializer)
-}
-
 /// Are these usable? An event waits under its address, so that each may be there once.
 pub(crate) fn check(webhooks: &[Webhook]) -> Result<(), Error> {
     for (at, webhook) in webhooks.iter().enumerate() {
@@ -161,7 +157,7 @@ mod tests {
         assert!(said(&[hook("https://a/x", "s"), hook("https://a/x", "t")]).contains("a/x is named twice"));
         assert!(said(&[hook("ftp://a/", "s")]).contains("ftp"));
         assert!(said(&[hook("https://a/", "")]).contains("secret"));
-        let shown = serde_json::to_string(&hook("https://u:hush@a/", "hush")).unwrap();
+        let shown = serde_json::to_string(&hook("https://u:hush@a/?token=hush", "hush")).unwrap();
         assert!(!shown.contains("hush"), "{shown}");
     }
 }
