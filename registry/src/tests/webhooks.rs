@@ -16,7 +16,7 @@ use sha2::Sha256;
 
 use super::App;
 use super::wire::within;
-use crate::{Config, open, router};
+use crate::{Config, Error, open, router};
 
 const SECRET: &str = "a secret of the test";
 
@@ -237,6 +237,39 @@ async fn what_is_given_up_stays_visible_and_can_be_repeated() {
     assert_eq!(receiver.events(1).await.len(), 1);
     all_told(&app).await;
     assert_eq!(app.send(Request::post(&again), "").await.status, 404);
+}
+
+#[tokio::test]
+async fn what_waits_for_an_address_that_left_the_settings_is_given_up() {
+    // Nobody listens there.
+    let app = App::with(telling("http://127.0.0.1:9/hook", json!({ "events": ["push"] }))).await;
+    app.push_image("a", "v1", "one").await;
+    assert_eq!(pending(&app).await.as_array().unwrap().len(), 1);
+    let App { registry, router: routes, _data } = app;
+    registry.close().await;
+    drop((registry, routes));
+    let index = format!("sqlite:{}", _data.path().join("lode.db").display());
+    let pool = sqlx::SqlitePool::connect(&index).await.unwrap();
+    sqlx::query("update webhook_deliveries set created_at = 0").execute(&pool).await.unwrap();
+    pool.close().await;
+
+    // Without any address there is nobody to deliver to.
+    let config = Config { data: _data.path().to_owned(), ..Config::default() };
+    let registry = loop {
+        match open(config.clone()).await {
+            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            registry => break registry.unwrap(),
+        }
+    };
+    let app = App { router: router(registry.clone()), registry, _data };
+    within(async {
+        while !pending(&app).await[0]["given_up_at"].is_i64() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let metrics = app.get("/metrics").await;
+    assert!(metrics.text().contains("lode_webhooks_pending 0"), "{}", metrics.text());
 }
 
 #[tokio::test]

@@ -40,6 +40,16 @@ enum Problem {
 
 /// Starts delivering what the registry announces.
 pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
+    // Also where no address is left in the settings: what waits for one would do so for ever.
+    let this = registry.clone();
+    registry.start(async move {
+        loop {
+            if let Err(error) = tidy(&this).await {
+                tracing::warn!(error = crate::error::chain(&error), "old webhook events stay for now");
+            }
+            tokio::time::sleep(TIDY).await;
+        }
+    });
     if registry.config().webhook.is_empty() {
         return Ok(());
     }
@@ -68,15 +78,6 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
             }
         });
     }
-    let this = registry.clone();
-    registry.start(async move {
-        loop {
-            if let Err(error) = tidy(&this).await {
-                tracing::warn!(error = crate::error::chain(&error), "old webhook events stay for now");
-            }
-            tokio::time::sleep(TIDY).await;
-        }
-    });
     Ok(())
 }
 
