@@ -24,6 +24,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PAGE: i64 = 1000;
 /// The index's copy until everything that it lists is there.
 const FRESH: &str = "fresh";
+/// Says that a folder is a backup, and may be written over by the next one.
+const MARK: &str = "lode.backup";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BackupReport {
@@ -48,6 +50,7 @@ pub async fn backup(
     let index = index_file(config)?;
     let from = root_of(config)?;
     let _lock = lock_target(to)?;
+    mark(to)?;
     // 2. The index first, then what it lists: what comes later is in neither, and what goes meanwhile is noticed.
     let (mut tries, mut report) = (1, BackupReport::default());
     let store = loop {
@@ -75,6 +78,26 @@ pub async fn backup(
     store.close().await;
     report.blobs_removed = removed?;
     Ok(report)
+}
+
+/// Makes the folder a backup's, unless it holds a registry: that would lose its index, and all blobs that are not in this one.
+fn mark(to: &Path) -> Result<(), Error> {
+    let (mark, index) = (to.join(MARK), to.join("lode.db"));
+    if index.exists() && !mark.exists() {
+        let reason = format!("{} holds a registry and no backup; it would be overwritten", to.display());
+        return Err(Error::Config { setting: "--to", reason });
+    }
+    File::create(&mark).map(drop).map_err(|e| Error::io(format!("writing {}", mark.display()), e))
+}
+
+/// What is served is a registry of its own from then on.
+pub(crate) fn unmark(data: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(data.join(MARK)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(format!("opening {}", data.display()), error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Is the blob listed, and its bytes are not there? The same content may have gone and come again since the index was copied, and

@@ -30,6 +30,9 @@ fn failed(error: &lode_registry::Error) -> Failure {
         Error::Config { setting: "database" | "storage", .. } => {
             failure.hint("for Postgres and object storage, see docs/guide/backup.md")
         }
+        Error::Config { setting: "--to", .. } => {
+            failure.hint("--to names an empty folder, or one that only backups are in")
+        }
         Error::FolderInUse { .. } => failure.hint("--to names a folder of its own, which no server uses"),
         Error::Storage { .. } => failure.hint("--data names the server's folder; `lode fsck` finds damage"),
         _ => failure,

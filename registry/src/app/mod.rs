@@ -191,7 +191,9 @@ pub async fn open(config: Config) -> Result<Registry, Error> {
 async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error> {
     crate::webhooks::check(&config.webhook)?;
     let registry = open_idle(config, limits).await?;
+    metrics::start(&registry);
     if !registry.config.read_only {
+        crate::backup::unmark(&registry.config.data)?;
         jobs::start(&registry);
         crate::webhooks::start(&registry)?;
     }

@@ -13,7 +13,6 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 const PURGE_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
 pub(crate) fn start(registry: &Registry) {
-    crate::metrics::start(registry);
     let gc = registry.clone();
     registry.start(async move {
         let interval = gc.config().gc_interval.max(SHORTEST_INTERVAL);

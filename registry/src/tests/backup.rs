@@ -121,6 +121,32 @@ async fn what_is_gone_leaves_the_backup_and_damage_stops_it() {
 }
 
 #[tokio::test]
+async fn it_never_overwrites_a_registry() {
+    let app = App::new().await;
+    app.push_image("a", "latest", "here").await;
+    let to = tempfile::tempdir().unwrap();
+    take(&app, &to, Take::Copy).await;
+
+    // A backup that was served has become a registry, whether it is served still or not.
+    let other = restore(to.path()).await;
+    other.push_image("b", "latest", "there").await;
+    other.registry.close().await;
+    let App { registry, router: routes, _data: data } = other;
+    drop((registry, routes));
+    let refused = loop {
+        match backup(app.registry.config(), data.path(), Take::Copy, quiet).await {
+            Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
+            refused => break refused,
+        }
+    };
+    assert!(matches!(refused, Err(Error::Config { setting: "--to", .. })), "{refused:?}");
+    let other = restore(data.path()).await;
+    assert_eq!(other.get("/v2/b/manifests/latest").await.status, 200);
+    // A backup is still one.
+    take(&app, &to, Take::Copy).await;
+}
+
+#[tokio::test]
 async fn one_that_is_cut_short_leaves_a_whole_one() {
     let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
     let app = App::with(config).await;
