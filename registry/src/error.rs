@@ -108,6 +108,8 @@ pub enum Error {
     Database(#[source] sqlx::Error),
     #[error("migrating the database")]
     Migrate(#[source] sqlx::migrate::MigrateError),
+    #[error("the index was written by a newer version of lode; this one does not know its schema {version}")]
+    SchemaNewer { version: i64 },
     /// A row holds what this version cannot read.
     #[error("the index holds an unreadable {what}: {value}")]
     Corrupt { what: &'static str, value: String },

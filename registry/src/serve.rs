@@ -117,8 +117,7 @@ pub async fn serve(
     }
 
     drop((public, internal));
-    let in_flight = connections.count();
-    tracing::info!(in_flight, "stopping");
+    tracing::info!(connections = connections.count(), "stopping");
     if tokio::time::timeout(registry.config().shutdown_grace, connections.shutdown()).await.is_err() {
         tracing::warn!("requests in flight did not finish in time");
     }

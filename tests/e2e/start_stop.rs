@@ -52,6 +52,20 @@ async fn a_restart_keeps_everything_however_it_ended() {
 }
 
 #[tokio::test]
+async fn one_that_waits_for_its_database_stops_when_it_is_asked_to() {
+    // Nobody listens there.
+    let away = Options::new()
+        .arg("--database")
+        .arg("postgres://lode:very-secret@127.0.0.1:9/lode")
+        .env("LODE_DATABASE_WAIT", "10m");
+    let mut server = Folder::new().spawn(&away);
+    let said = server.wait_output("waiting for the database").await;
+    assert!(!said.contains("very-secret"), "{said}");
+    server.ask_to_stop();
+    assert!(server.wait_end().await.success());
+}
+
+#[tokio::test]
 async fn a_shutdown_finishes_the_request_in_flight() {
     let folder = Folder::new();
     let mut server = folder.serve().await;

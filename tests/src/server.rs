@@ -106,7 +106,13 @@ impl Folder {
         server
     }
 
-    fn spawn(&self, options: &Options) -> Server {
+    /// Starts a server and waits for nothing.
+    ///
+    /// # Panics
+    ///
+    /// When the program does not start.
+    #[must_use]
+    pub fn spawn(&self, options: &Options) -> Server {
         let log = tempfile::Builder::new()
             .prefix("serve-")
             .suffix(".log")

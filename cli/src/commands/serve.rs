@@ -48,7 +48,12 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     }
     let worker = (!no_worker).then(|| local_worker(worker, &config, &base));
 
-    let registry = lode_registry::open(config).await.map_err(|error| cannot_open(&error, &data))?;
+    let opened = tokio::select! {
+        opened = lode_registry::open(config) => opened,
+        // It may wait for its database for as long as it was told to.
+        () = told(stop.clone()) => return Ok(()),
+    };
+    let registry = opened.map_err(|error| cannot_open(&error, &data))?;
     let (stop_server, server_stopped) = watch::channel(false);
     let listeners = lode_registry::Listeners { public, tls, internal };
     // Boxed, so that this function's callers do not carry the whole server in their types.
@@ -148,6 +153,15 @@ fn cannot_open(error: &lode_registry::Error, data: &std::path::Path) -> Failure 
         lode_registry::Error::Storage { .. } => {
             failure.hint(format!("can this user write to {}? --data names another folder", data.display()))
         }
+        lode_registry::Error::SchemaNewer { .. } => {
+            failure.hint("start that version again; `lode --version` tells which one this is")
+        }
+        lode_registry::Error::Database(_) | lode_registry::Error::Unavailable { .. } => failure.hint(
+            "--database (LODE_DATABASE) names the database: is it up, and may this user log in and make tables there?",
+        ),
+        lode_registry::Error::Config { setting: "storage", .. } => failure.hint(
+            "--storage names the bucket; AWS_* variables or storage_* settings say where it is and who asks: docs/guide/replicas.md",
+        ),
         _ => failure,
     }
 }

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lode_model::digest::Digest;
+use sqlx::migrate::MigrateError;
 use sqlx::postgres::{PgConnection, PgPool};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
@@ -138,7 +139,10 @@ impl Store {
             // Under a lock of the database's: of several replicas that start at once, one does it.
             Engine::Postgres(pool) => sqlx::migrate!("../migrations/postgres").run(pool).await,
         }
-        .map_err(Error::Migrate)?;
+        .map_err(|error| match error {
+            MigrateError::VersionMissing(version) => Error::SchemaNewer { version },
+            error => Error::Migrate(error),
+        })?;
         Ok(store)
     }
 
@@ -361,6 +365,20 @@ mod tests {
         let digest = Digest::sha256(b"");
         assert_eq!(digest_list([&digest]), format!("[\"{digest}\"]"));
         assert_eq!(digest_list([]), "[]");
+    }
+
+    #[tokio::test]
+    async fn an_index_of_a_newer_version_is_told_as_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(None, folder.path()).await.unwrap();
+        on!(store.write(), c => sqlx::query(
+            "insert into _sqlx_migrations (version, description, success, checksum, execution_time)
+             select max(version) + 1, 'later', success, checksum, 0 from _sqlx_migrations")
+            .execute(c).await.map(drop))
+        .unwrap();
+        store.close().await;
+        let refused = Store::open(None, folder.path()).await.map(drop).unwrap_err();
+        assert!(matches!(refused, Error::SchemaNewer { .. }), "{refused}");
     }
 
     #[tokio::test]
