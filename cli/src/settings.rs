@@ -36,6 +36,9 @@ const LOCAL_WORKER_KEYS: &[&str] = &[
     "max_loaded_models",
     "kv_cache_type",
     "context_length",
+    "cache_size",
+    "load_timeout",
+    "threads",
 ];
 
 pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
@@ -43,6 +46,11 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
     let no_worker = take_bool(&mut table, "no_worker", args.no_worker)?;
     let demo = take_bool(&mut table, "demo", args.demo)?;
     let mut worker = take_table(&mut table, "worker")?;
+    // Those of a worker on another machine may stand there too, and say nothing here.
+    let known = kinds::<lode_worker::Config>();
+    if let Some(key) = worker.keys().find(|key| known.iter().all(|(known, _)| known != *key)) {
+        return Err(Failure::new(format!("[worker] in the file has no setting `{key}`")).code(COULD_NOT));
+    }
 
     let flags = [
         ("listen", args.listen.clone().map(Value::from)),
@@ -335,6 +343,7 @@ mod tests {
         check(&[], "listen = 5", &["settings"]);
         check(&[], "gc_grace = \"soon\"", &["settings", "`gc_grace`"]);
         check(&[], "worker = 5", &["worker"]);
+        check(&[], "[worker]\nkeepalive = \"1h\"", &["worker", "keepalive"]);
         check(&[], "demo = true\nlisten = ", &["lode.toml", "line 2"]);
     }
 
@@ -379,6 +388,15 @@ mod tests {
     }
 
     #[test]
+    fn the_service_leaves_every_setting_to_its_environment() {
+        // A flag there would win over what /etc/lode/environment says.
+        let unit = include_str!("../../deploy/lode.service");
+        let starts: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("ExecStart=")).collect();
+        assert_eq!(starts, ["/usr/local/bin/lode serve"]);
+        assert!(unit.contains("\nEnvironment=LODE_DATA=/var/lib/lode\n"));
+    }
+
+    #[test]
     fn the_template_knows_every_setting_and_no_other() {
         let lines = TEMPLATE.lines().map(|line| match line.strip_prefix('#') {
             Some(setting) if !setting.starts_with([' ', '#']) => setting,
@@ -389,6 +407,9 @@ mod tests {
         let table: Table = file.parse().unwrap();
         for (key, _) in kinds::<lode_registry::Config>() {
             assert!(table.contains_key(&key), "deploy/lode.toml does not show `{key}`");
+        }
+        for key in LOCAL_WORKER_KEYS {
+            assert!(table["worker"].get(key).is_some(), "deploy/lode.toml does not show `{key}`");
         }
     }
 }
