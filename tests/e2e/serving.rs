@@ -113,3 +113,69 @@ async fn what_prompts_have_in_common_is_computed_once() {
     let in_common = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
     assert!(in_common >= first["usage"]["prompt_tokens"].as_u64().unwrap(), "{second}");
 }
+
+#[tokio::test]
+async fn answers_are_json_of_the_schema_that_is_asked_for() {
+    let server = Folder::new().start(Options::new().worker()).await;
+    let registry = server.registry();
+    server.lode().create("team/demo", &demo(), &[]).await.ok();
+    // As pydantic and OpenAI's library write it; short, so that any model comes to an end.
+    let schema = json!({
+        "$defs": {"Level": {"enum": ["low", "high"], "type": "string"}},
+        "type": "object",
+        "properties": {
+            "level": {"$ref": "#/$defs/Level"},
+            "count": {"type": "integer", "minimum": 0, "maximum": 99},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3},
+        },
+        "required": ["level", "count", "tags"],
+        "additionalProperties": false,
+    });
+    let check = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert!(["low", "high"].contains(&value["level"].as_str().unwrap()), "{text}");
+        assert!((0..=99).contains(&value["count"].as_i64().unwrap()), "{text}");
+        let tags = value["tags"].as_array().unwrap();
+        assert!(
+            tags.len() <= 3 && tags.iter().all(|tag| tag.as_str().unwrap().chars().count() <= 5),
+            "{text}"
+        );
+        assert_eq!(value.as_object().unwrap().len(), 3, "{text}");
+    };
+    for seed in 0..4 {
+        let body = json!({"model": "team/demo", "prompt": "Water", "format": schema, "stream": false, "options": {"seed": seed}});
+        let answer = registry.post_json("/api/generate", &body).await.expect(200).json();
+        assert_eq!(answer["done_reason"], "stop", "{answer}");
+        check(answer["response"].as_str().unwrap());
+    }
+    let format = |format: Value| {
+        json!({"model": "team/demo", "messages": [{"role": "user", "content": "How deep is the sea?"}],
+            "seed": 1, "response_format": format})
+    };
+    let schema =
+        json!({"type": "json_schema", "json_schema": {"name": "sea", "strict": true, "schema": schema}});
+    let answer = registry.post_json("/v1/chat/completions", &format(schema)).await.expect(200).json();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop");
+    check(choice["message"]["content"].as_str().unwrap());
+    // Beside one without a format, and one that asks for what cannot be.
+    let plain =
+        json!({"model": "team/demo", "prompt": "Water is", "stream": false, "options": {"temperature": 0}});
+    let alone = registry.post_json("/api/generate", &plain).await.expect(200).json();
+    let any = format(json!({"type": "json_object"}));
+    let impossible = format(json!({"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}));
+    let (any, beside, refused) = tokio::join!(
+        registry.post_json("/v1/chat/completions", &any),
+        registry.post_json("/api/generate", &plain),
+        registry.post_json("/v1/chat/completions", &impossible),
+    );
+    let any = any.expect(200).json();
+    let choice = &any["choices"][0];
+    let text = choice["message"]["content"].as_str().unwrap();
+    let is_object = serde_json::from_str::<Value>(text).is_ok_and(|value| value.is_object());
+    assert!(text.starts_with('{') && (is_object || choice["finish_reason"] == "length"), "{any}");
+    assert_eq!(beside.expect(200).json()["response"], alone["response"]);
+    let refused = refused.expect(400).json();
+    assert_eq!(refused["error"]["type"], "invalid_request_error");
+    assert!(refused["error"]["message"].as_str().unwrap().starts_with("invalid format: "), "{refused}");
+}

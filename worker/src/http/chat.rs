@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::Api;
-use super::generate::{load_or_unload, merged, refuse_unsupported, think};
+use super::generate::{format, load_or_unload, merged, think};
 use super::options::{Common, Options};
 use super::request::{Asked, with_model};
 use super::stream::{self, Records, Shape};
@@ -37,7 +37,6 @@ pub(super) struct Body {
 pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
     let started = Instant::now();
     let body = &asked.body;
-    refuse_unsupported(&body.format)?;
     let mut options = Options::default();
     let asked_options = body.options.as_ref();
     asked_options.map(|asked| options.apply(asked)).transpose()?;
@@ -57,6 +56,7 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
         logprobs: body.logprobs,
         top_logprobs: body.top_logprobs,
         think: think(&body.think)?,
+        format: format(&body.format)?,
     };
     let (common, records, messages) = (&common, &records, &messages);
     with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {

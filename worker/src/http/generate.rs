@@ -49,7 +49,6 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
     if raw && (is_set(&body.template) || is_set(&body.system) || !context.is_empty()) {
         return Err(Error::Invalid("raw mode does not support template, system, or context".into()));
     }
-    refuse_unsupported(&body.format)?;
     if body.images.as_ref().is_some_and(|images| !images.is_empty()) {
         return Err(Error::Invalid(format!("{name:?} does not support images")));
     }
@@ -68,6 +67,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
         logprobs: body.logprobs,
         top_logprobs: body.top_logprobs,
         think: think(&body.think)?,
+        format: format(&body.format)?,
     };
     let (common, records) = (&common, &records);
     with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
@@ -107,12 +107,18 @@ pub(super) fn merged(
     Ok(options)
 }
 
-/// What ollama can do and this worker cannot, by name, rather than quietly something else.
-pub(super) fn refuse_unsupported(format: &Option<Value>) -> Result<(), Error> {
-    match format {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::String(text)) if text.is_empty() => Ok(()),
-        Some(_) => Err(Error::Invalid("structured output (`format`) is not supported yet".into())),
+/// The JSON schema that the answer is to have, if any: `"json"` is any object.
+pub(super) fn format(said: &Option<Value>) -> Result<Option<Map<String, Value>>, Error> {
+    match said {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) if text == "json" => {
+            Ok(Some(Map::from_iter([("type".to_owned(), Value::from("object"))])))
+        }
+        Some(Value::Object(schema)) => Ok(Some(schema.clone())),
+        Some(other) => Err(Error::Invalid(format!(
+            "invalid format: {other}; expected \"json\" or a valid JSON Schema object"
+        ))),
     }
 }
 

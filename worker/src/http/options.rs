@@ -41,6 +41,7 @@ pub(super) struct Common {
     pub(super) logprobs: Option<bool>,
     pub(super) top_logprobs: Option<i64>,
     pub(super) think: Option<Think>,
+    pub(super) format: Option<Map<String, Value>>,
 }
 
 impl Options {
@@ -91,6 +92,7 @@ impl Options {
             logprobs: common.logprobs.unwrap_or(false),
             top_logprobs: top_logprobs as usize,
             think: common.think,
+            format: common.format.clone(),
         })
     }
 }

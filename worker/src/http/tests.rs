@@ -297,7 +297,9 @@ async fn what_is_refused() {
     check("/api/generate", json!({"prompt": "x", "raw": true, "context": [1]}), raw).await;
     check("/api/generate", json!({"prompt": "x", "suffix": "y"}), "does not support insert").await;
     check("/api/generate", json!({"prompt": "x", "images": ["aGk="]}), "does not support images").await;
-    check("/api/generate", json!({"prompt": "x", "format": "json"}), "structured output").await;
+    let expected = "invalid format: \"xml\"; expected \"json\" or a valid JSON Schema object";
+    check("/api/generate", json!({"prompt": "x", "format": "xml"}), expected).await;
+    check("/api/generate", json!({"prompt": "x", "format": {"type": "thing"}}), "invalid format: ").await;
     check("/api/generate", json!({"prompt": "x", "think": true}), "does not support thinking").await;
     check(
         "/api/generate",

@@ -172,3 +172,40 @@ async fn calls_that_nothing_marks() {
     assert!(status == StatusCode::BAD_REQUEST && error.contains("does not support thinking"), "{error}");
     bench.worker.stop().await;
 }
+
+#[tokio::test]
+async fn answers_in_a_format() {
+    let city = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": false});
+    let bench = model(QWEN, "<think>\n{Hm}.\n</think>\n\n{\"city\": \"Paris\"} and so on").await;
+    let chat = json!({"messages": [{"role": "user", "content": "?"}], "format": city, "stream": false, "options": {"temperature": 0}});
+    let answer = bench.post("/api/chat", chat.clone()).await;
+    let message = &answer["message"];
+    assert_eq!(
+        (&message["thinking"], &message["content"]),
+        (&json!("{Hm}."), &json!("{\"city\": \"Paris\"}"))
+    );
+    assert_eq!(answer["done_reason"], "stop");
+    let generate = |more: Value| {
+        let mut body = json!({"prompt": "?", "format": city, "stream": false, "options": {"temperature": 0}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let records = bench.stream("/api/generate", generate(json!({"stream": true, "logprobs": true}))).await;
+    let text = |key: &str| records.iter().filter_map(|record| record[key].as_str()).collect::<String>();
+    assert_eq!((text("thinking").as_str(), text("response").as_str()), ("{Hm}.", "{\"city\": \"Paris\"}"));
+    // What is not to think begins with the answer, and an answer that has no room left ends in the middle.
+    let options = json!({"temperature": 0, "num_predict": 3});
+    let answer = bench.post("/api/generate", generate(json!({"think": false, "options": options}))).await;
+    assert_eq!((&answer["done_reason"], &answer["thinking"]), (&json!("length"), &Value::Null));
+    assert!(answer["response"].as_str().unwrap().starts_with('{'), "{answer}");
+    bench.worker.stop().await;
+
+    let bench = model(LLAMA, "{\"a\": [1, 2]} Done.").await;
+    let any = generate(json!({"format": "json"}));
+    assert_eq!(bench.post("/api/generate", any).await["response"], "{\"a\": [1, 2]}");
+    for none in [Value::Null, json!("")] {
+        let answer = bench.post("/api/generate", generate(json!({"format": none}))).await;
+        assert_eq!(answer["response"], "{\"a\": [1, 2]} Done.");
+    }
+    bench.worker.stop().await;
+}

@@ -46,6 +46,7 @@ impl Bench {
             num_keep: 4,
             shift: true,
             sampler: Sampler::new(greedy, CONTEXT),
+            grammar: None,
             stop: StopMatcher::default(),
             reader: Reader::default(),
             eos: Arc::new(BTreeSet::from([EOS])),

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::protocol::{Done, DoneReason, Event, RunnerError, TokenChance, TokenLogprob};
 use crate::text::sampler::LogSoftmax;
-use crate::text::{Detokenizer, Reader, Said, Sampler, StopMatcher, Tokenizer};
+use crate::text::{Detokenizer, Grammar, Reader, Said, Sampler, StopMatcher, Tokenizer};
 
 /// Events that may wait for a slow reader before its sequence pauses.
 pub(crate) const EVENT_QUEUE: usize = 256;
@@ -24,6 +24,8 @@ pub(crate) struct Job {
     pub(crate) num_keep: usize,
     pub(crate) shift: bool,
     pub(crate) sampler: Sampler,
+    /// What the answer is held to.
+    pub(crate) grammar: Option<Grammar>,
     pub(crate) stop: StopMatcher,
     /// Takes thoughts and calls out of the text.
     pub(crate) reader: Reader,
@@ -98,9 +100,14 @@ impl Generation {
         if self.job.num_predict == 0 {
             return self.finish(DoneReason::Length);
         }
-        let id = match self.job.sampler.sample(logits) {
+        let Job { sampler, grammar, .. } = &mut self.job;
+        let sampled = match grammar {
+            Some(grammar) => grammar.sample(sampler, logits).map_err(RunnerError::failed),
+            None => sampler.sample(logits).map_err(RunnerError::failed),
+        };
+        let id = match sampled {
             Ok(id) => id,
-            Err(error) => return self.fail(RunnerError::failed(error)),
+            Err(error) => return self.fail(error),
         };
         if self.job.eos.contains(&id) {
             return self.finish(DoneReason::Stop);
@@ -123,6 +130,9 @@ impl Generation {
         if let Some(at) = released.stopped_at {
             self.answer.retain(|generated| generated.at < at);
             return self.finish_after_stop_text();
+        }
+        if self.job.grammar.as_ref().is_some_and(Grammar::is_complete) {
+            return self.finish(DoneReason::Stop);
         }
         if self.answer.len() >= self.job.num_predict {
             return self.finish(DoneReason::Length);

@@ -1,8 +1,9 @@
 //! A loaded model's text side: tokenizer, template and special tokens, and how a request becomes a job.
 //! Lives in the runner; reading files and encoding block, so the server calls it off its async threads.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::embed::{self, Embedding};
@@ -13,8 +14,10 @@ use super::protocol::{
 };
 use super::text_side::{TextSide, chain, parse_json, read_file};
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
+use crate::text::grammar::GrammarError;
 use crate::text::{
-    PromptTemplate, Reader, ReplyFormat, Sampler, SpecialTokens, StopMatcher, Think, Tokenizer,
+    Grammar, Grammars, PromptTemplate, Reader, ReplyFormat, Sampler, SpecialTokens, StopMatcher, Think,
+    Tokenizer,
 };
 
 /// "Until the model stops" means at most so many contexts.
@@ -34,6 +37,8 @@ pub(crate) struct Model {
     reply: ReplyFormat,
     eos: Arc<std::collections::BTreeSet<u32>>,
     embedding: Embedding,
+    /// Made when the first answer in a format is asked for.
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
 }
 
 impl Model {
@@ -107,7 +112,8 @@ impl Model {
     fn new(spec: &ModelSpec, text: TextSide, info: ModelInfo) -> Model {
         let TextSide { tokenizer, template, special, reply, embedding } = text;
         let eos = Arc::new(special.eos.clone());
-        Model { name: spec.name.clone(), info, tokenizer, template, special, reply, eos, embedding }
+        let (name, grammars) = (spec.name.clone(), OnceLock::new());
+        Model { name, info, tokenizer, template, special, reply, eos, embedding, grammars }
     }
 
     pub(crate) fn loaded(&self) -> Loaded {
@@ -140,6 +146,10 @@ impl Model {
             Input::Raw { .. } | Input::Prompt { .. } => self.reply.reader(&text, &[]),
         };
         self.check(&prompt)?;
+        let format = request.format.take();
+        let may_think = request.think.is_none_or(Think::is_on);
+        let grammar =
+            format.map(|schema| self.grammar(&tokenizer, schema, &reader, may_think)).transpose()?;
         let num_predict = request.num_predict.unwrap_or(usize::MAX).min(limit.saturating_mul(MAX_CONTEXTS));
         Ok(Job {
             limit,
@@ -147,6 +157,7 @@ impl Model {
             num_keep: self.kept(&tokenizer, &request).min(prompt.len()),
             shift: request.shift,
             sampler: Sampler::new(request.sampling, limit),
+            grammar,
             stop: StopMatcher::new(request.stop),
             reader,
             eos: self.eos.clone(),
@@ -156,6 +167,20 @@ impl Model {
             prompt,
             events,
         })
+    }
+
+    /// What holds an answer to a schema.
+    fn grammar(
+        &self,
+        tokenizer: &Arc<Tokenizer>,
+        schema: Map<String, Value>,
+        reader: &Reader,
+        may_think: bool,
+    ) -> Result<Grammar, RunnerError> {
+        let grammars = self.grammars.get_or_init(|| Grammars::new(tokenizer.clone(), self.eos.clone()));
+        let refused = |error: GrammarError| RunnerError::invalid(error);
+        let grammars = grammars.as_ref().map_err(|error| refused(error.clone()))?;
+        grammars.grammar(schema, reader, may_think).map_err(refused)
     }
 
     /// The text of a request's prompt.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub use crate::engine::{Extent, Format};
 use crate::text::{Call, SamplerOptions, Think};
@@ -114,6 +114,9 @@ pub struct GenerateRequest {
     /// Whether the model is to think, where that was said; templates are told.
     #[serde(default)]
     pub think: Option<Think>,
+    /// The JSON schema that the answer is held to.
+    #[serde(default)]
+    pub format: Option<Map<String, Value>>,
 }
 
 /// The answer to `POST /render`: the text that a generation would begin with.

@@ -62,6 +62,7 @@ fn request(input: Input) -> GenerateRequest {
         top_logprobs: 0,
         whole: false,
         think: None,
+        format: None,
     }
 }
 

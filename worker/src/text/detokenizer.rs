@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::tokenizer::Vocabulary;
 
 /// One answer's text in the making.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Detokenizer {
     vocabulary: Arc<Vocabulary>,
     // Fewer than four bytes: the beginning of a character that is not complete yet.

@@ -5,6 +5,7 @@ pub mod detokenizer;
 mod dialect;
 pub mod gguf;
 pub mod go_chat;
+pub mod grammar;
 pub mod prompt;
 pub mod reply;
 pub mod sampler;
@@ -16,6 +17,7 @@ pub mod tokenizer;
 
 pub use detokenizer::Detokenizer;
 pub use go_chat::GoChat;
+pub use grammar::{Grammar, Grammars};
 pub use prompt::PromptTemplate;
 pub use reply::{Call, Reader, ReplyFormat, Said};
 pub use sampler::{Sampler, SamplerOptions};

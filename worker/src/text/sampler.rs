@@ -49,7 +49,7 @@ impl Default for SamplerOptions {
 }
 
 /// No row of logits had a single finite number in it.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("the model computed no usable number for the next token")]
 pub struct NoFiniteLogit;
 

@@ -19,8 +19,9 @@ use serde_json::{Map, Value};
 
 pub use self::calls::CallFormat;
 use self::calls::Calls;
+use self::thinking::Split;
 pub use self::thinking::Tags;
-use self::thinking::{Split, Thinking};
+pub(super) use self::thinking::{Phase, Thinking};
 use super::prompt::PromptTemplate;
 use super::tokenizer::Tokenizer;
 
@@ -79,6 +80,12 @@ impl ReplyFormat {
         ReplyFormat { thinking, calls, thinking_ids, call_ids }
     }
 
+    /// Of a model that thinks and does no more.
+    #[cfg(test)]
+    pub(super) fn of_thoughts(tags: Tags) -> ReplyFormat {
+        ReplyFormat { thinking: Some(tags), ..ReplyFormat::default() }
+    }
+
     /// Reads the answer to a prompt. Calls are looked for where the request names tools.
     pub fn reader(&self, prompt: &str, tools: &[Value]) -> Reader {
         let is_open = |tags: &Tags| prompt.trim_end().ends_with(&tags.open);
@@ -109,6 +116,11 @@ impl Reader {
     /// The special tokens that it has to see as text.
     pub fn shown(&self) -> &[u32] {
         &self.shown
+    }
+
+    /// What takes the thoughts out of it, where the model has any: for whoever asks where they end.
+    pub(super) fn thoughts(&self) -> Option<Thinking> {
+        self.thinking.clone()
     }
 
     pub fn push(&mut self, piece: String) -> Said {

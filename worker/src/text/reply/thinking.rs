@@ -11,8 +11,8 @@ pub struct Tags {
 }
 
 /// Takes the thoughts out of one answer.
-#[derive(Debug)]
-pub(super) struct Thinking {
+#[derive(Debug, Clone)]
+pub(in crate::text) struct Thinking {
     tags: Tags,
     state: State,
     /// Text that may be a part of a tag, and blanks before it.
@@ -33,11 +33,25 @@ enum State {
     Over,
 }
 
+/// Where an answer is on its way through its thoughts.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::text) enum Phase<'a> {
+    /// The opening tag may come; so much of it is there.
+    Before {
+        open: &'a str,
+        begun: &'a str,
+    },
+    Inside,
+    /// The closing tag is read, and nothing but blanks since, which belong to neither side.
+    Behind,
+    Over,
+}
+
 /// Thoughts and text, in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Split {
-    pub(super) thinking: String,
-    pub(super) text: String,
+pub(in crate::text) struct Split {
+    pub(in crate::text) thinking: String,
+    pub(in crate::text) text: String,
 }
 
 impl Thinking {
@@ -46,7 +60,18 @@ impl Thinking {
         Thinking { tags, state: State::Before { is_open }, held: String::new() }
     }
 
-    pub(super) fn push(&mut self, piece: &str) -> Split {
+    pub(in crate::text) fn phase(&self) -> Phase<'_> {
+        match self.state {
+            State::Before { is_open: false } => {
+                Phase::Before { open: &self.tags.open, begun: self.held.trim_start() }
+            }
+            State::Before { is_open: true } | State::Opened | State::Inside => Phase::Inside,
+            State::Closed => Phase::Behind,
+            State::Over => Phase::Over,
+        }
+    }
+
+    pub(in crate::text) fn push(&mut self, piece: &str) -> Split {
         let mut split = Split::default();
         self.held.push_str(piece);
         while self.advance(&mut split) {}

@@ -1,0 +1,309 @@
+use std::cell::Cell;
+
+use serde_json::json;
+
+use super::*;
+use crate::text::SamplerOptions;
+use crate::text::reply::{ReplyFormat, Tags};
+
+const EOS: u32 = 2;
+/// Far more than any answer here needs.
+const LONGEST: usize = 4000;
+
+fn demo() -> Arc<Tokenizer> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/models/lode-demo/tokenizer.json");
+    Arc::new(Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap())
+}
+
+fn grammars() -> Grammars {
+    Grammars::new(demo(), Arc::new(BTreeSet::from([EOS]))).unwrap()
+}
+
+fn object(schema: Value) -> Map<String, Value> {
+    let Value::Object(schema) = schema else { panic!("{schema}") };
+    schema
+}
+
+/// What a grammar lets through of the ids that `wish` likes best, given the text so far; whether it came to an end.
+fn write(mut grammar: Grammar, mut wish: impl FnMut(&[u8], u32, &[u8]) -> f32) -> (String, bool) {
+    let tokenizer = grammar.tokenizer.clone();
+    let mut sampler =
+        Sampler::new(SamplerOptions { temperature: 0.0, ..SamplerOptions::default() }, usize::MAX);
+    let mut bytes = Vec::new();
+    for _ in 0..LONGEST {
+        let row: Vec<f32> =
+            (0..tokenizer.len() as u32).map(|id| wish(&bytes, id, tokenizer.token_bytes(id))).collect();
+        let id = grammar.sample(&mut sampler, &row).unwrap();
+        if id == EOS {
+            return (String::from_utf8(bytes).unwrap(), true);
+        }
+        bytes.extend_from_slice(tokenizer.token_bytes(id));
+        if grammar.is_complete() {
+            return (String::from_utf8(bytes).unwrap(), true);
+        }
+    }
+    (String::from_utf8_lossy(&bytes).into_owned(), false)
+}
+
+/// Wishes that follow a script as far as they are let.
+fn script(wanted: &str) -> impl FnMut(&[u8], u32, &[u8]) -> f32 {
+    move |bytes, id, token| match wanted.as_bytes().strip_prefix(bytes) {
+        Some([]) if id == EOS => 100.0,
+        Some(rest) if !token.is_empty() && rest.starts_with(token) => token.len() as f32,
+        _ => -1.0,
+    }
+}
+
+#[test]
+fn whatever_a_model_prefers_is_json_of_the_schema() {
+    let grammars = grammars();
+    type Check = fn(&Value) -> bool;
+    let schemas: [(Value, Check); 8] = [
+        (json!({"type": "object"}), Value::is_object),
+        (
+            json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "size": {"type": "integer", "minimum": 3, "maximum": 70}},
+                "required": ["city", "size"], "additionalProperties": false}),
+            |value| {
+                let (city, size) = (value["city"].as_str().unwrap(), value["size"].as_i64().unwrap());
+                value.as_object().unwrap().len() == 2
+                    && city.chars().count() <= 20
+                    && (3..=70).contains(&size)
+            },
+        ),
+        (json!({"enum": ["red", "green", 7, null]}), |value| {
+            [json!("red"), json!("green"), json!(7), Value::Null].contains(value)
+        }),
+        (json!({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 5}), |value| {
+            let items = value.as_array().unwrap();
+            (2..=5).contains(&items.len()) && items.iter().all(Value::is_boolean)
+        }),
+        (json!({"type": "string", "pattern": "^[a-c]{2,4}-[0-9]$"}), |value| {
+            let (letters, digit) = value.as_str().unwrap().split_once('-').unwrap();
+            (2..=4).contains(&letters.len())
+                && letters.bytes().all(|byte| (b'a'..=b'c').contains(&byte))
+                && digit.len() == 1
+                && digit.as_bytes()[0].is_ascii_digit()
+        }),
+        (json!({"anyOf": [{"type": "null"}, {"type": "number"}]}), |value| {
+            value.is_null() || value.is_number()
+        }),
+        // As pydantic writes a class within a class.
+        (
+            json!({"$defs": {"Pet": {"properties": {"kind": {"const": "cat", "title": "Kind", "type": "string"}}, "required": ["kind"], "title": "Pet",
+                "type": "object", "additionalProperties": false}}, "properties": {"pet": {"$ref": "#/$defs/Pet"}}, "required": ["pet"], "title": "Owner",
+                "type": "object", "additionalProperties": false}),
+            |value| *value == json!({"pet": {"kind": "cat"}}),
+        ),
+        // A tree.
+        (
+            json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+                "required": ["next"], "additionalProperties": false}}}),
+            |value| value.get("next").is_some(),
+        ),
+    ];
+    for (schema, check) in schemas {
+        for seed in 1..=12u64 {
+            let grammar = grammars.grammar(object(schema.clone()), &Reader::default(), true).unwrap();
+            let random = Cell::new(seed);
+            let (text, is_whole) = write(grammar, |_, id, token| {
+                random.set(
+                    random
+                        .get()
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407),
+                );
+                let chance = (random.get() >> 40) as f32 / (1 << 24) as f32;
+                // What closes something is wished for, so that it ends.
+                let closes = token.iter().filter(|byte| b"\"]}".contains(byte)).count() as f32;
+                chance + closes * 0.8 + if id == EOS { 0.9 } else { 0.0 }
+            });
+            assert!(is_whole, "{schema}: {text}");
+            let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            assert!(check(&value), "{schema}: {text}");
+        }
+    }
+}
+
+#[test]
+fn what_fits_is_left_alone() {
+    let grammars = grammars();
+    let schema =
+        json!({"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}});
+    for fits in [
+        r#"{"city": "Paris", "n": -3}"#,
+        r#"{"city":"Zürich \"\u00e9\" 東京 🦀"}"#,
+        "{\n  \"city\": \"Rome\",\n  \"n\": 0\n}",
+        "{}",
+        r#"{"city": "", "more": [1, {"a": null}]}"#,
+    ] {
+        let grammar = grammars.grammar(object(schema.clone()), &Reader::default(), true).unwrap();
+        assert_eq!(write(grammar, script(fits)), (fits.to_owned(), true));
+    }
+    // What does not fit is not begun, and what is whole is not gone on with.
+    let grammar = grammars.grammar(object(schema.clone()), &Reader::default(), true).unwrap();
+    let (text, _) = write(grammar, script("Sure! {\"n\": 1}"));
+    assert!(text.starts_with('{'), "{text}");
+    let grammar = grammars.grammar(object(schema), &Reader::default(), true).unwrap();
+    assert_eq!(write(grammar, script("{\"n\": 1}\n\nThat is it.")).0, "{\"n\": 1}");
+}
+
+#[test]
+fn blanks_come_to_an_end() {
+    let schema = json!({"type": "array", "items": {"type": "boolean"}, "maxItems": 3});
+    let grammar = grammars().grammar(object(schema), &Reader::default(), true).unwrap();
+    let (text, is_whole) = write(grammar, |_, _, token| {
+        token.iter().filter(|byte| byte.is_ascii_whitespace()).count() as f32 * 10.0
+            + token.iter().filter(|byte| **byte == b']').count() as f32
+    });
+    assert!(is_whole && text.len() < 200, "{text:?}");
+    serde_json::from_str::<Value>(&text).unwrap();
+}
+
+fn thinker() -> Reader {
+    let tags = Tags { open: "<think>".into(), close: "</think>".into() };
+    ReplyFormat::of_thoughts(tags).reader("?", &[])
+}
+
+#[test]
+fn thoughts_have_no_format() {
+    let grammars = grammars();
+    let schema = || object(json!({"type": "object", "properties": {"n": {"type": "integer"}}}));
+    let thought = |wanted: &str, may_think: bool| {
+        write(grammars.grammar(schema(), &thinker(), may_think).unwrap(), script(wanted))
+    };
+    for whole in ["<think>\nHm, {1}.\n</think>\n\n{\"n\": 1}", "<think></think>{\"n\":1}", "{\"n\": 1}"] {
+        assert_eq!(thought(whole, true), (whole.to_owned(), true));
+    }
+    // Blanks come to an end there too.
+    let (text, _) = thought(&format!("<think></think>{}{{}}", "\n \n ".repeat(50)), true);
+    assert!(text.len() < 100 || text.contains('{'), "{text}");
+    // Behind the thoughts comes the answer, whatever the model has in mind.
+    let (text, _) = thought("<think>Hm.</think>Sure: 1", true);
+    assert!(text.starts_with("<think>Hm.</think>{"), "{text}");
+    // The thoughts are no answer.
+    let (text, _) = thought("<think>Hm.", true);
+    assert!(text.len() > "<think>Hm.".len(), "{text}");
+    // A tag that is no tag, and one that is not asked for.
+    assert!(thought("<thanks>", true).0.starts_with("<think>"));
+    assert!(thought("<think>Hm.</think>{\"n\": 1}", false).0.starts_with('{'));
+}
+
+#[test]
+fn where_a_tag_goes_on() {
+    for (begun, token, expect) in [
+        ("", "<", true),
+        ("", "\n<thi", true),
+        ("", "\n", false),
+        ("", "<think>{", true),
+        ("", "<a", false),
+        ("<thi", "nk>", true),
+        ("<thi", " nk>", false),
+        ("<thi", "", false),
+    ] {
+        assert_eq!(continues("<think>", begun, token.as_bytes()), expect, "{begun:?} {token:?}");
+    }
+}
+
+#[test]
+fn schemas_that_cannot_be_met_are_refused() {
+    let grammars = grammars();
+    for (schema, expect) in [
+        (json!({"type": "thing"}), "thing"),
+        (json!({"$ref": "#/$defs/none"}), "none"),
+        (json!({"$ref": "https://example.org/schema.json"}), "example.org"),
+        (json!({"type": "integer", "minimum": 4, "maximum": 3}), ""),
+        (json!({"type": "string", "pattern": "("}), ""),
+        (json!({"type": "string", "format": "no such thing"}), "no such thing"),
+        (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
+        (json!({"type": "object", "properties": 3}), ""),
+        (json!({"enum": []}), ""),
+        (json!({"enum": ["x".repeat(MAX_SCHEMA_BYTES)]}), "expected at most 131072"),
+    ] {
+        let refused = grammars.grammar(object(schema.clone()), &Reader::default(), true);
+        let Err(error @ GrammarError::Schema(_)) = refused else { panic!("{schema} is taken") };
+        let text = error.to_string();
+        assert!(text.starts_with("invalid format: ") && text.contains(expect), "{schema}: {text}");
+        assert!(text.len() < 600 && !text.contains('\n'), "{text}");
+    }
+}
+
+/// On a thread with the stack of those that the runner reads requests on.
+#[test]
+fn hostile_schemas_end() {
+    let deep = |key: &str| (0..100).fold(json!({"type": "null"}), |schema, _| json!({key: schema}));
+    let deep_list = |key: &str| (0..60).fold(json!({"type": "null"}), |schema, _| json!({key: [schema]}));
+    let many: Map<String, Value> =
+        (0..2000).map(|at| (format!("key{at}"), json!({"type": "string"}))).collect();
+    let doubled: Map<String, Value> = (0..40)
+        .map(|at| {
+            let next = format!("#/$defs/d{}", at + 1);
+            (format!("d{at}"), json!({"allOf": [{"$ref": next}, {"$ref": next}]}))
+        })
+        .chain([("d40".to_owned(), json!({"type": "null"}))])
+        .collect();
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"allOf": [{"$ref": "#"}]}),
+        json!({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}),
+        json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+        json!({"$defs": doubled, "$ref": "#/$defs/d0"}),
+        deep("not"),
+        deep("items"),
+        deep("additionalProperties"),
+        deep_list("allOf"),
+        deep_list("anyOf"),
+        deep_list("oneOf"),
+        json!({"type": "object", "properties": many, "additionalProperties": false}),
+        json!({"type": "string", "minLength": 1_000_000_000, "maxLength": 2_000_000_000}),
+        json!({"type": "array", "items": {"type": "null"}, "minItems": 1_000_000_000}),
+        json!({"type": "string", "pattern": "((((a{100}){100}){100}){100}){100}"}),
+        json!({"type": "string", "pattern": "(a|b|ab|ba)*c(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)(a|b)"}),
+        json!({"type": "integer", "multipleOf": 1_000_000_007, "minimum": 1e300}),
+        json!({"enum": (0..20_000).collect::<Vec<_>>()}),
+        json!({"x-guidance": {"whitespace_flexible": 3}, "type": "null"}),
+        json!({"type": "object", "patternProperties": {"(": {}}}),
+    ] {
+        let grammars = grammars();
+        let kept = schema.clone();
+        let work = move || match grammars.grammar(object(schema), &Reader::default(), true) {
+            // It may be met or not; it is the model that loses its answer at the worst.
+            Ok(mut grammar) => {
+                let mut sampler = Sampler::new(SamplerOptions::default(), 10);
+                let row = vec![0.0; grammar.tokenizer.len()];
+                for _ in 0..20 {
+                    if grammar.is_complete() || grammar.sample(&mut sampler, &row).is_err() {
+                        break;
+                    }
+                }
+            }
+            Err(error) => assert!(matches!(error, GrammarError::Schema(_)), "{error}"),
+        };
+        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn(work).unwrap();
+        thread.join().unwrap_or_else(|_| panic!("{kept}"));
+    }
+}
+
+#[test]
+fn a_vocabulary_that_has_no_room_is_refused() {
+    // One long token is never a part of an answer; too many of them are too much.
+    let long = "a".repeat(MAX_TOKEN_BYTES);
+    let fits = "b".repeat(MAX_TOKEN_BYTES - 1);
+    let of = |tokens: Vec<String>| {
+        let vocab: Map<String, Value> =
+            tokens.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+        let json =
+            json!({"model": {"type": "BPE", "vocab": vocab, "merges": []}, "decoder": {"type": "Fuse"}});
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes()).unwrap();
+        Grammars::new(Arc::new(tokenizer), Arc::default())
+    };
+    let grammars = of(vec!["{".into(), "}".into(), long, fits]).unwrap();
+    let grammar = grammars.grammar(object(json!({"type": "object"})), &Reader::default(), true).unwrap();
+    assert_eq!(write(grammar, |_, id, _| id as f32), ("{}".to_owned(), true));
+    let many = (0..4200).map(|at| format!("{at}{}", "c".repeat(1000))).collect();
+    assert!(matches!(of(many), Err(GrammarError::Vocabulary)));
+    // Nothing that JSON begins with.
+    let grammars = of(vec!["a".into(), "b".into()]).unwrap();
+    let mut grammar = grammars.grammar(object(json!({"type": "object"})), &Reader::default(), true).unwrap();
+    let mut sampler = Sampler::new(SamplerOptions::default(), 10);
+    assert!(grammar.sample(&mut sampler, &[0.0, 0.0]).is_err());
+}
