@@ -148,6 +148,13 @@ async fn answers_are_json_of_the_schema_that_is_asked_for() {
         assert_eq!(answer["done_reason"], "stop", "{answer}");
         check(answer["response"].as_str().unwrap());
     }
+    let file = server.folder().path().join("schema.json");
+    std::fs::write(&file, schema.to_string()).unwrap();
+    let run = async |format: &str| {
+        server.lode().run(&["run", "team/demo", "Water", "--seed", "5", "--format", format]).await
+    };
+    check(&run(file.to_str().unwrap()).await.ok().stdout);
+    run("no such file").await.refused(&["no such file", "a file with a JSON schema"]);
     let format = |format: Value| {
         json!({"model": "team/demo", "messages": [{"role": "user", "content": "How deep is the sea?"}],
             "seed": 1, "response_format": format})

@@ -8,7 +8,8 @@ Without a PROMPT it is read from standard input; on a terminal a conversation st
 
 Examples:
   lode run lode-demo \"What is 40 plus 41?\"
-  echo \"Define water.\" | lode run lode-demo --temperature 0")]
+  echo \"Define water.\" | lode run lode-demo --temperature 0
+  lode run lode-demo \"A river:\" --format schema.json")]
 pub(crate) struct Run {
     pub(crate) name: String,
     pub(crate) prompt: Option<String>,
@@ -24,6 +25,9 @@ pub(crate) struct Run {
     /// Tokens to generate at most
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) num_predict: Option<i64>,
+    /// Hold the answer to JSON: `json` for any object, or a file with a JSON schema
+    #[arg(long, value_name = "json|FILE")]
+    pub(crate) format: Option<String>,
     /// Send the prompt as it is, without the model's template
     #[arg(long)]
     pub(crate) raw: bool,

@@ -62,7 +62,7 @@ pub(crate) async fn run(connection: &Connection, args: Run) -> Outcome {
 }
 
 async fn once(target: &Target, args: &Run, prompt: String) -> Outcome {
-    let mut request = request(target, args);
+    let mut request = request(target, args)?;
     request.insert("prompt".into(), prompt.into());
     if let Some(system) = &args.system {
         request.insert("system".into(), system.as_str().into());
@@ -105,7 +105,7 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
             "/bye" | "/exit" | "/quit" => return Ok(()),
             _ => messages.push(json!({ "role": "user", "content": said })),
         }
-        let mut request = request(target, args);
+        let mut request = request(target, args)?;
         request.insert("messages".into(), messages.clone().into());
         let mut answer = String::new();
         let outcome = stream(&target.registry, "lode/v1/chat", &request, |record| {
@@ -129,7 +129,18 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
     }
 }
 
-fn request(target: &Target, args: &Run) -> Map<String, Value> {
+/// What `format` of a request is to be.
+fn format(said: &str) -> Outcome<Value> {
+    const HINT: &str = "--format takes `json`, or a file with a JSON schema";
+    if said == "json" {
+        return Ok(said.into());
+    }
+    let text = std::fs::read(said).map_err(|error| Failure::new(format!("{said}: {error}")).hint(HINT))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| Failure::new(format!("{said} is no JSON: {error}")).hint(HINT))
+}
+
+fn request(target: &Target, args: &Run) -> Outcome<Map<String, Value>> {
     let mut options = Map::new();
     if let Some(temperature) = args.temperature {
         options.insert("temperature".into(), temperature.into());
@@ -149,7 +160,10 @@ fn request(target: &Target, args: &Run) -> Map<String, Value> {
     if let Some(keep_alive) = &args.keep_alive {
         request.insert("keep_alive".into(), keep_alive.as_str().into());
     }
-    request
+    if let Some(said) = &args.format {
+        request.insert("format".into(), format(said)?);
+    }
+    Ok(request)
 }
 
 enum StreamError {

@@ -149,7 +149,7 @@ impl Grammar {
     pub fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<u32, GrammarError> {
         let mut row = logits.to_vec();
         let Some(thoughts) = &self.thoughts else {
-            keep(&mut row, &self.matcher.compute_mask().map_err(lost)?, |_| false);
+            keep(&mut row, &self.matcher.compute_mask().map_err(lost)?);
             let id = sampler.sample(&row)?;
             self.take(id)?;
             return Ok(id);
@@ -158,11 +158,12 @@ impl Grammar {
             Phase::Before { open, begun } => {
                 let token = |id: u32| self.tokenizer.token_bytes(id);
                 // A tag that has begun has to end.
-                let mask = match begun {
+                let mut mask = match begun {
                     "" => self.matcher.compute_mask().map_err(lost)?,
-                    _ => SimpleVob::new(),
+                    _ => SimpleVob::alloc(self.tokenizer.len()),
                 };
-                keep(&mut row, &mask, |id| continues(open, begun, token(id)));
+                allow(&mut mask, |id| continues(open, begun, token(id)));
+                keep(&mut row, &mask);
                 let id = sampler.sample(&row)?;
                 if !continues(open, begun, token(id)) || !self.think(id) {
                     self.thoughts = None;
@@ -187,7 +188,9 @@ impl Grammar {
                     let token = self.tokenizer.token_bytes(id);
                     may_go_on && !token.is_empty() && token.trim_ascii().is_empty()
                 };
-                keep(&mut row, &self.matcher.compute_mask().map_err(lost)?, is_blank);
+                let mut mask = self.matcher.compute_mask().map_err(lost)?;
+                allow(&mut mask, is_blank);
+                keep(&mut row, &mask);
                 let id = sampler.sample(&row)?;
                 match &mut self.thoughts {
                     Some(thoughts) if is_blank(id) => thoughts.blanks += 1,
@@ -235,12 +238,22 @@ fn continues(open: &str, begun: &str, token: &[u8]) -> bool {
     !token.is_empty() && (rest.starts_with(token) || token.starts_with(rest))
 }
 
-/// Rules out what neither the mask nor the rule allows.
-fn keep(row: &mut [f32], mask: &SimpleVob, allows: impl Fn(u32) -> bool) {
-    for (id, logit) in row.iter_mut().enumerate() {
-        let is_allowed = id < mask.len() && mask.get(id);
-        if !is_allowed && !allows(id as u32) {
-            *logit = f32::NEG_INFINITY;
+/// Adds more ids to those of a mask.
+fn allow(mask: &mut SimpleVob, allows: impl Fn(u32) -> bool) {
+    (0..mask.len() as u32).filter(|id| allows(*id)).for_each(|id| mask.allow_token(id));
+}
+
+/// Rules out what a mask does not allow, and what is beyond its end.
+fn keep(row: &mut [f32], mask: &SimpleVob) {
+    let words = mask.as_slice().iter().copied().chain(std::iter::repeat(0));
+    for (word, logits) in words.zip(row.chunks_mut(u32::BITS as usize)) {
+        match word {
+            0 => logits.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            _ => {
+                let ruled_out = |at: &usize| word >> at & 1 == 0;
+                (0..logits.len()).filter(ruled_out).for_each(|at| logits[at] = f32::NEG_INFINITY);
+            }
         }
     }
 }

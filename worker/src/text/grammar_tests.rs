@@ -205,6 +205,17 @@ fn where_a_tag_goes_on() {
 }
 
 #[test]
+fn what_a_mask_rules_out() {
+    let mut mask = SimpleVob::alloc(100);
+    mask.allow_range(32..=63);
+    allow(&mut mask, |id| id == 3 || id == 99);
+    let mut row = vec![1.0; 140];
+    keep(&mut row, &mask);
+    let kept: Vec<usize> = (0..140).filter(|at| row[*at] == 1.0).collect();
+    assert_eq!(kept, [3].into_iter().chain(32..64).chain([99]).collect::<Vec<_>>());
+}
+
+#[test]
 fn schemas_that_cannot_be_met_are_refused() {
     let grammars = grammars();
     for (schema, expect) in [
