@@ -15,7 +15,7 @@ use super::{Answer, Ask, GatewayError, forward};
 use crate::Registry;
 use crate::api::model_name::{self, ReadName};
 use crate::auth::Caller;
-use crate::http::extract::RawJson;
+use crate::http::extract::{RawJson, null_as_default, parse};
 use crate::http::{Failure, Json};
 
 /// The largest answer that is read whole before anything of it is passed on.
@@ -23,14 +23,14 @@ const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 #[derive(Deserialize)]
 struct Named {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     model: String,
 }
 
 /// A route that passes its body to `path` on a worker.
 pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
     post(move |State(registry): State<Registry>, caller: Caller, RawJson(body): RawJson| async move {
-        let Named { model } = serde_json::from_slice(&body).map_err(Failure::Json)?;
+        let Named { model } = parse(&body)?;
         let (repository, digest) = resolve(&registry, &caller, &model, read_name).await?;
         forward(&registry, Ask { repository, digest, name: model, path, body }).await
     })
@@ -56,18 +56,22 @@ pub(crate) async fn embeddings(
 ) -> Result<Response, Failure> {
     let name = request.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
     let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse).await?;
-    let prompt = request.remove("prompt").unwrap_or(Value::Null);
-    if prompt.as_str().is_none_or(str::is_empty) {
-        return Ok(Json(json!({ "embedding": [] })).into_response());
-    }
-    request.insert("input".to_owned(), prompt);
+    let prompt = match request.remove("prompt").unwrap_or(Value::Null) {
+        Value::String(prompt) => prompt,
+        Value::Null => String::new(),
+        _ => return Err(Failure::Unsupported("prompt must be a string")),
+    };
+    // Without a prompt there is no vector, but the model is loaded all the same.
+    let is_empty = prompt.is_empty();
+    request.insert("input".to_owned(), prompt.into());
     let body = Bytes::from(Value::Object(request).to_string());
     let answer = forward(&registry, Ask { repository, digest, name, path: "/api/embed", body }).await?;
     if !answer.status.is_success() {
         return Ok(answer.into_response());
     }
     let answer: Value = read_json(answer).await?;
-    Ok(Json(json!({ "embedding": answer["embeddings"][0] })).into_response())
+    let vector = if is_empty { json!([]) } else { answer["embeddings"][0].clone() };
+    Ok(Json(json!({ "embedding": vector })).into_response())
 }
 
 /// The whole of an answer that is one JSON value.

@@ -52,7 +52,7 @@ pub(crate) enum Failure {
     #[error("missing request body")]
     BodyMissing,
     #[error("the request body is not what is expected here: {0}")]
-    Json(#[source] serde_json::Error),
+    Json(#[source] serde_path_to_error::Error<serde_json::Error>),
 
     #[error("invalid digest format: `{digest}`")]
     StagedDigest { digest: String },

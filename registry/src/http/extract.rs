@@ -12,8 +12,8 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
 use super::{Failure, agent};
@@ -155,8 +155,24 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
         let RawJson(bytes) = RawJson::from_request(request, state).await?;
-        serde_json::from_slice(&bytes).map(Json).map_err(Failure::Json)
+        parse(&bytes).map(Json)
     }
+}
+
+/// What a body says; where it says something else than is expected, the failure names the field.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let mut track = serde_path_to_error::Track::new();
+    T::deserialize(serde_path_to_error::Deserializer::new(&mut json, &mut track))
+        .and_then(|parsed| json.end().map(|()| parsed))
+        .map_err(|error| Failure::Json(serde_path_to_error::Error::new(track.path(), error)))
+}
+
+/// For fields with a default: clients may say null for what they do not say.
+pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 impl<T: Serialize> IntoResponse for Json<T> {

@@ -108,8 +108,13 @@ async fn the_older_embeddings_are_translated() {
     let asked = heard.lock().unwrap().pop().unwrap();
     assert_eq!(asked["path"], "/api/embed");
     assert_eq!(asked["body"], json!({"model": "mini", "input": "text"}).to_string());
-    let empty = app.post_json("/api/embeddings", json!({"model": "mini", "prompt": ""})).await;
+    // Without a prompt the model is loaded and nothing more, and what is no text is no prompt.
+    let empty = app.post_json("/api/embeddings", json!({"model": "mini", "keep_alive": -1})).await;
     assert_eq!(empty.json(), json!({"embedding": []}));
+    let asked = heard.lock().unwrap().pop().unwrap();
+    assert_eq!(asked["body"], json!({"model": "mini", "keep_alive": -1, "input": ""}).to_string());
+    let refused = app.post_json("/api/embeddings", json!({"model": "mini", "prompt": 7})).await;
+    assert_eq!((refused.status.as_u16(), &refused.json()["error"]), (400, &json!("prompt must be a string")));
 }
 
 #[tokio::test]
@@ -278,76 +283,4 @@ async fn ready_when_what_was_asked_for_is_there() {
     app.push_image("mini", "latest", "x").await;
     join(&app, SocketAddr::from(([127, 0, 0, 1], 9))).await;
     assert_eq!(app.get("/readyz").await.status, 200);
-}
-
-#[tokio::test]
-async fn openai_chat_streams_events() {
-    let app = App::new().await;
-    app.push_image("mini", "latest", "x").await;
-    let answer = "{\"message\":{\"role\":\"assistant\",\"content\":\"4\"},\"done\":false}\n\
-        {\"message\":{\"role\":\"assistant\",\"content\":\"2\"},\"done\":false}\n\
-        {\"message\":{\"content\":\"\"},\"done\":true,\"done_reason\":\"stop\",\"prompt_eval_count\":3,\"eval_count\":2}\n";
-    let (address, heard) = worker(move || records(answer)).await;
-    join(&app, address).await;
-    let request = json!({
-        "model": "mini", "messages": [{"role": "user", "content": "?"}], "stream": true,
-        "stream_options": {"include_usage": true},
-    });
-    let events = app.post_json("/v1/chat/completions", request).await;
-    assert_eq!(events.header("content-type"), "text/event-stream");
-    assert_eq!(heard.lock().unwrap().pop().unwrap()["path"], "/api/chat");
-    let data: Vec<&str> =
-        events.text().split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
-    assert_eq!((data.len(), data[4]), (5, "[DONE]"));
-    let chunks: Vec<Value> = data[..4].iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect();
-    assert_eq!(chunks[0]["object"], "chat.completion.chunk");
-    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": "4"}));
-    assert_eq!(chunks[1]["choices"][0]["delta"], json!({"content": "2"}));
-    assert_eq!(chunks[2]["choices"][0], json!({"index": 0, "delta": {}, "finish_reason": "stop"}));
-    assert_eq!(chunks[3]["choices"], json!([]));
-    assert_eq!(chunks[3]["usage"], json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}));
-}
-
-#[tokio::test]
-async fn openai_in_one_piece() {
-    let app = App::new().await;
-    app.push_image("mini", "latest", "x").await;
-    let (address, heard) = worker(|| {
-        let record = json!({
-            "response": "42", "message": {"role": "assistant", "content": "4"},
-            "embeddings": [[0.5]], "done": true, "done_reason": "length", "eval_count": 1,
-        });
-        axum::response::IntoResponse::into_response(record.to_string())
-    })
-    .await;
-    join(&app, address).await;
-
-    let chat = app.post_json("/v1/chat/completions", json!({"model": "mini", "messages": []})).await.json();
-    let choice = &chat["choices"][0];
-    assert_eq!((&chat["object"], &choice["finish_reason"]), (&json!("chat.completion"), &json!("length")));
-    assert_eq!(choice["message"], json!({"role": "assistant", "content": "4"}));
-    let text = app
-        .post_json("/v1/completions", json!({"model": "mini", "prompt": "6 x 7 =", "max_tokens": 1}))
-        .await
-        .json();
-    assert_eq!((&text["object"], &text["choices"][0]["text"]), (&json!("text_completion"), &json!("42")));
-    assert_eq!(text["choices"][0]["finish_reason"], "length");
-    let asked = heard.lock().unwrap().pop().unwrap();
-    assert!(asked["body"].as_str().unwrap().contains("\"num_predict\":1"));
-
-    for (format, expect) in [("float", json!([0.5])), ("base64", json!("AAAAPw=="))] {
-        let request = json!({"model": "mini", "input": ["x"], "encoding_format": format});
-        let vectors = app.post_json("/v1/embeddings", request).await.json();
-        assert_eq!(vectors["data"][0]["embedding"], expect);
-    }
-    let empty = app.post_json("/v1/embeddings", json!({"model": "mini", "input": []})).await;
-    assert_eq!(
-        (empty.status.as_u16(), &empty.json()["error"]["type"]),
-        (400, &json!("invalid_request_error"))
-    );
-    let unknown = app.post_json("/v1/chat/completions", json!({"model": "nobody"})).await;
-    assert_eq!(
-        (unknown.status.as_u16(), &unknown.json()["error"]["message"]),
-        (404, &json!("model 'nobody' not found"))
-    );
 }

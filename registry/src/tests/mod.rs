@@ -11,6 +11,7 @@ mod migrate;
 mod mirror;
 mod models;
 mod ollama;
+mod openai;
 mod operators;
 mod outlet;
 mod postgres;

@@ -51,7 +51,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("POST", "/api/embeddings", r#"{"model":"m"}"#),
     ("GET", "/v1/models", ""),
     ("GET", "/v1/models/{*model}", ""),
-    ("POST", "/v1/chat/completions", r#"{"model":"m"}"#),
+    ("POST", "/v1/chat/completions", r#"{"model":"m","messages":[{"role":"user"}]}"#),
     ("POST", "/v1/completions", r#"{"model":"m"}"#),
     ("POST", "/v1/embeddings", r#"{"model":"m","input":"x"}"#),
     ("GET", "/lode/v1/models", ""),

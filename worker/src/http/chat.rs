@@ -20,7 +20,7 @@ use crate::scheduler::KeepAlive;
 #[derive(Deserialize)]
 pub(super) struct Body {
     messages: Option<Vec<Map<String, Value>>>,
-    tools: Option<Vec<Value>>,
+    tools: Option<Vec<Map<String, Value>>>,
     stream: Option<bool>,
     format: Option<Value>,
     keep_alive: Option<KeepAlive>,
@@ -47,7 +47,8 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
     }
     let messages = messages
         .iter()
-        .map(|message| self::message(&asked.name, message))
+        .enumerate()
+        .map(|(at, message)| self::message(&asked.name, at, message))
         .collect::<Result<Vec<Value>, Error>>()?;
 
     let common = Common {
@@ -70,7 +71,8 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
             {
                 messages.insert(0, json!({"role": "system", "content": system}));
             }
-            let input = Input::Chat { messages, tools: body.tools.clone().unwrap_or_default() };
+            let tools = body.tools.iter().flatten().cloned().map(Value::Object).collect();
+            let input = Input::Chat { messages, tools };
             let request = merged(&model.params, asked_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
             if body.debug_render_only == Some(true) {
@@ -82,9 +84,11 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
     .await
 }
 
-/// A message as templates expect it: a known role, and content that is there.
-fn message(model: &str, message: &Map<String, Value>) -> Result<Value, Error> {
+/// A message as templates expect it: a known role, content that is there, and nothing there that is not said.
+fn message(model: &str, at: usize, message: &Map<String, Value>) -> Result<Value, Error> {
     let mut message = message.clone();
+    // Templates that ask whether a key is there take an empty list of calls for a call.
+    message.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()));
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default().to_lowercase();
     if !matches!(role.as_str(), "system" | "user" | "assistant" | "tool") {
         return Err(Error::Invalid(format!(
@@ -92,19 +96,32 @@ fn message(model: &str, message: &Map<String, Value>) -> Result<Value, Error> {
         )));
     }
     message.insert("role".into(), json!(role));
-    match message.remove("images") {
-        None | Some(Value::Null) => {}
-        Some(Value::Array(images)) if images.is_empty() => {}
-        Some(_) => return Err(Error::Invalid(format!("{model:?} does not support images"))),
+    if message.contains_key("images") {
+        return Err(Error::Invalid(format!("{model:?} does not support images")));
     }
-    match message.get("content") {
-        Some(Value::String(_)) => {}
-        None | Some(Value::Null) => {
-            message.insert("content".into(), json!(""));
+    message.entry("content").or_insert_with(|| json!(""));
+    for key in ["content", "thinking", "tool_name", "tool_call_id"] {
+        if message.get(key).is_some_and(|value| !value.is_string()) {
+            return Err(Error::Invalid(format!("messages[{at}].{key} must be a string")));
         }
-        Some(_) => return Err(Error::Invalid("a message's content must be a string".into())),
+    }
+    if message.get("tool_calls").is_some_and(|calls| !are_calls(calls)) {
+        return Err(Error::Invalid(format!(
+            "messages[{at}].tool_calls must be a list of calls, each with a function of a name and arguments"
+        )));
     }
     Ok(Value::Object(message))
+}
+
+/// Arguments are an object, or one as text.
+fn are_calls(calls: &Value) -> bool {
+    let is_call = |call: &Value| {
+        let arguments = call.pointer("/function/arguments");
+        call.pointer("/function/name").is_some_and(Value::is_string)
+            && arguments
+                .is_none_or(|arguments| arguments.is_object() || arguments.is_string() || arguments.is_null())
+    };
+    calls.as_array().is_some_and(|calls| calls.iter().all(is_call))
 }
 
 #[cfg(test)]
@@ -113,7 +130,8 @@ mod tests {
 
     #[test]
     fn messages() {
-        let check = |json: Value| message("m", json.as_object().unwrap()).map_err(|error| error.to_string());
+        let check =
+            |json: Value| message("m", 3, json.as_object().unwrap()).map_err(|error| error.to_string());
         assert_eq!(
             check(json!({"role": "User", "content": "x"})),
             Ok(json!({"role": "user", "content": "x"}))
@@ -121,13 +139,26 @@ mod tests {
         let calls = json!({"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}], "images": []});
         let expect = json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]});
         assert_eq!(check(calls), Ok(expect));
-        for bad in [
-            json!({}),
-            json!({"role": "root"}),
-            json!({"role": "user", "content": 1}),
-            json!({"role": "user", "images": ["x"]}),
-        ] {
+        let unsaid =
+            json!({"role": "assistant", "content": "x", "tool_calls": [], "thinking": null, "images": []});
+        assert_eq!(check(unsaid), Ok(json!({"role": "assistant", "content": "x"})));
+        for bad in [json!({}), json!({"role": "root"}), json!({"role": "user", "images": ["x"]})] {
             assert!(check(bad.clone()).is_err(), "{bad}");
+        }
+        for (key, value) in [
+            ("content", json!(1)),
+            ("content", json!(["x"])),
+            ("thinking", json!({})),
+            ("tool_name", json!(1)),
+            ("tool_calls", json!("f")),
+            ("tool_calls", json!([1])),
+            ("tool_calls", json!([{"name": "f"}])),
+            ("tool_calls", json!([{"function": {"name": "f", "arguments": 1}}])),
+        ] {
+            let mut bad = json!({"role": "assistant", "content": ""});
+            bad[key] = value;
+            let error = check(bad).unwrap_err();
+            assert!(error.starts_with(&format!("messages[3].{key} must be")), "{error}");
         }
     }
 }

@@ -104,9 +104,17 @@ impl<T: DeserializeOwned> FromRequest<Api> for Asked<T> {
         if body.is_empty() {
             return Err(Error::Invalid("missing request body".into()));
         }
-        let body = serde_json::from_slice(&body).map_err(|error| Error::Invalid(error.to_string()))?;
-        Ok(Asked { repository, digest, name, body })
+        Ok(Asked { repository, digest, name, body: parse(&body)? })
     }
+}
+
+/// What a body says; where it says something else than is expected, the error names the field.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let parsed = serde_path_to_error::deserialize(&mut json)
+        .map_err(|error: serde_path_to_error::Error<serde_json::Error>| Error::Invalid(error.to_string()))?;
+    json.end().map_err(|error| Error::Invalid(error.to_string()))?;
+    Ok(parsed)
 }
 
 #[cfg(test)]

@@ -6,33 +6,28 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::reply::{Reply, Shape};
-use super::{Sampling, StreamOptions, ask};
+use super::{Asked, StreamOptions, ask};
 use crate::Registry;
 use crate::auth::Caller;
-use crate::http::{Failure, Json};
+use crate::http::Failure;
+use crate::http::extract::{null_as_default, parse};
 
 #[derive(Deserialize)]
 pub(crate) struct Chat {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     model: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     messages: Vec<Message>,
-    #[serde(default)]
-    stream: bool,
-    #[serde(default)]
+    stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    #[serde(flatten)]
-    sampling: Sampling,
     response_format: Option<ResponseFormat>,
     tools: Option<Value>,
     /// Only `none` has an effect: a model cannot be made to call.
     tool_choice: Option<Value>,
     reasoning_effort: Option<String>,
     reasoning: Option<Reasoning>,
-    #[serde(default)]
-    logprobs: bool,
-    #[serde(default)]
-    top_logprobs: u32,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -43,23 +38,18 @@ struct Reasoning {
 #[derive(Deserialize)]
 struct Message {
     role: String,
-    #[serde(default)]
     content: Option<Content>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     tool_calls: Vec<ToolCall>,
-    #[serde(default)]
     tool_call_id: Option<String>,
-    #[serde(default)]
     name: Option<String>,
     /// What the model thought, as these answers say it, and as others do.
-    #[serde(default)]
     reasoning: Option<String>,
-    #[serde(default)]
     reasoning_content: Option<String>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of parts of type text or image_url")]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
@@ -81,7 +71,7 @@ enum ImageUrl {
 
 #[derive(Deserialize)]
 struct ToolCall {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     id: String,
     function: Function,
 }
@@ -90,7 +80,7 @@ struct ToolCall {
 struct Function {
     name: String,
     /// JSON in a string.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     arguments: String,
 }
 
@@ -110,22 +100,28 @@ struct Schema {
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
-    Json(chat): Json<Chat>,
+    asked: Asked<Chat>,
 ) -> Result<Response, Failure> {
-    let answer = ask(&registry, &caller, &chat.model, "/api/chat", chat.for_worker()?).await?;
-    let include_usage = chat.stream_options.unwrap_or_default().include_usage;
-    Reply::new(Shape::Chat, chat.model, include_usage).answer(answer, chat.stream).await
+    let body = asked.request.for_worker(asked.sampling.options()?)?;
+    let Chat { model, stream, stream_options, .. } = asked.request;
+    let answer = ask(&registry, &caller, &model, "/api/chat", body).await?;
+    let include_usage = stream_options.unwrap_or_default().include_usage;
+    Reply::new(Shape::Chat, model, include_usage).answer(answer, stream.unwrap_or(false)).await
 }
 
 impl Chat {
-    fn for_worker(&self) -> Result<Value, Failure> {
+    fn for_worker(&self, options: Value) -> Result<Value, Failure> {
+        // For a worker a conversation without any is no more than a wish to have the model loaded.
+        if self.messages.is_empty() {
+            return Err(Failure::Unsupported("messages is missing or empty"));
+        }
         let messages = self.messages.iter().map(|message| message.for_worker(&self.messages));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let mut body = json!({
             "model": self.model,
             "messages": messages,
-            "stream": self.stream,
-            "options": self.sampling.options(),
+            "stream": self.stream.unwrap_or(false),
+            "options": options,
         });
         let format = match &self.response_format {
             Some(ResponseFormat::JsonObject) => Some(json!("json")),
@@ -135,8 +131,8 @@ impl Chat {
         let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_ref());
         let think = effort.or(self.reasoning_effort.as_ref()).map(|effort| think(effort)).transpose()?;
         let may_call = self.tool_choice.as_ref().is_none_or(|choice| choice != "none");
-        let logprobs = self.logprobs.then(|| json!(true));
-        let top_logprobs = logprobs.as_ref().map(|_| json!(self.top_logprobs));
+        let logprobs = self.logprobs.filter(|is_wanted| *is_wanted).map(Value::from);
+        let top_logprobs = logprobs.as_ref().map(|_| json!(self.top_logprobs.unwrap_or(0)));
         for (name, value) in [
             ("format", format),
             ("tools", self.tools.clone().filter(|_| may_call)),
@@ -198,7 +194,7 @@ impl Message {
 impl ToolCall {
     fn for_worker(&self) -> Result<Value, Failure> {
         let arguments = if self.function.arguments.is_empty() { "{}" } else { &self.function.arguments };
-        let arguments: Value = serde_json::from_str(arguments).map_err(Failure::Json)?;
+        let arguments: Value = parse(arguments.as_bytes())?;
         Ok(json!({ "id": self.id, "function": { "name": self.function.name, "arguments": arguments } }))
     }
 }
@@ -242,12 +238,11 @@ mod tests {
                 ]},
                 {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
             ],
-            "max_tokens": 5, "stop": "END", "seed": 1, "n": 1, "user": "x",
-            "response_format": {"type": "json_object"}, "logprobs": true, "top_logprobs": 2,
+            "response_format": {"type": "json_object"}, "logprobs": true, "top_logprobs": 2, "user": "x",
         }))
         .unwrap();
         assert_eq!(
-            chat.for_worker().unwrap(),
+            chat.for_worker(json!({"num_predict": 5})).unwrap(),
             json!({
                 "model": "mini",
                 "messages": [
@@ -259,7 +254,7 @@ mod tests {
                     {"role": "tool", "content": "a cat", "tool_call_id": "c1", "tool_name": "look"},
                 ],
                 "stream": false,
-                "options": {"temperature": 1.0, "top_p": 1.0, "num_predict": 5, "seed": 1, "stop": ["END"]},
+                "options": {"num_predict": 5},
                 "format": "json", "logprobs": true, "top_logprobs": 2,
             })
         );
@@ -268,10 +263,11 @@ mod tests {
     #[test]
     fn tools_and_thinking() {
         let translated = |more: Value| {
-            let mut request = json!({"model": "m", "messages": [], "tools": [{"type": "function"}]});
+            let messages = json!([{"role": "user", "content": "?"}]);
+            let mut request = json!({"model": "m", "messages": messages, "tools": [{"type": "function"}]});
             request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             let chat: Chat = serde_json::from_value(request).unwrap();
-            chat.for_worker().unwrap()
+            chat.for_worker(json!({})).unwrap()
         };
         let auto = translated(json!({"tool_choice": "auto", "reasoning_effort": "minimal"}));
         assert_eq!((&auto["tools"], &auto["think"]), (&json!([{"type": "function"}]), &json!("low")));

@@ -10,17 +10,17 @@ use super::ask;
 use crate::Registry;
 use crate::auth::Caller;
 use crate::gateway::read_json;
+use crate::http::extract::null_as_default;
 use crate::http::{Failure, Json};
 
 #[derive(Deserialize)]
 pub(crate) struct Embeddings {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     model: String,
     #[serde(default)]
     input: Value,
-    #[serde(default)]
     dimensions: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     encoding_format: EncodingFormat,
 }
 

@@ -9,8 +9,10 @@ pub(crate) mod models;
 mod records;
 mod reply;
 
+use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::model_name;
@@ -18,6 +20,22 @@ use crate::Registry;
 use crate::auth::Caller;
 use crate::gateway::{Answer, Ask, forward, read_json, resolve};
 use crate::http::Failure;
+use crate::http::extract::{RawJson, null_as_default, parse};
+
+/// A request, and the sampling settings in it. They are read one after the other, so that a wrong field can be named.
+pub(crate) struct Asked<T> {
+    request: T,
+    sampling: Sampling,
+}
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let RawJson(body) = RawJson::from_request(request, state).await?;
+        Ok(Asked { request: parse(&body)?, sampling: parse(&body)? })
+    }
+}
 
 /// The sampling settings that chat and completions share.
 #[derive(Default, Deserialize)]
@@ -31,10 +49,14 @@ struct Sampling {
     presence_penalty: Option<f64>,
     seed: Option<i64>,
     stop: Option<Stop>,
+    /// Answers wanted, and answers made to choose from.
+    n: Option<i64>,
+    best_of: Option<i64>,
+    logit_bias: Option<Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
 enum Stop {
     One(String),
     Many(Vec<String>),
@@ -43,12 +65,19 @@ enum Stop {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StreamOptions {
+    #[serde(deserialize_with = "null_as_default")]
     include_usage: bool,
 }
 
 impl Sampling {
-    /// As ollama's `options`, with OpenAI's defaults.
-    fn options(&self) -> Value {
+    /// As ollama's `options`, with OpenAI's defaults. What would change the answer and cannot be done is refused.
+    fn options(&self) -> Result<Value, Failure> {
+        if [self.n, self.best_of].into_iter().flatten().any(|answers| answers != 1) {
+            return Err(Failure::Unsupported("n and best_of must be 1: a request gets one answer"));
+        }
+        if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
+            return Err(Failure::Unsupported("logit_bias is not supported"));
+        }
         let stop = match &self.stop {
             Some(Stop::One(text)) => vec![text.clone()],
             Some(Stop::Many(texts)) => texts.clone(),
@@ -65,7 +94,7 @@ impl Sampling {
         options.insert("temperature".to_owned(), json!(self.temperature.unwrap_or(1.0)));
         options.insert("top_p".to_owned(), json!(self.top_p.unwrap_or(1.0)));
         options.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-        Value::Object(options)
+        Ok(Value::Object(options))
     }
 }
 

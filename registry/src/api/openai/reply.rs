@@ -27,6 +27,8 @@ pub(super) struct Reply {
     include_usage: bool,
     has_begun: bool,
     has_called: bool,
+    /// Characters of the tokens that log-probabilities were told of.
+    told: usize,
 }
 
 impl Reply {
@@ -34,7 +36,7 @@ impl Reply {
         let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{}", uuid::Uuid::new_v4().simple());
         let created = OffsetDateTime::now_utc().unix_timestamp();
-        Reply { shape, id, created, model, include_usage, has_begun: false, has_called: false }
+        Reply { shape, id, created, model, include_usage, has_begun: false, has_called: false, told: 0 }
     }
 
     pub(super) async fn answer(mut self, answer: Answer, stream: bool) -> Result<Response, Failure> {
@@ -108,6 +110,9 @@ impl Reply {
         choice.insert("index".to_owned(), json!(0));
         if self.shape == Shape::Completion {
             choice.insert("text".to_owned(), record["response"].clone());
+            if let Some(tokens) = record["logprobs"].as_array() {
+                choice.insert("logprobs".to_owned(), self.columns(tokens));
+            }
             return choice;
         }
         let said = &record["message"];
@@ -129,6 +134,34 @@ impl Reply {
             choice.insert("logprobs".to_owned(), json!({ "content": record["logprobs"] }));
         }
         choice
+    }
+
+    /// Log-probabilities in the form of completions: a list for each of their sides.
+    fn columns(&mut self, tokens: &[Value]) -> Value {
+        let column = |key: &str| tokens.iter().map(|token| token[key].clone()).collect::<Value>();
+        let likeliest = |token: &Value| {
+            let mut map = Map::new();
+            for other in token["top_logprobs"].as_array().into_iter().flatten() {
+                let text = other["token"].as_str().unwrap_or_default().to_owned();
+                // Of pieces of characters that look alike the likelier one, which comes first.
+                map.entry(text).or_insert_with(|| other["logprob"].clone());
+            }
+            Value::Object(map)
+        };
+        let mut offset = |token: &Value| {
+            let bytes = token["bytes"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+            // A character begins with any byte but those that go on with one.
+            let begun = bytes.filter(|byte| byte & 0xC0 != 0x80).count();
+            let at = self.told;
+            self.told += begun;
+            at
+        };
+        json!({
+            "tokens": column("token"),
+            "token_logprobs": column("logprob"),
+            "top_logprobs": tokens.iter().map(likeliest).collect::<Value>(),
+            "text_offset": tokens.iter().map(&mut offset).collect::<Vec<usize>>(),
+        })
     }
 
     fn object(&self, choices: Vec<Value>, suffix: &str) -> Value {
