@@ -15,6 +15,7 @@ pub mod manifest;
 pub mod media_type;
 pub mod modelfile;
 pub mod onnx;
+pub mod prompt_template;
 pub mod quant;
 pub mod read_at;
 pub mod recognise;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{Header, Metadata, Value};
+use crate::prompt_template::JinjaSource;
 
 /// Added to a file type that was guessed.
 const GUESSED: u64 = 1024;
@@ -85,7 +86,7 @@ impl Metadata {
         self.str("general.type") == Some("adapter")
     }
 
-    /// What a model of these keys can do, in ollama's words.
+    /// What a model of these keys can do, in ollama's words, beside what its templates can say.
     pub fn capabilities(&self) -> Vec<&'static str> {
         let is_embedding = self.hyper("pooling_type").is_some();
         let mut capabilities = vec![if is_embedding { "embedding" } else { "completion" }];
@@ -95,10 +96,13 @@ impl Metadata {
         if self.iter().any(|(key, _)| key.ends_with(".audio.block_count")) {
             capabilities.push("audio");
         }
-        if self.str("tokenizer.chat_template").is_some_and(|template| template.contains("tools")) {
-            capabilities.push("tools");
-        }
         capabilities
+    }
+
+    /// The chat template, if there is one.
+    pub fn chat_template(&self) -> Option<JinjaSource<'_>> {
+        let tool_use = self.str("tokenizer.chat_template.tool_use");
+        self.str("tokenizer.chat_template").map(|chat| JinjaSource { chat, tool_use })
     }
 
     /// The keys as one JSON object, in their order as far as JSON keeps one. Arrays are null unless asked for: a vocabulary

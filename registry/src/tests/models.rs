@@ -16,7 +16,16 @@ fn tensor_blob(key: &str, rows: usize, columns: usize) -> Vec<u8> {
 }
 
 pub(super) async fn push_model(app: &App, repository: &str, tag: &str) {
+    push_model_with(app, repository, tag, &[]).await;
+}
+
+/// Media type, name and content of each.
+type Layers<'a> = &'a [(&'a str, &'a str, &'a str)];
+
+/// The model with more layers.
+async fn push_model_with(app: &App, repository: &str, tag: &str, more: Layers<'_>) {
     let mut layers = Vec::new();
+    let more = more.iter().map(|(kind, name, text)| (*kind, *name, text.as_bytes().to_vec()));
     let files = [
         (media_type::OLLAMA_TENSOR, "embed.weight", tensor_blob("embed.weight", 8, 4)),
         (media_type::OLLAMA_TENSOR, "head.weight", tensor_blob("data", 3, 4)),
@@ -28,12 +37,13 @@ pub(super) async fn push_model(app: &App, repository: &str, tag: &str) {
         (media_type::OLLAMA_PARAMS, "", br#"{"temperature":0.5,"stop":["END"]}"#.to_vec()),
         (media_type::OLLAMA_SYSTEM, "", b"Be brief.".to_vec()),
     ];
-    for (kind, name, bytes) in files {
+    for (kind, name, bytes) in files.into_iter().chain(more) {
         let size = bytes.len();
         let digest = app.push_blob(repository, bytes).await;
         layers.push(json!({"mediaType": kind, "digest": digest, "size": size, "name": name}));
     }
-    let config = br#"{"model_format":"safetensors","model_family":"llama","file_type":"BF16"}"#;
+    // As `lode create` writes it.
+    let config = br#"{"model_format":"safetensors","model_family":"llama","file_type":"BF16","capabilities":["completion"]}"#;
     let digest = app.push_blob(repository, &config[..]).await;
     let manifest = json!({
         "schemaVersion": 2,
@@ -119,6 +129,7 @@ async fn a_gguf_says_what_it_can_do_and_where_it_comes_from() {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "bert");
     metadata.set("bert.pooling_type", 1u32);
+    metadata.set("tokenizer.chat_template", "{{ tools }}</think>");
     metadata.set("general.base_model.count", 1u32);
     metadata.set("general.base_model.0.repo_url", "https://huggingface.co/Org/Base");
     let file = Header::new(metadata, []).unwrap().to_bytes();
@@ -137,6 +148,35 @@ async fn a_gguf_says_what_it_can_do_and_where_it_comes_from() {
     let expect = json!({"relation": "base", "name": "https://huggingface.co/Org/Base", "source": "GGUF",
         "here": "org/base:latest"});
     assert_eq!(lineage["from"], json!([expect]));
+}
+
+#[tokio::test]
+async fn what_a_template_can_say_is_shown() {
+    let app = App::new().await;
+    let (go, file) = (media_type::OLLAMA_TEMPLATE, media_type::OLLAMA_JSON);
+    let listed = r#"{"chat_template": [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "{{ tools }}"}]}"#;
+    let cuts = "{{ messages[0].content.split('</think>')[-1] }}";
+    let calls = "{{ tools }}{% if message.tool_calls %}{% endif %}{% if message.role == 'tool' %}{% endif %}";
+    let thinks = "{{ range .Messages }}<think>{{ .Thinking }}</think>{{ .Content }}{{ end }}";
+    let cases: [(Layers<'_>, &[&str]); 8] = [
+        (&[(file, "tokenizer_config.json", listed)], &["tools"]),
+        (&[(file, "chat_template.jinja", cuts), (file, "tokenizer_config.json", listed)], &["thinking"]),
+        (&[(file, "chat_template.jinja", calls)], &["tools"]),
+        (&[(go, "", thinks)], &["thinking"]),
+        (&[(go, "", "{{ .Prompt }}{{ .Suffix }}")], &["insert"]),
+        // Of two only the one counts that a worker uses.
+        (&[(go, "", thinks), (file, "chat_template.jinja", calls)], &["thinking"]),
+        (&[(go, "", "{{ .Prompt }}"), (file, "chat_template.jinja", calls)], &["tools"]),
+        // Whether to think is asked for, and nothing marks a thought.
+        (&[(go, "", "{{ if .Think }}think{{ end }}{{ .Prompt }}")], &[]),
+    ];
+    for (at, (layers, expect)) in cases.into_iter().enumerate() {
+        let name = format!("m{at}");
+        push_model_with(&app, &name, "latest", layers).await;
+        let shown = app.post_json("/api/show", json!({"model": name})).await.json();
+        let expect: Vec<&str> = ["completion"].into_iter().chain(expect.iter().copied()).collect();
+        assert_eq!(shown["capabilities"], json!(expect), "{layers:?}");
+    }
 }
 
 #[tokio::test]

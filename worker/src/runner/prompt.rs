@@ -77,7 +77,7 @@ impl Model {
         let failed = |error: &dyn std::error::Error| RunnerError::invalid(format!("template error: {error}"));
         if !suffix.is_empty() {
             let own = self.template.as_ref().and_then(|template| template.go());
-            let own = own.filter(|own| own.has_insert()).ok_or_else(|| {
+            let own = own.filter(|own| own.abilities().insert).ok_or_else(|| {
                 RunnerError::unsupported(format!("{:?} does not support insert", self.name))
             })?;
             let template = of_request.as_ref().unwrap_or(own);
@@ -134,7 +134,7 @@ impl Model {
             .template
             .as_ref()
             .ok_or_else(|| RunnerError::unsupported(format!("{:?} does not support chat", self.name)))?;
-        if !tools.is_empty() && !template.has_tools() {
+        if !tools.is_empty() && !template.abilities().tools {
             return Err(RunnerError::unsupported(format!("{} does not support tools", self.name)));
         }
         let tools = (!tools.is_empty()).then_some(tools);

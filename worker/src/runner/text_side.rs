@@ -6,11 +6,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 use lode_model::gguf::Metadata;
+use lode_model::prompt_template::TemplateFiles;
 use serde_json::Value;
 
 use super::embed::Embedding;
 use super::protocol::{Extent, ModelSpec, RunnerError, SmallFile};
-use crate::text::template::TemplateSources;
 use crate::text::{
     ChatTemplate, GoChat, PromptTemplate, ReplyFormat, SpecialTokens, Tokenizer, TokenizerError, gguf,
 };
@@ -88,13 +88,14 @@ impl TextSide {
         let jinja =
             read_file(spec, "chat_template.jinja")?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let template_json = json("chat_template.json")?;
-        let sources = TemplateSources {
+        let files = TemplateFiles {
             jinja: jinja.as_deref(),
             json: template_json.as_ref(),
             tokenizer_config: tokenizer_config.as_ref(),
         };
-        let template = ChatTemplate::find(sources, &special)
-            .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?;
+        let template = files.find().map(|source| ChatTemplate::new(source, &special)).transpose();
+        let template =
+            template.map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?;
         let template = chosen(spec, template)?;
         let embedding = Embedding::of_checkpoint(spec)?;
         Ok(TextSide { tokenizer, template, special, embedding, ..TextSide::default() })

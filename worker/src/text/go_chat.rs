@@ -7,6 +7,7 @@ use std::sync::Arc;
 use lode_model::go_template::{
     Dates, ExecError, Field, List, Map, Omitted, Printed, Record, SyntaxError, Template, Value,
 };
+use lode_model::prompt_template::Abilities;
 use serde_json::Value as Json;
 
 use super::template::Conversation;
@@ -19,39 +20,24 @@ pub struct GoChat {
     /// The template up to where the answer begins, for the last turn of those that are run once a turn.
     unanswered: Template,
     mentions: BTreeSet<String>,
-    /// Whether it reads as one that takes the results of tools.
-    takes_tool_results: bool,
+    abilities: Abilities,
 }
 
 impl GoChat {
     pub fn new(source: &str) -> Result<GoChat, SyntaxError> {
         let mut template = Template::parse(source)?;
+        let abilities = Abilities::of_go(&template, source);
         let mentions: BTreeSet<String> = template.mentions().into_iter().map(str::to_lowercase).collect();
         if !mentions.contains("messages") && !mentions.contains("response") {
             template = template.followed_by("Response");
         }
         let unanswered = template.up_to("Response");
-        let takes_tool_results =
-            ["eq .Role \"tool\"", "tool_response", "TOOL_RESULTS"].iter().any(|mark| source.contains(mark));
-        Ok(GoChat { template, unanswered, mentions, takes_tool_results })
+        Ok(GoChat { template, unanswered, mentions, abilities })
     }
 
-    pub fn has_tools(&self) -> bool {
-        self.mentions.contains("tools")
-    }
-
-    /// Whether it can be asked for what stands between a prompt and a suffix.
-    pub fn has_insert(&self) -> bool {
-        self.mentions.contains("suffix")
-    }
-
-    pub fn has_thinking(&self) -> bool {
-        self.mentions.contains("thinking")
-    }
-
-    /// Whether calls of tools and their results can both be said.
-    pub fn has_tool_results(&self) -> bool {
-        self.has_tools() && self.mentions.contains("toolcalls") && self.takes_tool_results
+    /// What it can say.
+    pub fn abilities(&self) -> Abilities {
+        self.abilities
     }
 
     /// The prompt for a conversation.

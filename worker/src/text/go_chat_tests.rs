@@ -99,7 +99,10 @@ fn tools_are_told() {
 fn what_a_template_can_do() {
     let can = |source: &str| {
         let template = GoChat::new(source).unwrap();
-        [template.has_tools(), template.has_thinking(), template.has_insert(), template.has_tool_results()]
+        {
+            let can = template.abilities();
+            [can.tools, can.thinking, can.insert, can.tool_results]
+        }
     };
     assert_eq!(can("{{ .Prompt }}"), [false; 4]);
     assert_eq!(can("{{ if .Suffix }}{{ .Suffix }}{{ end }}{{ .Response }}"), [false, false, true, false]);

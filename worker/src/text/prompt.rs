@@ -1,5 +1,7 @@
 //! A model's way from a conversation to text: the Jinja template of its checkpoint, or the Go template that ollama put on top.
 
+use lode_model::prompt_template::{Abilities, prefers_jinja};
+
 use super::go_chat::GoChat;
 use super::template::{ChatTemplate, Conversation, TemplateError};
 
@@ -10,9 +12,7 @@ pub enum PromptTemplate {
 }
 
 impl PromptTemplate {
-    /// The one of two that ollama would use: the Go template, unless the Jinja template can do more, or knows of the results of tools
-    /// where the other does not. `rendered` says that the model asks for a renderer that is built into ollama: such models often
-    /// carry a Go template that says nothing.
+    /// The one that ollama would use of two.
     pub fn choose(go: Option<GoChat>, jinja: Option<ChatTemplate>, rendered: bool) -> Option<PromptTemplate> {
         let (go, jinja) = match (go, jinja) {
             (Some(go), Some(jinja)) => (go, jinja),
@@ -22,25 +22,17 @@ impl PromptTemplate {
                     .or_else(|| jinja.map(|jinja| PromptTemplate::Jinja(Box::new(jinja))));
             }
         };
-        let of_go = [go.has_tools(), go.has_thinking(), go.has_insert()];
-        let of_jinja = [jinja.has_tools(), jinja.has_thinking(), false];
-        let count = |can: &[bool]| can.iter().filter(|can| **can).count();
-        let prefers_jinja = if count(&of_jinja) > count(&of_go) {
-            !go.has_tool_results() || jinja.has_tool_results()
-        } else {
-            of_jinja == of_go && go.has_tools() && jinja.has_tool_results() && !go.has_tool_results()
-        };
-        Some(match rendered || prefers_jinja {
+        Some(match prefers_jinja(go.abilities(), jinja.abilities(), rendered) {
             true => PromptTemplate::Jinja(Box::new(jinja)),
             false => PromptTemplate::Go(Box::new(go)),
         })
     }
 
-    /// Whether it mentions tools at all.
-    pub fn has_tools(&self) -> bool {
+    /// What it can say, as far as its text tells.
+    pub fn abilities(&self) -> Abilities {
         match self {
-            PromptTemplate::Jinja(jinja) => jinja.has_tools(),
-            PromptTemplate::Go(go) => go.has_tools(),
+            PromptTemplate::Jinja(jinja) => jinja.abilities(),
+            PromptTemplate::Go(go) => go.abilities(),
         }
     }
 
@@ -71,6 +63,8 @@ impl PromptTemplate {
 
 #[cfg(test)]
 mod tests {
+    use lode_model::prompt_template::JinjaSource;
+
     use super::*;
     use crate::text::SpecialTokens;
 
@@ -79,7 +73,10 @@ mod tests {
         let check = |go: &str, jinja: &str, rendered: bool, expect: &str| {
             let go = Some(go).filter(|go| !go.is_empty()).map(|go| GoChat::new(go).unwrap());
             let jinja = Some(jinja).filter(|jinja| !jinja.is_empty());
-            let jinja = jinja.map(|jinja| ChatTemplate::new(jinja, None, &SpecialTokens::default()).unwrap());
+            let jinja = jinja.map(|chat| {
+                let source = JinjaSource { chat, tool_use: None };
+                ChatTemplate::new(source, &SpecialTokens::default()).unwrap()
+            });
             let chosen = match PromptTemplate::choose(go, jinja, rendered) {
                 None => "none",
                 Some(PromptTemplate::Go(_)) => "go",

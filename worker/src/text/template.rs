@@ -3,6 +3,7 @@
 
 use std::io;
 
+use lode_model::prompt_template::{Abilities, JinjaSource};
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{Environment, Error, ErrorKind};
 use serde::Serialize;
@@ -36,16 +37,14 @@ pub enum TemplateError {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
-    has_tools: bool,
-    has_thinking: bool,
-    has_tool_results: bool,
+    abilities: Abilities,
     dialect: Dialect,
     source: String,
 }
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChatTemplate").field("has_tools", &self.has_tools).finish_non_exhaustive()
+        f.debug_struct("ChatTemplate").field("abilities", &self.abilities).finish_non_exhaustive()
     }
 }
 
@@ -60,64 +59,12 @@ pub struct Conversation<'a> {
     pub think: Option<Think>,
 }
 
-/// The files of a checkpoint that may hold a template, in order of precedence.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct TemplateSources<'a> {
-    /// `chat_template.jinja`
-    pub jinja: Option<&'a str>,
-    /// `chat_template.json`: `{"chat_template": ...}`
-    pub json: Option<&'a Value>,
-    /// `tokenizer_config.json`
-    pub tokenizer_config: Option<&'a Value>,
-}
-
 impl ChatTemplate {
-    /// The template that the files hold, `None` when none of them holds one.
-    pub fn find(
-        sources: TemplateSources<'_>,
-        special: &SpecialTokens,
-    ) -> Result<Option<ChatTemplate>, TemplateError> {
-        if let Some(source) = sources.jinja {
-            return ChatTemplate::new(source, None, special).map(Some);
-        }
-        for file in [sources.json, sources.tokenizer_config].into_iter().flatten() {
-            match file.get("chat_template") {
-                Some(Value::String(source)) => return ChatTemplate::new(source, None, special).map(Some),
-                // A list of {name, template}; `default` is used, or `tool_use` when there are tools.
-                Some(Value::Array(named)) => {
-                    let find = |name: &str| {
-                        let entry = named
-                            .iter()
-                            .find(|entry| entry.get("name").and_then(Value::as_str) == Some(name));
-                        entry.and_then(|entry| entry.get("template")).and_then(Value::as_str)
-                    };
-                    let first = || named.first()?.get("template")?.as_str();
-                    if let Some(source) = find("default").or_else(first) {
-                        return ChatTemplate::new(source, find("tool_use"), special).map(Some);
-                    }
-                }
-                _ => {}
-            }
-        }
-        Ok(None)
-    }
-
     /// Compiles a Jinja template, and another one for conversations with tools.
-    pub fn new(
-        source: &str,
-        tool_use: Option<&str>,
-        special: &SpecialTokens,
-    ) -> Result<ChatTemplate, TemplateError> {
+    pub fn new(source: JinjaSource<'_>, special: &SpecialTokens) -> Result<ChatTemplate, TemplateError> {
         let mut environment = environment()?;
-        let all = format!("{source}{}", tool_use.unwrap_or_default());
-        let has_tools = tool_use.is_some() || source.contains("tools");
-        let has_thinking = all.contains("<think>") && all.contains("</think>");
-        let has_tool_results = has_tools
-            && all.contains("tool_calls")
-            && ["tool_response", "tool_results", "'tool'", "\"tool\"", "ipython"]
-                .iter()
-                .any(|mark| all.contains(mark));
-        for (name, source) in [("chat", Some(source)), ("tool_use", tool_use)] {
+        let JinjaSource { chat, tool_use } = source;
+        for (name, source) in [("chat", Some(chat)), ("tool_use", tool_use)] {
             let Some(source) = source else { continue };
             if source.len() > MAX_SOURCE_BYTES {
                 return Err(TemplateError::TooLarge);
@@ -129,13 +76,11 @@ impl ChatTemplate {
         let mut template = ChatTemplate {
             environment,
             special: special.clone(),
-            has_tools,
-            has_thinking,
-            has_tool_results,
+            abilities: Abilities::of_jinja(source),
             dialect: Dialect::default(),
-            source: all,
+            source: format!("{chat}{}", tool_use.unwrap_or_default()),
         };
-        if has_tools && template.mentions("tool_calls") {
+        if template.abilities.tools && template.mentions("tool_calls") {
             template.dialect =
                 Dialect::all().find(|dialect| template.understands(*dialect)).unwrap_or_default();
         }
@@ -158,19 +103,9 @@ impl ChatTemplate {
         self.source.contains(text)
     }
 
-    /// Whether it writes out what a model thinks.
-    pub fn has_thinking(&self) -> bool {
-        self.has_thinking
-    }
-
-    /// Whether it knows calls of tools and their results.
-    pub fn has_tool_results(&self) -> bool {
-        self.has_tool_results
-    }
-
-    /// Whether the template mentions tools at all.
-    pub fn has_tools(&self) -> bool {
-        self.has_tools
+    /// What it can say.
+    pub fn abilities(&self) -> Abilities {
+        self.abilities
     }
 
     /// The prompt text for a conversation.
@@ -406,6 +341,7 @@ impl io::Write for Capped {
 
 #[cfg(test)]
 mod tests {
+    use lode_model::prompt_template::TemplateFiles;
     use serde_json::json;
 
     use super::*;
@@ -417,7 +353,8 @@ mod tests {
 
     fn render(source: &str, messages: Value) -> Result<String, TemplateError> {
         let names = [("bos_token".to_owned(), "<s>".to_owned())].into();
-        let template = ChatTemplate::new(source, None, &SpecialTokens { names, ..Default::default() })?;
+        let source = JinjaSource { chat: source, tool_use: None };
+        let template = ChatTemplate::new(source, &SpecialTokens { names, ..Default::default() })?;
         let messages: Vec<Value> = serde_json::from_value(messages).unwrap();
         template.render(&Conversation {
             messages: &messages,
@@ -432,8 +369,9 @@ mod tests {
         let tokenizer = Tokenizer::from_json(&file("tokenizer.json")).unwrap();
         let config: Value = serde_json::from_slice(&file("tokenizer_config.json")).unwrap();
         let special = SpecialTokens::read(&tokenizer, None, None, Some(&config));
-        let sources = TemplateSources { tokenizer_config: Some(&config), ..Default::default() };
-        let template = ChatTemplate::find(sources, &special).unwrap().expect("the demo model has a template");
+        let files = TemplateFiles { tokenizer_config: Some(&config), ..TemplateFiles::default() };
+        let template =
+            ChatTemplate::new(files.find().expect("the demo model has a template"), &special).unwrap();
         let expected: Value = serde_json::from_slice(&file("expected.json")).unwrap();
         for case in expected["cases"].as_array().unwrap() {
             let messages = [json!({"role": "user", "content": case["user"]})];
@@ -498,18 +436,12 @@ mod tests {
 
     #[test]
     fn named_templates() {
-        let config = json!({"chat_template": [
-            {"name": "tool_use", "template": "T{{ tools | length }}"}, {"name": "default", "template": "D"}]});
-        let sources = TemplateSources { tokenizer_config: Some(&config), ..Default::default() };
-        let template = ChatTemplate::find(sources, &SpecialTokens::default()).unwrap().unwrap();
+        let source = JinjaSource { chat: "D", tool_use: Some("T{{ tools | length }}") };
+        let template = ChatTemplate::new(source, &SpecialTokens::default()).unwrap();
         let tools = [json!({})];
         let with =
             Conversation { messages: &[], tools: Some(&tools), add_generation_prompt: true, think: None };
         assert_eq!(template.render(&with).unwrap(), "T1");
         assert_eq!(template.render(&Conversation::default()).unwrap(), "D");
-        assert!(ChatTemplate::find(TemplateSources::default(), &SpecialTokens::default()).unwrap().is_none());
-        let jinja = TemplateSources { jinja: Some("J"), ..sources };
-        let template = ChatTemplate::find(jinja, &SpecialTokens::default()).unwrap().unwrap();
-        assert_eq!(template.render(&Conversation::default()).unwrap(), "J");
     }
 }

@@ -3,9 +3,10 @@
 use axum::extract::State;
 use axum::routing::{MethodRouter, post};
 use lode_model::gguf::Metadata;
-use lode_model::manifest::Descriptor;
+use lode_model::go_template::Template;
 use lode_model::media_type;
 use lode_model::modelfile::{BASE_NAME_ANNOTATION, Command, Modelfile, Text, UnsayableText};
+use lode_model::prompt_template::{Abilities, TemplateFiles, prefers_jinja};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -96,14 +97,32 @@ async fn shown(
     let (license, template) =
         (text(media_type::OLLAMA_LICENSE).await?, text(media_type::OLLAMA_TEMPLATE).await?);
     let (system, params) = (text(media_type::OLLAMA_SYSTEM).await?, text(media_type::OLLAMA_PARAMS).await?);
-    let config = match model.manifest.layers.iter().find(|layer| is_config(layer)) {
-        Some(layer) => registry.blob_text(caller, &repository, layer).await?,
-        None => None,
+    let file =
+        async |path: &str| match model.manifest.layers.iter().find(|layer| layer.file_path() == Some(path)) {
+            Some(layer) => registry.blob_text(caller, &repository, layer).await,
+            None => Ok(None),
+        };
+    let json = |bytes: Option<Vec<u8>>| -> Value {
+        bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     };
-    let config: Value = config.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let config = json(file("config.json").await?);
     let arrays = show.verbose;
-    let look = move |keys: &Metadata| (keys.to_json(arrays), keys.capabilities());
-    let (keys, able) = registry.gguf_look(&repository, &model, look).await?.unwrap_or_default();
+    let look = move |keys: &Metadata| {
+        (keys.to_json(arrays), keys.capabilities(), keys.chat_template().map(Abilities::of_jinja))
+    };
+    let (keys, able, jinja) = registry.gguf_look(&repository, &model, look).await?.unwrap_or_default();
+    let jinja = match jinja {
+        Some(jinja) => Some(jinja),
+        None => {
+            let text = file("chat_template.jinja").await?;
+            let text = text.as_deref().map(String::from_utf8_lossy);
+            let (older, oldest) =
+                (json(file("chat_template.json").await?), json(file("tokenizer_config.json").await?));
+            let files =
+                TemplateFiles { jinja: text.as_deref(), json: Some(&older), tokenizer_config: Some(&oldest) };
+            files.find().map(Abilities::of_jinja)
+        }
+    };
     let tensors = match show.verbose {
         true => registry.tensor_list(caller, &repository, &reference).await?.unwrap_or_default(),
         false => Vec::new(),
@@ -132,7 +151,7 @@ async fn shown(
             .into_iter()
             .map(|t| Tensor { name: t.name, dtype: t.dtype, shape: t.shape })
             .collect(),
-        capabilities: capabilities(&model, &config, &able, &template),
+        capabilities: capabilities(&model, &config, &able, templates_can(&template, jinja, &said.renderer)),
         modified_at: rfc3339(model.modified_at),
         renderer: said.renderer,
         parser: said.parser,
@@ -141,10 +160,6 @@ async fn shown(
         template,
         system,
     })
-}
-
-fn is_config(layer: &Descriptor) -> bool {
-    layer.file_path() == Some("config.json")
 }
 
 /// What it was made from, where that was said.
@@ -247,34 +262,41 @@ fn model_info(model: &Model, config: &Value, keys: Map<String, Value>) -> Map<St
     info
 }
 
-/// What the config blob lists; where it lists nothing, what a GGUF's keys or the checkpoint's class name tell.
-fn capabilities(model: &Model, config: &Value, keys: &[&'static str], template: &str) -> Vec<String> {
-    if let Some(listed) =
-        model.config.as_ref().map(|config| &config.capabilities).filter(|listed| !listed.is_empty())
-    {
-        return listed.clone();
-    }
+/// What the template can say that a worker would use. One that cannot be read says nothing: no worker loads it.
+fn templates_can(go: &str, jinja: Option<Abilities>, renderer: &str) -> Abilities {
+    let parsed = Some(go).filter(|go| !go.is_empty()).and_then(|go| Template::parse(go).ok());
+    let chosen = match (parsed.map(|parsed| Abilities::of_go(&parsed, go)), jinja) {
+        (Some(go), Some(jinja)) if prefers_jinja(go, jinja, !renderer.is_empty()) => Some(jinja),
+        (go, jinja) => go.or(jinja),
+    };
+    chosen.unwrap_or_default()
+}
+
+/// What the config blob lists, or a GGUF's keys or the checkpoint's class name tell; and of a model that answers, what its template can say.
+fn capabilities(model: &Model, config: &Value, keys: &[&'static str], can: Abilities) -> Vec<String> {
+    let listed = model.config.as_ref().map(|config| config.capabilities.clone()).unwrap_or_default();
     let class = config["architectures"][0].as_str().unwrap_or_default();
     let is_generator =
         class.is_empty() || class.ends_with("CausalLM") || class.ends_with("ConditionalGeneration");
     let has_projector =
         model.manifest.layers.iter().any(|layer| layer.media_type == media_type::OLLAMA_PROJECTOR);
     let mut all = match keys {
-        [] => vec![if is_generator { "completion" } else { "embedding" }],
-        keys => keys.to_vec(),
+        _ if !listed.is_empty() => listed,
+        [] => vec![if is_generator { "completion" } else { "embedding" }.to_owned()],
+        keys => keys.iter().copied().map(str::to_owned).collect(),
     };
-    // What a template mentions is what it can say.
+    let answers = all.iter().any(|capability| capability == "completion");
     for (capability, has) in [
         ("vision", has_projector),
-        ("tools", template.contains(".Tools")),
-        ("insert", template.contains(".Suffix")),
-        ("thinking", template.contains(".Thinking") || template.contains(".Think ")),
+        ("tools", answers && can.tools),
+        ("insert", answers && can.insert),
+        ("thinking", answers && can.thinking),
     ] {
-        if has && !all.contains(&capability) {
-            all.push(capability);
+        if has && all.iter().all(|other| other != capability) {
+            all.push(capability.to_owned());
         }
     }
-    all.into_iter().map(str::to_owned).collect()
+    all
 }
 
 #[cfg(test)]

@@ -84,9 +84,7 @@ pub fn chat_template(
     metadata: &Metadata,
     special: &SpecialTokens,
 ) -> Result<Option<ChatTemplate>, TemplateError> {
-    let tool_use = metadata.str("tokenizer.chat_template.tool_use");
-    let source = metadata.str("tokenizer.chat_template");
-    source.map(|source| ChatTemplate::new(source, tool_use, special)).transpose()
+    metadata.chat_template().map(|source| ChatTemplate::new(source, special)).transpose()
 }
 
 /// What is put around a text where special tokens are wanted.

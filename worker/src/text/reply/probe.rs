@@ -1,6 +1,7 @@
 //! How a model writes thoughts and calls, read off its template: it writes a conversation with known ones in it, and what
 //! stands around them is what the model was trained to write. One way for Jinja and Go, instead of a list of families.
 
+use lode_model::prompt_template::THOUGHT_END;
 use serde_json::{Value, json};
 
 use super::calls::{CallFormat, Shape, calls_of};
@@ -23,7 +24,7 @@ const NAMES: [&str; 2] = ["probe_first", "probe_second"];
 
 /// The usual marks, for templates that tell of them and do not write them for earlier turns.
 const HERMES: (&str, &str) = ("<tool_call>", "</tool_call>");
-const THINK: (&str, &str) = ("<think>", "</think>");
+const THINK: (&str, &str) = ("<think>", THOUGHT_END);
 
 /// Marks are short. What is longer is a text that a template adds.
 const MAX_MARK_BYTES: usize = 128;
@@ -32,7 +33,7 @@ const MAX_MARK_BYTES: usize = 128;
 pub(super) fn read(template: &PromptTemplate) -> (Option<Tags>, CallFormat) {
     let probe = Probe { template };
     let thinking = probe.thinking();
-    let calls = if template.has_tools() { probe.calls(thinking.as_ref()) } else { None };
+    let calls = if template.abilities().tools { probe.calls(thinking.as_ref()) } else { None };
     let calls = calls.unwrap_or_else(|| match template.mentions(HERMES.0) {
         true => CallFormat { open: HERMES.0.into(), closers: vec![HERMES.1.into()], ..CallFormat::default() },
         false => CallFormat::default(),

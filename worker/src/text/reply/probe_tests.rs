@@ -1,5 +1,6 @@
 //! What is read off templates that are written as those of several families are.
 
+use lode_model::prompt_template::JinjaSource;
 use serde_json::json;
 
 use super::calls::Shape;
@@ -11,7 +12,9 @@ fn jinja(source: &str) -> PromptTemplate {
     let names =
         [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(key, text)| (key.to_owned(), text.to_owned()));
     let special = SpecialTokens { names: names.into(), ..SpecialTokens::default() };
-    PromptTemplate::Jinja(Box::new(ChatTemplate::new(source, None, &special).unwrap()))
+    PromptTemplate::Jinja(Box::new(
+        ChatTemplate::new(JinjaSource { chat: source, tool_use: None }, &special).unwrap(),
+    ))
 }
 
 fn go(source: &str) -> PromptTemplate {
