@@ -172,7 +172,7 @@ async fn models_are_loaded_listed_and_stopped() {
     let out = lode.run(&["run", "team/demo", "What is 40 plus 41?"]).await.ok();
     assert!(!out.stdout.trim().is_empty(), "{out:?}");
     let listed = registry.get("/api/ps").await.expect(200).json();
-    assert!(listed["models"][0]["name"].as_str().unwrap().contains("team/demo"), "{listed}");
+    assert_eq!(listed["models"][0]["name"], "team/demo:latest", "{listed}");
     assert!(lode.run(&["ps"]).await.ok().stdout.contains("team/demo"));
     lode.run(&["stop", "team/demo"]).await.ok();
     until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) }).await;

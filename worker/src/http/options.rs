@@ -102,7 +102,8 @@ fn wrong(key: &str, kind: &str) -> Error {
 }
 
 fn float(key: &str, value: &Value) -> Result<f32, Error> {
-    value.as_f64().map(|value| value as f32).ok_or_else(|| wrong(key, "float32"))
+    let number = value.as_f64().map(|value| value as f32);
+    number.filter(|number| number.is_finite()).ok_or_else(|| wrong(key, "float32"))
 }
 
 fn integer(key: &str, value: &Value) -> Result<i64, Error> {
@@ -168,6 +169,7 @@ mod tests {
         check(json!({"num_ctx": "x"}), "option \"num_ctx\" must be of type integer");
         check(json!({"seed": 1.5}), "option \"seed\" must be of type integer");
         check(json!({"top_p": "0.9"}), "option \"top_p\" must be of type float32");
+        check(json!({"temperature": 1e300}), "option \"temperature\" must be of type float32");
         check(json!({"stop": [1]}), "option \"stop\" must be of type string array");
         assert!(options(&[json!({"stop": vec!["x"; 65]})]).is_err());
     }

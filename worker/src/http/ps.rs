@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
+use lode_model::reference::Repository;
 use serde_json::{Value, json};
 
 use super::Api;
@@ -15,10 +16,21 @@ pub(super) async fn ps(State(api): State<Api>, _: Authorized) -> Response {
     stream::json(StatusCode::OK, &json!({ "models": models }))
 }
 
+/// As lists of models say it, which clients compare it with: whoever asked first may have left the tag out, or written `library/`.
+fn listed_name(repository: &Repository, asked: &str) -> String {
+    if let Some((_, digest)) = asked.rsplit_once('@') {
+        return format!("{repository}@{digest}");
+    }
+    let last = asked.rsplit('/').next().unwrap_or(asked);
+    let tag = last.split_once(':').map_or("latest", |(_, tag)| tag);
+    format!("{repository}:{tag}")
+}
+
 fn model(model: &Snapshot) -> Value {
+    let name = listed_name(&model.repository, &model.name);
     json!({
-        "name": model.name,
-        "model": model.name,
+        "name": name,
+        "model": name,
         "size": model.size_bytes,
         "digest": model.digest.hex(),
         "details": {
@@ -33,4 +45,21 @@ fn model(model: &Snapshot) -> Value {
         "size_vram": 0,
         "context_length": model.context_length,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for (repository, asked, expect) in [
+            ("mini", "mini", "mini:latest"),
+            ("mini", "registry.ollama.ai/library/Mini:8B", "mini:8B"),
+            ("team/sub/mini", "team/sub/mini", "team/sub/mini:latest"),
+            ("team/mini", "team/mini@sha256:00", "team/mini@sha256:00"),
+        ] {
+            assert_eq!(listed_name(&repository.parse().unwrap(), asked), expect);
+        }
+    }
 }
