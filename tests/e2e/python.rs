@@ -1,11 +1,11 @@
 //! Python's packages as judges: what the gguf package reads from a file is what comes out of here, and llama.cpp, which
-//! xllamacpp carries, answers from files that were made here as it should.
+//! xllamacpp carries, answers from files that were made here as it should; and as clients: OpenAI's library, with tools.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use lode_tests::checkpoint::{demo, demo_in_fp8};
+use lode_tests::checkpoint::{demo, demo_in_fp8, reciting};
 use lode_tests::clients;
 use lode_tests::server::Server;
 use serde_json::{Value, json};
@@ -170,4 +170,39 @@ async fn sentences_have_their_known_vectors() {
         .await
         .expect(400);
     assert!(refused.json()["error"].as_str().unwrap().contains("does not support generate"));
+}
+
+/// Qwen's way to write calls. What the model says next it sees from the last token: whether a question or a result is to be answered.
+const WITH_TOOLS: &str = r#"{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == "assistant" %}
+{{- '<told>' if messages[loop.index0 - 1].role == 'tool' else '<ask>' }}{{ message.content }}
+{%- for call in message.tool_calls %}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}\n</tool_call>' }}
+{%- endfor %}<|end|>
+{%- else %}{{ message.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<told>' if messages[-1].role == 'tool' else '<ask>' }}{% endif %}"#;
+
+#[tokio::test]
+async fn openai_s_library_has_a_tool_called() {
+    let Some(python) = clients::python("openai_s_library_has_a_tool_called") else { return };
+    let server = with_model().await;
+    let folder = server.folder().path().join("weather");
+    let call = [
+        "<tool_call>\n",
+        "{\"name\": \"look\", ",
+        "\"arguments\": {\"city\": \"Par",
+        "is\"}}",
+        "\n</tool_call>",
+    ];
+    reciting(&folder, WITH_TOOLS, &[("<ask>", &call), ("<told>", &["Sunny", " and", " warm", "."])]);
+    server.lode().create("team/weather", &folder, &[]).await.ok();
+    let shown = server.registry().post_json("/api/show", &json!({"model": "team/weather"})).await.expect(200);
+    assert_eq!(shown.json()["capabilities"], json!(["completion", "tools"]));
+    let base = format!("{}/v1", server.url());
+    let output =
+        Command::new(&python).arg(script("openai_tools.py")).args([&base, "team/weather"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

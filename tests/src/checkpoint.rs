@@ -44,6 +44,76 @@ pub fn demo_relative(to: &Path, changed_tensor: &str) {
     fs::write(&path, bytes).expect("changed weights");
 }
 
+/// Writes a model that recites: behind the special token that a prompt ends with it says the answer of that cue, piece by piece. It is a Llama
+/// whose one layer adds nothing, so that the next token follows from the last one alone. No two pieces may be alike.
+pub fn reciting(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
+    const WIDTH: usize = 64;
+    let mut tokens = vec!["<|end|>"];
+    let mut next = vec![0];
+    for (cue, pieces) in answers {
+        tokens.push(cue);
+        tokens.extend_from_slice(pieces);
+        next.extend(next.len() + 1..=next.len() + pieces.len());
+        next.push(0);
+    }
+    assert!(tokens.len() <= WIDTH, "a token has a number of its own in every row");
+    let is_special = |token: &&str| *token == tokens[0] || answers.iter().any(|(cue, _)| cue == token);
+    // The alphabet of bytes has letters of its own for blanks and line ends.
+    let spelled = |token: &str| token.replace(' ', "\u{120}").replace('\n', "\u{10A}");
+    let vocabulary: BTreeMap<String, usize> =
+        tokens.iter().enumerate().map(|(id, token)| (spelled(token), id)).collect();
+    let added = tokens.iter().enumerate().filter(|(_, token)| is_special(token)).map(|(id, token)| {
+        json!({"id": id, "content": token, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false})
+    });
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": added.collect::<Value>(), "pre_tokenizer": bytes, "decoder": bytes,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    });
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": WIDTH,
+        "intermediate_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+        "head_dim": WIDTH, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "vocab_size": tokens.len(), "tie_word_embeddings": false, "eos_token_id": 0,
+    });
+    let (rows, width) = (tokens.len() as u64, WIDTH as u64);
+    let one_in_each_row = |column: &dyn Fn(usize) -> Option<usize>| {
+        let mut values = vec![0.0; tokens.len() * WIDTH];
+        (0..tokens.len())
+            .for_each(|row| column(row).into_iter().for_each(|at| values[row * WIDTH + at] = 1.0));
+        values
+    };
+    // The end follows on many: what is likeliest behind them is it, as no other row knows them.
+    let mut head = one_in_each_row(&|row| next.iter().position(|after| *after == row));
+    next.iter().enumerate().filter(|(_, after)| **after == 0).for_each(|(token, _)| head[token] = 1.0);
+    let square = [width, width];
+    let nothing = || vec![0.0; WIDTH * WIDTH];
+    let mut tensors: Vec<(String, &[u64], Vec<f32>)> = ["q", "k", "v", "o"]
+        .map(|name| (format!("model.layers.0.self_attn.{name}_proj.weight"), &square[..], nothing()))
+        .into();
+    tensors.extend(
+        ["gate", "up", "down"]
+            .map(|name| (format!("model.layers.0.mlp.{name}_proj.weight"), &square[..], nothing())),
+    );
+    let table = [rows, width];
+    tensors.push(("model.embed_tokens.weight".to_owned(), &table, one_in_each_row(&Some)));
+    tensors.push(("lm_head.weight".to_owned(), &table, head));
+    for norm in ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"] {
+        tensors.push((format!("{norm}.weight"), &square[..1], vec![1.0; WIDTH]));
+    }
+    let tensors: Vec<_> =
+        tensors.iter().map(|(name, shape, values)| (name.as_str(), *shape, values.clone())).collect();
+    fs::create_dir_all(to).expect("a folder");
+    let write = |name: &str, bytes: Vec<u8>| fs::write(to.join(name), bytes).expect("a file");
+    write("model.safetensors", safetensors(&tensors));
+    write("config.json", config.to_string().into_bytes());
+    write("tokenizer.json", tokenizer.to_string().into_bytes());
+    write("tokenizer_config.json", json!({"eos_token": tokens[0]}).to_string().into_bytes());
+    write("chat_template.jinja", template.as_bytes().to_vec());
+}
+
 /// One tensor of a safetensors file: what its header says, offsets counted from the start of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
