@@ -29,6 +29,8 @@ pub enum TemplateError {
     Raised(String),
     #[error("the chat template fails: {}", describe(.0))]
     Render(#[source] Error),
+    #[error("the prompt that the chat template makes is longer than {MAX_OUTPUT_BYTES} bytes")]
+    TooLong,
     #[error("the prompt template fails: {0}")]
     Go(#[source] lode_model::go_template::ExecError),
 }
@@ -152,6 +154,7 @@ impl ChatTemplate {
             Ok(_) => Ok(String::from_utf8_lossy(&output.0).into_owned()),
             Err(error) => Err(match raised(&error) {
                 Some(message) => TemplateError::Raised(message),
+                None if error.kind() == ErrorKind::WriteFailure => TemplateError::TooLong,
                 None => TemplateError::Render(error),
             }),
         }
@@ -328,7 +331,7 @@ struct Capped(Vec<u8>);
 impl io::Write for Capped {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the prompt is too long"));
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "too long"));
         }
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -421,7 +424,7 @@ mod tests {
         check("{% for", "cannot be read");
         check("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "fuel");
         check("{% include '/etc/passwd' %}", "fails");
-        check("{% for i in range(60000) %}{{ 'x' * 1000 }}{% endfor %}", "fails");
+        check("{% for i in range(60000) %}{{ 'x' * 1000 }}{% endfor %}", "is longer than 16777216 bytes");
         check("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
     }
 
