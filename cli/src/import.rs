@@ -175,8 +175,7 @@ fn not_importable(error: &ImportError) -> Failure {
             .hint("a GGUF of floats becomes another GGUF: q8_0, q4_K_M or another of `lode create --help`"),
         ImportError::AlreadyQuantised { .. }
         | ImportError::Fp8 { .. }
-        | ImportError::Blocks { .. }
-        | ImportError::Rotated
+        | ImportError::Blocks(_)
         | ImportError::Convert(ConvertError::Quantised { .. })
         | ImportError::QuantizeOnnx { .. } => failure.hint("leave --quantize out"),
         _ => failure,

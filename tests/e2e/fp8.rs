@@ -1,7 +1,7 @@
 //! A checkpoint of FP8, as large models are published: stored as it is it comes back and is refused by a worker; quantised on
 //! the way it runs, and says nothing of what it was.
 
-use lode_tests::checkpoint::{demo, demo_expected, demo_in_fp8, read_folder};
+use lode_tests::checkpoint::{demo, demo_expected, demo_in_fp8, f32_values, read_folder, tensors_of};
 use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
@@ -17,6 +17,46 @@ async fn what_is_stored_as_fp8_comes_back_and_is_not_run() {
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/fp8", "--to", back.to_str().unwrap()]).await.ok();
     assert!(read_folder(&back) == read_folder(&source));
+
+    // Its tensors are what they stand for: listed with their scales, and exported as their products.
+    let listed = lode.run(&["tensor", "ls", "team/fp8"]).await.ok().stdout;
+    assert!(listed.contains("F8_E4M3 g128x128") && !listed.contains("scale_inv"), "{listed}");
+    let shown = lode.run(&["show", "team/fp8", "--json"]).await.ok().json();
+    assert_eq!(shown["parameters"], 4_196_608, "{shown}");
+    let name = "model.layers.0.mlp.down_proj.weight";
+    let weights = std::fs::read(source.join("model.safetensors")).unwrap();
+    let stored = tensors_of(&weights);
+    let bytes = |name: &str| &weights[stored[name].begin..stored[name].end];
+    let scales = f32_values("F32", bytes(&format!("{name}_scale_inv")));
+    let value = |(at, code): (usize, &u8)| {
+        let (row, column) = (at / 768, at % 768);
+        let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+        let magnitude = match exponent {
+            0 => fraction / 512.0,
+            _ => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
+        };
+        let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+        sign * magnitude * scales[row / 128 * 6 + column / 128]
+    };
+    let expect: Vec<f32> = bytes(name).iter().enumerate().map(value).collect();
+    let out = server.folder().path().join("out.safetensors");
+    let export = ["tensor", "export", "team/fp8", name, "--to", out.to_str().unwrap()];
+    lode.run(&[&export[..], &["--dtype", "f32"]].concat()).await.ok();
+    let exported = std::fs::read(&out).unwrap();
+    let tensor = &tensors_of(&exported)[name];
+    assert!(f32_values(&tensor.dtype, &exported[tensor.begin..tensor.end]) == expect);
+    lode.run(&export).await.ok();
+    let exported = std::fs::read(&out).unwrap();
+    let tensors = tensors_of(&exported);
+    for name in [name.to_owned(), format!("{name}_scale_inv")] {
+        assert!(exported[tensors[&name].begin..tensors[&name].end] == *bytes(&name), "{name}");
+    }
+    // A GGUF of float32 holds the same values.
+    lode.create("team/floats", &source, &["--quantize", "f32"]).await.ok();
+    let compared = lode.run(&["diff", "team/fp8", "team/floats", "--all"]).await.ok().stdout;
+    let same = |line: &str| line.starts_with("same values") && line.contains(name);
+    assert!(compared.lines().any(same) && compared.contains(" 0 changed"), "{compared}");
+
     // Its codes without their scales are other numbers; no worker computes with them.
     let run = lode.run(&["run", "team/fp8", "hello"]).await;
     run.refused(&["model.layers.0.", "F8_E4M3"]);
@@ -75,7 +115,7 @@ async fn quantised_from_fp8_it_runs() {
     let path = source.join("model.safetensors");
     let mut weights = std::fs::read(&path).unwrap();
     let name = "model.layers.1.mlp.up_proj.weight_scale_inv";
-    let at = lode_tests::checkpoint::tensors_of(&weights)[name].begin;
+    let at = tensors_of(&weights)[name].begin;
     weights[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(&path, weights).unwrap();
     for kind in ["mxfp8", "Q8_0"] {

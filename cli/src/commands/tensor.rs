@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt};
 use lode_model::{
     digest::Digest,
     safetensors::{self, Dtype},
-    tensor::{Part, TensorInfo},
+    tensor::{Part, Scaling, TensorInfo},
 };
 use serde::{Deserialize, Serialize};
 
@@ -47,9 +47,12 @@ pub(crate) async fn list(connection: &Connection, args: TensorLs) -> Outcome {
         .iter()
         .map(|tensor| {
             let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
-            let dtype = match &tensor.quantisation {
-                Some(quantisation) => format!("{} g{}", tensor.dtype, quantisation.group_size),
-                None => tensor.dtype.clone(),
+            let dtype = match (&tensor.quantisation, &tensor.scaling) {
+                (Some(quantisation), _) => format!("{} g{}", tensor.dtype, quantisation.group_size),
+                (None, Some(Scaling { block: [rows, columns], .. })) => {
+                    format!("{} g{rows}x{columns}", tensor.dtype)
+                }
+                (None, None) => tensor.dtype.clone(),
             };
             vec![
                 tensor.name.clone(),
@@ -149,13 +152,16 @@ impl Export {
     /// The arrays as they lie in the registry, companions of quantised weights beside them, with the metadata that makes the file readable again.
     fn add_stored(&mut self, tensor: &TensorInfo) -> Outcome {
         let parts = &tensor.parts;
-        self.add_part(tensor, tensor.name.clone(), &parts.weight)?;
+        self.add_part(tensor, tensor.name.clone(), &parts.weight, &tensor.digest)?;
         for (suffix, part) in
             [("scale", &parts.scale), ("bias", &parts.bias), ("global_scale", &parts.global_scale)]
         {
             if let Some(part) = part {
-                self.add_part(tensor, format!("{}.{suffix}", tensor.name), part)?;
+                self.add_part(tensor, format!("{}.{suffix}", tensor.name), part, &tensor.digest)?;
             }
+        }
+        if let Some(scaling) = &tensor.scaling {
+            self.add_part(tensor, scaling.name.clone(), &scaling.part, &scaling.digest)?;
         }
         if let Some(quantisation) = &tensor.quantisation {
             self.metadata.insert(format!("{}.quant_type", tensor.name), quantisation.kind.to_string());
@@ -164,7 +170,7 @@ impl Export {
         Ok(())
     }
 
-    fn add_part(&mut self, tensor: &TensorInfo, name: String, part: &Part) -> Outcome {
+    fn add_part(&mut self, tensor: &TensorInfo, name: String, part: &Part, digest: &Digest) -> Outcome {
         let size_bytes = self.add(name, part.dtype, part.shape.clone())?;
         let end = part.offset.checked_add(size_bytes).filter(|_| size_bytes == part.size_bytes);
         let end = end
@@ -172,7 +178,7 @@ impl Export {
         let mut at = part.offset;
         while at < end {
             let next = end.min(at + PIECE_BYTES);
-            self.pieces.push(Piece::Stored { digest: tensor.digest.clone(), range: at..next });
+            self.pieces.push(Piece::Stored { digest: digest.clone(), range: at..next });
             at = next;
         }
         Ok(())
@@ -216,15 +222,14 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
     match piece {
         Piece::Stored { digest, range } => Ok(get(&digest, range).await?),
         Piece::Decoded(tensor) => {
-            let mut parts = Vec::new();
-            for part in tensor.parts.iter() {
-                let end = part.offset.checked_add(part.size_bytes).ok_or_else(|| {
-                    Failure::new(format!("the server describes tensor `{}` wrongly", tensor.name))
-                })?;
-                parts.push(get(&tensor.digest, part.offset..end).await?);
+            let wrong = || Failure::new(format!("the server describes tensor `{}` wrongly", tensor.name));
+            let mut read = Vec::new();
+            for run in tensor.runs().ok_or_else(wrong)? {
+                let end = run.offset.checked_add(run.size_bytes).ok_or_else(wrong)?;
+                read.push(get(run.digest, run.offset..end).await?);
             }
             let decode = move || {
-                let slices: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
+                let slices: Vec<&[u8]> = read.iter().map(|bytes| &bytes[..]).collect();
                 let values = tensor
                     .decode_f32(&slices)
                     .map_err(|error| Failure::because(format!("tensor `{}`", tensor.name), &error))?;

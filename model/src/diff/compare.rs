@@ -6,7 +6,8 @@ use std::io;
 use super::Change;
 use crate::quant::DecodeError;
 use crate::read_at::ReadAt;
-use crate::tensor::TensorInfo;
+use crate::safetensors::Dtype;
+use crate::tensor::{Run, TensorInfo};
 
 /// Elements that are decoded at a time, of each side.
 const CHUNK_ELEMENTS: u64 = 1 << 20;
@@ -42,10 +43,18 @@ pub enum CompareError {
     Read(#[source] io::Error),
 }
 
+/// Where a tensor's bytes are.
+#[derive(Clone, Copy)]
+pub struct Blobs<'a> {
+    pub weight: &'a dyn ReadAt,
+    /// Of a tensor that has scales elsewhere.
+    pub scales: Option<&'a dyn ReadAt>,
+}
+
 /// Compares two tensors. `change` says what has to be done to each side's values first.
 pub fn compare(
-    (here, here_blob): (&TensorInfo, &dyn ReadAt),
-    (there, there_blob): (&TensorInfo, &dyn ReadAt),
+    (here, here_blobs): (&TensorInfo, Blobs<'_>),
+    (there, there_blobs): (&TensorInfo, Blobs<'_>),
     change: (Change, Change),
 ) -> Result<Difference, CompareError> {
     if here.shape != there.shape {
@@ -53,7 +62,8 @@ pub fn compare(
     }
     let alike = (&here.dtype, here.quantisation) == (&there.dtype, there.quantisation)
         && change == (Change::None, Change::None)
-        && here.parts.global_scale.is_some() == there.parts.global_scale.is_some();
+        && here.parts.global_scale.is_some() == there.parts.global_scale.is_some()
+        && scaled_as(here) == scaled_as(there);
     let mut sums = Sums { same_bytes: alike, ..Sums::default() };
     for (first, count) in steps(here, change)? {
         let (ours, theirs) = match count {
@@ -63,7 +73,7 @@ pub fn compare(
             }
             None => (here.clone(), there.clone()),
         };
-        let (ours_bytes, theirs_bytes) = (read(&ours, here_blob)?, read(&theirs, there_blob)?);
+        let (ours_bytes, theirs_bytes) = (read(&ours, here_blobs)?, read(&theirs, there_blobs)?);
         if alike && ours_bytes == theirs_bytes {
             // The same in both, they still weigh against what differs; values that have no number are the same all the same.
             if let Ok(values) = decode(&ours, &ours_bytes) {
@@ -79,6 +89,11 @@ pub fn compare(
         sums.add(&values(&ours, &ours_bytes, change.0)?, &values(&theirs, &theirs_bytes, change.1)?);
     }
     Ok(sums.finish())
+}
+
+/// What tells how the bytes of scales are to be taken.
+fn scaled_as(tensor: &TensorInfo) -> Option<(Dtype, [u64; 2])> {
+    tensor.scaling.as_ref().map(|scaling| (scaling.part.dtype, scaling.block))
 }
 
 /// The first row and how many for each step; no count for what is decoded whole.
@@ -102,16 +117,20 @@ fn steps(tensor: &TensorInfo, change: (Change, Change)) -> Result<Vec<(u64, Opti
     Ok(starts.map(|first| (first, Some(step.min(rows - first)))).collect())
 }
 
-fn read(tensor: &TensorInfo, blob: &dyn ReadAt) -> Result<Vec<Vec<u8>>, CompareError> {
-    let part = |part: &crate::tensor::Part| {
+fn read(tensor: &TensorInfo, blobs: Blobs<'_>) -> Result<Vec<Vec<u8>>, CompareError> {
+    let parts = tensor.parts.iter().count();
+    let run = |(at, run): (usize, Run<'_>)| {
+        let blob = if at < parts { Some(blobs.weight) } else { blobs.scales };
+        let blob = blob.ok_or(io::ErrorKind::NotFound)?;
         // A description that asks for more than there is fails before anything is set aside for it.
-        let is_there = part.offset.checked_add(part.size_bytes).is_some_and(|end| end <= blob.len());
-        let len = usize::try_from(part.size_bytes).ok().filter(|_| is_there);
+        let is_there = run.offset.checked_add(run.size_bytes).is_some_and(|end| end <= blob.len());
+        let len = usize::try_from(run.size_bytes).ok().filter(|_| is_there);
         let mut bytes = vec![0; len.ok_or(io::ErrorKind::UnexpectedEof)?];
-        blob.read_at(part.offset, &mut bytes)?;
+        blob.read_at(run.offset, &mut bytes)?;
         Ok(bytes)
     };
-    tensor.parts.iter().map(part).collect::<io::Result<_>>().map_err(CompareError::Read)
+    let runs = tensor.runs().ok_or(CompareError::Rows)?;
+    runs.into_iter().enumerate().map(run).collect::<io::Result<_>>().map_err(CompareError::Read)
 }
 
 fn decode(tensor: &TensorInfo, bytes: &[Vec<u8>]) -> Result<Vec<f32>, CompareError> {

@@ -6,7 +6,7 @@ mod names;
 
 use std::collections::{BTreeSet, HashMap};
 
-pub use compare::{CompareError, Difference, compare};
+pub use compare::{Blobs, CompareError, Difference, compare};
 
 use crate::digest::Digest;
 use crate::manifest::Manifest;
@@ -52,6 +52,7 @@ impl Pair<'_> {
         match (self.here, self.there) {
             (Some(here), Some(there)) => {
                 (&here.digest, &here.parts, &here.shape) == (&there.digest, &there.parts, &there.shape)
+                    && here.scaling == there.scaling
                     && self.change == (Change::None, Change::None)
             }
             _ => false,

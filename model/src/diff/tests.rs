@@ -1,6 +1,7 @@
 //! Pairs by name and by the conversion's names, and figures that can be worked out by hand.
 
 use super::*;
+use crate::read_at::ReadAt;
 use crate::safetensors::Dtype;
 use crate::tensor::{Part, Parts};
 
@@ -16,7 +17,18 @@ fn tensor(name: &str, dtype: Dtype, shape: &[u64], offset: u64) -> TensorInfo {
         offset,
         size_bytes,
         parts: Parts { weight, scale: None, bias: None, global_scale: None },
+        scaling: None,
     }
+}
+
+/// As [`super::compare`], of tensors whose bytes are all in one blob.
+fn compare(
+    here: (&TensorInfo, &dyn ReadAt),
+    there: (&TensorInfo, &dyn ReadAt),
+    change: (Change, Change),
+) -> Result<Difference, CompareError> {
+    let blobs = |weight| Blobs { weight, scales: None };
+    super::compare((here.0, blobs(here.1)), (there.0, blobs(there.1)), change)
 }
 
 fn f32s(values: &[f32]) -> Vec<u8> {

@@ -1,6 +1,5 @@
-//! Checkpoints of FP8: which array of scales belongs to which codes, by the names that their makers give them, and what says in
-//! config.json how. DeepSeek's and Qwen's have `X.weight_scale_inv`, those of compressed-tensors and ModelOpt `X.weight_scale`;
-//! whatever the name, codes are multiplied with them.
+//! Checkpoints of FP8, where something is made of them: every weight gets its scales, which then are no tensors any more, or the
+//! import is refused by the weight's name.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,18 +12,10 @@ use super::checkpoint::Checkpoint;
 use crate::convert::listed;
 use crate::quant::fp8::Grid;
 use crate::safetensors::Dtype;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, fp8};
 
-/// What a weight's name and that of its scales differ by.
-const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
-/// How the scales of other formats end; those may be E4M3 themselves.
-const OTHER_SCALES: [&str; 2] = ["_scale_2", ".scales"];
 /// Scales of what is computed, not of what is stored: here neither activations nor caches are FP8.
 const DROPPED: [&str; 5] = [".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale"];
-/// The blocks of those who say nothing of theirs.
-const BLOCK: [u64; 2] = [128, 128];
-/// The keys of config.json.
-const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 /// What ModelOpt says beside config.json, which is only about the weights as they were.
 const BESIDE: &str = "hf_quant_config.json";
 
@@ -89,7 +80,7 @@ pub(super) fn config_without(config: &[u8]) -> Option<Vec<u8>> {
     let mut config: Map<String, Value> = serde_json::from_slice(config).ok()?;
     let mut is_changed = false;
     let mut clear = |map: &mut Map<String, Value>| {
-        SECTIONS.iter().for_each(|key| is_changed |= map.shift_remove(*key).is_some());
+        fp8::SECTIONS.iter().for_each(|key| is_changed |= map.shift_remove(*key).is_some());
     };
     if let Some(Value::Object(text)) = config.get_mut("text_config") {
         clear(text);
@@ -104,8 +95,7 @@ pub(super) fn is_about(checkpoint: &Checkpoint, path: &str) -> bool {
 }
 
 fn is_weight(tensor: &Tensor) -> bool {
-    matches!(tensor.parts.weight.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
-        && !SCALES.iter().chain(&OTHER_SCALES).any(|end| tensor.name.ends_with(end))
+    fp8::is_weight(&tensor.name, tensor.parts.weight.dtype)
 }
 
 /// Every FP8 weight with its scales.
@@ -115,7 +105,7 @@ fn pairs(checkpoint: &Checkpoint) -> Result<Vec<Pair>, ImportError> {
     if weights.is_empty() {
         return Ok(Vec::new());
     }
-    let block = block(checkpoint.config.as_ref())?;
+    let block = fp8::block(checkpoint.config.as_ref())?;
     let mut homes: HashMap<&str, (usize, usize)> = HashMap::new();
     for (shard, tensors) in checkpoint.shards.iter().map(|shard| &shard.tensors).enumerate() {
         homes.extend(
@@ -141,7 +131,7 @@ fn pair(
     if tensor.parts.weight.dtype != Dtype::F8_E4M3 {
         return Err(wrong("which is not decoded".to_owned()));
     }
-    let names = SCALES.map(|end| format!("{}{end}", tensor.name));
+    let names = fp8::names(&tensor.name);
     let (name, at) = match names.each_ref().map(|name| homes.get(name.as_str())) {
         [Some(at), None] => (&names[0], *at),
         [None, Some(at)] => (&names[1], *at),
@@ -154,7 +144,7 @@ fn pair(
     };
     let home = &checkpoint.shards[at.0];
     let scale = &home.tensors[at.1].parts.weight;
-    if !matches!(scale.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0) {
+    if !fp8::allows_scale(scale.dtype) {
         return Err(wrong(format!(
             "whose scales `{name}` are {}, expected F32, BF16, F16 or F8_E8M0",
             scale.dtype
@@ -176,46 +166,4 @@ fn pair(
         grid,
     };
     Ok(Pair { weight: tensor.name.clone(), at, scales })
-}
-
-/// Rows and columns that share a scale, by config.json.
-fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], ImportError> {
-    let text = config.and_then(|config| config.get("text_config")?.as_object());
-    let sections =
-        config.into_iter().chain(text).flat_map(|map| SECTIONS.iter().filter_map(|key| map.get(*key)));
-    let mut found: Option<[u64; 2]> = None;
-    for section in sections {
-        let rotated = section.get("transform_config").and_then(|said| said.get("config_groups")?.as_object());
-        if rotated.is_some_and(|groups| !groups.is_empty()) {
-            return Err(ImportError::Rotated);
-        }
-        let groups = section.get("config_groups").and_then(Value::as_object);
-        let structures = groups
-            .into_iter()
-            .flat_map(Map::values)
-            .filter_map(|group| group.get("weights")?.get("block_structure"));
-        for said in
-            section.get("weight_block_size").into_iter().chain(structures).filter(|said| !said.is_null())
-        {
-            let wrong = || ImportError::Blocks { found: said.to_string().chars().take(40).collect() };
-            let size = size(said).ok_or_else(wrong)?;
-            if *found.get_or_insert(size) != size {
-                return Err(wrong());
-            }
-        }
-    }
-    Ok(found.unwrap_or(BLOCK))
-}
-
-/// `[128, 128]`, or as older files have it `"128x128"`.
-fn size(said: &Value) -> Option<[u64; 2]> {
-    let size = match said {
-        Value::String(text) => {
-            let (rows, columns) = text.split_once('x')?;
-            [rows.parse().ok()?, columns.parse().ok()?]
-        }
-        list => <[u64; 2]>::try_from(list.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<_>>>()?)
-            .ok()?,
-    };
-    (!size.contains(&0)).then_some(size)
 }

@@ -39,6 +39,7 @@ use crate::media_type;
 pub use crate::read_at::ReadAt;
 use crate::safetensors::HeaderError;
 use crate::tensor::TensorError;
+use crate::tensor::fp8::BlockError;
 use finish::{FileRecipe, Origin};
 use layer::Piece;
 
@@ -105,12 +106,8 @@ pub enum ImportError {
     AlreadyQuantised { path: String, tensor: String },
     #[error("`{path}` holds `{tensor}` of {dtype}, {problem}")]
     Fp8 { path: String, tensor: String, dtype: String, problem: String },
-    #[error("`config.json` gives the blocks of FP8 weights as {found}, expected one size of two numbers")]
-    Blocks { found: String },
-    #[error(
-        "`config.json` has a `transform_config`: its weights are rotated, which is not undone; import it as it is"
-    )]
-    Rotated,
+    #[error(transparent)]
+    Blocks(#[from] BlockError),
     #[error("`{path}` makes this an image model, whose components are not quantised; import it as it is")]
     ImageModel { path: &'static str },
     #[error("`{path}` is malformed")]

@@ -49,6 +49,11 @@ impl Grid {
         }
     }
 
+    /// Rows and columns that share a scale.
+    pub fn block(&self) -> [u64; 2] {
+        [self.block_rows, self.block_columns]
+    }
+
     /// The position of an element's scale.
     fn scale_of(&self, element: u64) -> u64 {
         let (row, column) = (element / self.columns, element % self.columns);

@@ -30,7 +30,7 @@ pub struct Stored<'a> {
 }
 
 /// Why stored bytes cannot be decoded.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DecodeError {
     #[error("values of {dtype} cannot be decoded to float32")]
     Dtype { dtype: Dtype },
@@ -38,6 +38,10 @@ pub enum DecodeError {
     Length { part: &'static str, found: usize, expected: usize },
     #[error("scales of {dtype} do not belong to {kind}")]
     Scale { kind: Kind, dtype: Dtype },
+    #[error(transparent)]
+    Fp8(#[from] fp8::Fp8Error),
+    #[error("scales of shape {scales:?} do not go with a tensor of {tensor:?}")]
+    Scales { tensor: Vec<u64>, scales: Vec<u64> },
     #[error("{elements} elements of {kind} do not fall into groups of {group_size}")]
     Group { kind: Kind, group_size: u32, elements: usize },
 }

@@ -1,14 +1,16 @@
 //! Tensors as they lie in blobs: which bytes of which blob are a weight, its scales and its biases.
 //! Reads every spelling of a tensor blob, and whole safetensors files, from their checked headers.
 
+pub mod fp8;
 mod read;
 
 use serde::{Deserialize, Serialize};
 
+pub use fp8::Scaling;
 pub use read::{TensorError, read_blob, read_plain};
 
 use crate::digest::Digest;
-use crate::quant::{self, DecodeError, Quantisation, Stored};
+use crate::quant::{self, DecodeError, Quantisation, Stored, float};
 use crate::safetensors::Dtype;
 
 /// A run of bytes in a blob that is one stored array.
@@ -68,6 +70,17 @@ pub struct TensorInfo {
     /// Of the weight and its companions together.
     pub size_bytes: u64,
     pub parts: Parts,
+    /// The scales of FP8, which may lie in another blob.
+    #[serde(rename = "scales", default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
+}
+
+/// Bytes of a blob.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run<'a> {
+    pub digest: &'a Digest,
+    pub offset: u64,
+    pub size_bytes: u64,
 }
 
 impl Tensor {
@@ -141,6 +154,7 @@ impl Tensor {
             digest,
             offset: self.parts.weight.offset,
             parts: self.parts,
+            scaling: None,
         }
     }
 }
@@ -155,19 +169,61 @@ impl TensorInfo {
         let (shape, parts) = rows(&self.shape, &self.parts, first, count)?;
         let size_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.size_bytes));
         let offset = parts.weight.offset;
-        Some(TensorInfo { shape, parts, offset, size_bytes, ..self.clone() })
+        let mut scaling = self.scaling.clone();
+        if let Some(scaling) = &mut scaling {
+            let before = first.checked_mul(self.shape.last().copied().unwrap_or(1))?;
+            let (whole, start) = scaling.cut.take().unwrap_or_else(|| (self.shape.clone(), 0));
+            scaling.cut = Some((whole, start.checked_add(before)?));
+        }
+        Some(TensorInfo { shape, parts, offset, size_bytes, scaling, ..self.clone() })
     }
 
-    /// Decodes it from the bytes of its parts, in the order of [`Parts::iter`].
-    pub fn decode_f32(&self, parts: &[&[u8]]) -> Result<Vec<f32>, DecodeError> {
-        let mut bytes = parts.iter().copied();
+    /// What has to be read to decode it: its parts in the order of [`Parts::iter`], then the scales that its elements have. `None`
+    /// where the scales cannot be its own.
+    pub fn runs(&self) -> Option<Vec<Run<'_>>> {
+        let part =
+            |part: &Part| Run { digest: &self.digest, offset: part.offset, size_bytes: part.size_bytes };
+        let mut runs: Vec<Run<'_>> = self.parts.iter().map(part).collect();
+        if let Some(scaling) = &self.scaling {
+            let (grid, first) = scaling.grid(&self.shape)?;
+            let scales = grid.scales(first, self.elements());
+            let width = scaling.part.dtype.bitsize() as u64 / 8;
+            runs.push(Run {
+                digest: &scaling.digest,
+                offset: scaling.part.offset.checked_add(scales.start.checked_mul(width)?)?,
+                size_bytes: (scales.end - scales.start).checked_mul(width)?,
+            });
+        }
+        Some(runs)
+    }
+
+    /// Decodes it from the bytes of its [`TensorInfo::runs`].
+    pub fn decode_f32(&self, runs: &[&[u8]]) -> Result<Vec<f32>, DecodeError> {
+        let mut bytes = runs.iter().copied();
         let weight = bytes.next().unwrap_or_default();
+        if let Some(scaling) = &self.scaling {
+            return scaled(&self.shape, scaling, weight, bytes.next().unwrap_or_default());
+        }
         let mut next = |there: bool| if there { bytes.next() } else { None };
         let scale = next(self.parts.scale.is_some());
         let bias = next(self.parts.bias.is_some());
         let global = next(self.parts.global_scale.is_some());
         quant::decode_f32(&stored(&self.parts, self.quantisation, weight, scale, bias, global)?)
     }
+}
+
+fn scaled(shape: &[u64], scaling: &Scaling, codes: &[u8], scales: &[u8]) -> Result<Vec<f32>, DecodeError> {
+    let unfit = || DecodeError::Scales { tensor: shape.to_vec(), scales: scaling.part.shape.clone() };
+    let (grid, first) = scaling.grid(shape).ok_or_else(unfit)?;
+    let dtype = scaling.part.dtype;
+    if !fp8::allows_scale(dtype) {
+        return Err(DecodeError::Dtype { dtype });
+    }
+    let mut factors = vec![0.0; scales.len() * 8 / dtype.bitsize()];
+    float::decode_f32_into(dtype, scales, &mut factors)?;
+    let mut out = vec![0.0; codes.len()];
+    grid.decode(first, codes, &factors, &mut out)?;
+    Ok(out)
 }
 
 fn stored<'a>(

@@ -198,3 +198,96 @@ fn rows_of_a_tensor() {
     assert_eq!(tensor.rows(u64::MAX, 2), None);
     assert!(tensor.decode_f32(&[0; 10]).is_err());
 }
+
+/// A weight of FP8 and its scales, each in a blob of its own, as the index has them.
+fn fp8(shape: &[u64], scale_shape: &[u64], config: &str) -> (Vec<TensorInfo>, Vec<u8>, Vec<u8>) {
+    let count = |shape: &[u64]| shape.iter().product::<u64>();
+    let codes: Vec<u8> = (0..count(shape)).map(|at| (at * 31 % 127 + at % 2 * 128) as u8).collect();
+    let scales: Vec<u8> = (0..count(scale_shape)).flat_map(|at| (0.5 + at as f32).to_le_bytes()).collect();
+    let array = |name: &str, dtype: Dtype, shape: &[u64], offset: u64| {
+        let weight =
+            Part { dtype, shape: shape.to_vec(), offset, size_bytes: byte_size(dtype, shape).unwrap() };
+        let parts = Parts { weight, scale: None, bias: None, global_scale: None };
+        let dtype = dtype.to_string();
+        Tensor { name: name.to_owned(), dtype, quantisation: None, shape: shape.to_vec(), parts }
+            .in_blob(Digest::sha256(name.as_bytes()))
+    };
+    let mut norm = vec![array("norm.weight", BF16, &[4], 0)];
+    let mut first = vec![array("a.weight", Dtype::F8_E4M3, shape, 3)];
+    let mut second = vec![array("a.weight_scale_inv", Dtype::F32, scale_shape, 5)];
+    super::fp8::fold(&mut [&mut norm, &mut second, &mut first], Some(config.as_bytes()));
+    let all = [norm, second, first].concat();
+    (all, [vec![9; 3], codes].concat(), [vec![9; 5], scales].concat())
+}
+
+#[test]
+fn scales_elsewhere_belong_to_their_weight() {
+    let config = r#"{"quantization_config":{"weight_block_size":[2,3]}}"#;
+    for (shape, scale_shape, block) in [
+        (&[5u64, 7][..], &[3u64, 3][..], [2, 3]),
+        (&[5, 7], &[], [5, 7]),
+        (&[5, 7], &[5, 1], [1, 7]),
+        (&[2, 5, 7], &[2, 3, 3], [2, 3]),
+    ] {
+        let (all, codes, scales) = fp8(shape, scale_shape, config);
+        let names: Vec<&str> = all.iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(names, ["norm.weight", "a.weight"]);
+        let tensor = &all[1];
+        let elements: usize = shape.iter().product::<u64>() as usize;
+        let scale_count = scale_shape.iter().product::<u64>() as usize;
+        assert_eq!(tensor.size_bytes as usize, elements + 4 * scale_count);
+        // As it is on the wire.
+        let json = serde_json::to_value(tensor).unwrap();
+        assert_eq!(json["scales"]["block"], serde_json::json!(block));
+        let tensor: TensorInfo = serde_json::from_value(json).unwrap();
+        let read = |tensor: &TensorInfo| {
+            let runs = tensor.runs().unwrap();
+            assert_eq!((runs.len(), runs[1].digest), (2, &Digest::sha256(b"a.weight_scale_inv")));
+            let cut =
+                |blob: &[u8], run: &Run| blob[run.offset as usize..][..run.size_bytes as usize].to_vec();
+            let (codes, scales) = (cut(&codes, &runs[0]), cut(&scales, &runs[1]));
+            tensor.decode_f32(&[&codes, &scales]).unwrap()
+        };
+        // By the definition: a code times the scale at its block's row and column.
+        let [rows, columns] = [shape[shape.len() - 2] as usize, 7];
+        let (down, across) = (rows.div_ceil(block[0]), columns.div_ceil(block[1]));
+        let expect: Vec<f32> = (0..elements)
+            .map(|at| {
+                let (row, column) = (at / columns, at % columns);
+                let scale = (row / rows * down + row % rows / block[0]) * across + column / block[1];
+                crate::quant::float::e4m3_to_f32(codes[3 + at]) * (0.5 + scale as f32)
+            })
+            .collect();
+        assert_eq!(read(&tensor), expect);
+        let all_rows = elements / columns;
+        for first in 0..all_rows {
+            for count in 1..=all_rows - first {
+                let some = tensor.rows(first as u64, count as u64).unwrap();
+                assert_eq!(read(&some), expect[first * columns..][..count * columns], "{first} {count}");
+                let last = some.rows(count as u64 - 1, 1).unwrap();
+                assert_eq!(read(&last), expect[(first + count - 1) * columns..][..columns]);
+            }
+        }
+    }
+    // What does not fit stays two arrays.
+    for (scale_shape, config) in [
+        (&[3u64, 2][..], config),
+        (&[3, 3], "{}"),
+        (&[3, 3], r#"{"quantization_config":{"weight_block_size":"all"}}"#),
+    ] {
+        let (all, ..) = fp8(&[5, 7], scale_shape, config);
+        assert!(
+            all.len() == 3 && all.iter().all(|tensor| tensor.scaling.is_none()),
+            "{scale_shape:?} {config}"
+        );
+    }
+    // A description from elsewhere that lies is an error, and no panic.
+    let (all, ..) = fp8(&[5, 7], &[3, 3], config);
+    for (key, value) in [("block", serde_json::json!([0, 0])), ("shape", serde_json::json!([9, 9]))] {
+        let mut json = serde_json::to_value(&all[1]).unwrap();
+        json["scales"][key] = value;
+        let tensor: TensorInfo = serde_json::from_value(json).unwrap();
+        assert_eq!(tensor.runs(), None);
+        assert!(tensor.decode_f32(&[&[0; 35], &[0; 36]]).is_err());
+    }
+}

@@ -3,8 +3,9 @@
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
-use lode_model::diff::{self, Change, CompareError, Difference, Hints, Weighed};
+use lode_model::diff::{self, Blobs, Change, CompareError, Difference, Hints, Weighed};
 use lode_model::manifest::Manifest;
+use lode_model::read_at::ReadAt;
 use lode_model::recognise::Artifact;
 use lode_model::reference::{Reference, Repository};
 use lode_model::tensor::TensorInfo;
@@ -12,6 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Registry;
+use super::read_at::BlobReader;
 use crate::Error;
 use crate::auth::Caller;
 use crate::error::chain;
@@ -207,6 +209,10 @@ impl Registry {
         };
         let ours = self.blob_reader(caller, left, &here.digest).await?;
         let theirs = self.blob_reader(caller, right, &there.digest).await?;
+        let (our_scales, their_scales) = (
+            self.scales_reader(caller, left, &here).await?,
+            self.scales_reader(caller, right, &there).await?,
+        );
         let (Some(ours), Some(theirs)) = (ours, theirs) else {
             record.note = Some("its blob is not here".to_owned());
             return Ok(record);
@@ -216,8 +222,12 @@ impl Registry {
         let work = tokio::task::spawn_blocking(move || {
             // Kept to the end, also when who asked is gone: the thread goes on.
             let _permit = permit;
-            let compared = diff::compare((&here, &ours), (&there, &theirs), pair.change);
-            match ours.failed().or(theirs.failed()) {
+            let left = Blobs { weight: &ours, scales: our_scales.as_ref().map(|blob| blob as &dyn ReadAt) };
+            let right =
+                Blobs { weight: &theirs, scales: their_scales.as_ref().map(|blob| blob as &dyn ReadAt) };
+            let compared = diff::compare((&here, left), (&there, right), pair.change);
+            let readers = [Some(ours), Some(theirs), our_scales, their_scales];
+            match readers.into_iter().flatten().find_map(BlobReader::failed) {
                 Some(error) => Err(error),
                 None => Ok(compared),
             }
@@ -238,6 +248,21 @@ impl Registry {
             Err(error) => record.note = Some(format!("its values cannot be compared: {}", chain(&error))),
         }
         Ok(record)
+    }
+}
+
+impl Registry {
+    /// The blob with the scales of a tensor that has some elsewhere.
+    async fn scales_reader(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        tensor: &TensorInfo,
+    ) -> Result<Option<BlobReader>, Error> {
+        match &tensor.scaling {
+            Some(scaling) => self.blob_reader(caller, repository, &scaling.digest).await,
+            None => Ok(None),
+        }
     }
 }
 

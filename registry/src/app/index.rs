@@ -11,7 +11,7 @@ use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::read_at::{ReadAt, Window};
 use lode_model::recognise::{Artifact, ModelFile, tar};
 use lode_model::reference::{Reference, Repository};
-use lode_model::tensor::TensorInfo;
+use lode_model::tensor::{self, TensorInfo};
 
 use super::{Registry, models};
 use crate::Error;
@@ -118,6 +118,10 @@ impl Registry {
             }
             _ => None,
         };
+        // Scales that lie apart from their weights are put to them; only of all files together it shows which are.
+        let mut lists: Vec<&mut Vec<TensorInfo>> = files.iter_mut().map(|file| &mut file.tensors).collect();
+        tensor::fp8::fold(&mut lists, checkpoint.as_deref());
+        let tensor_count = files.iter().map(|file| file.tensors.len()).sum::<usize>();
         let summary = index::summary(manifest, &artifact, config.as_deref(), checkpoint.as_deref(), &files);
         if let (None, Some(packed), true) =
             (&problem, artifact.packed(), tensor_count == 0 && summary.is_some())

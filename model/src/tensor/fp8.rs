@@ -1,0 +1,154 @@
+//! FP8 weights and the arrays of scales that belong to them, by the names that their makers give them and by what config.json
+//! says: DeepSeek's and Qwen's have `X.weight_scale_inv`, those of compressed-tensors and ModelOpt `X.weight_scale`. Whatever the
+//! name, codes are multiplied with them ([`crate::quant::fp8`]), and the two may lie in different files.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Part, TensorInfo};
+use crate::digest::Digest;
+use crate::quant::fp8::Grid;
+use crate::safetensors::Dtype;
+
+/// What a weight's name and that of its scales differ by.
+const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+/// How the scales of other formats end; those may be E4M3 themselves.
+const OTHER_SCALES: [&str; 2] = ["_scale_2", ".scales"];
+/// The blocks of those who say nothing of theirs.
+const BLOCK: [u64; 2] = [128, 128];
+/// The keys of config.json.
+pub(crate) const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
+
+/// The scales of a tensor's codes, an array of its own in any blob.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaling {
+    /// As its file calls it.
+    pub name: String,
+    pub digest: Digest,
+    #[serde(flatten)]
+    pub part: Part,
+    /// Rows and columns that share a scale.
+    pub block: [u64; 2],
+    /// Of rows cut out of a tensor: its shape, and their first element.
+    #[serde(skip)]
+    pub(super) cut: Option<(Vec<u64>, u64)>,
+}
+
+impl Scaling {
+    /// How they lie over a tensor of this shape, and its first element; `None` where they do not.
+    pub(super) fn grid(&self, shape: &[u64]) -> Option<(Grid, u64)> {
+        let (whole, first) =
+            self.cut.as_ref().map_or((shape, 0), |(whole, first)| (whole.as_slice(), *first));
+        Some((Grid::of(whole, &self.part.shape, self.block)?, first))
+    }
+}
+
+/// Whether a tensor is a weight of FP8, and no scale.
+pub(crate) fn is_weight(name: &str, dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
+        && !SCALES.iter().chain(&OTHER_SCALES).any(|end| name.ends_with(end))
+}
+
+/// What the scales of a weight may be called.
+pub(crate) fn names(weight: &str) -> [String; 2] {
+    SCALES.map(|end| format!("{weight}{end}"))
+}
+
+/// Whether scales may be stored as this type.
+pub(crate) fn allows_scale(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0)
+}
+
+/// Why it is not known how scales lie over weights.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BlockError {
+    #[error("`config.json` gives the blocks of FP8 weights as {found}, expected one size of two numbers")]
+    Size { found: String },
+    #[error("`config.json` has a `transform_config`: its weights are rotated, which is not undone")]
+    Rotated,
+}
+
+/// Rows and columns that share a scale, by config.json.
+pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], BlockError> {
+    let text = config.and_then(|config| config.get("text_config")?.as_object());
+    let sections =
+        config.into_iter().chain(text).flat_map(|map| SECTIONS.iter().filter_map(|key| map.get(*key)));
+    let mut found: Option<[u64; 2]> = None;
+    for section in sections {
+        let rotated = section.get("transform_config").and_then(|said| said.get("config_groups")?.as_object());
+        if rotated.is_some_and(|groups| !groups.is_empty()) {
+            return Err(BlockError::Rotated);
+        }
+        let groups = section.get("config_groups").and_then(Value::as_object);
+        let structures = groups
+            .into_iter()
+            .flat_map(Map::values)
+            .filter_map(|group| group.get("weights")?.get("block_structure"));
+        let said = section.get("weight_block_size").into_iter().chain(structures);
+        for said in said.filter(|said| !said.is_null()) {
+            let wrong = || BlockError::Size { found: said.to_string().chars().take(40).collect() };
+            let size = size(said).ok_or_else(wrong)?;
+            if *found.get_or_insert(size) != size {
+                return Err(wrong());
+            }
+        }
+    }
+    Ok(found.unwrap_or(BLOCK))
+}
+
+/// `[128, 128]`, or as older files have it `"128x128"`.
+fn size(said: &Value) -> Option<[u64; 2]> {
+    let size = match said {
+        Value::String(text) => {
+            let (rows, columns) = text.split_once('x')?;
+            [rows.parse().ok()?, columns.parse().ok()?]
+        }
+        list => {
+            let numbers: Option<Vec<u64>> = list.as_array()?.iter().map(Value::as_u64).collect();
+            <[u64; 2]>::try_from(numbers?).ok()?
+        }
+    };
+    (!size.contains(&0)).then_some(size)
+}
+
+/// Puts the scales of FP8 weights to their weights, in the lists of a model's files. What does not fit together stays as it is
+/// listed: arrays for themselves.
+pub fn fold(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u8]>) {
+    let mut homes: HashMap<&str, &TensorInfo> = HashMap::new();
+    for tensor in files.iter().flat_map(|tensors| tensors.iter()) {
+        if SCALES.iter().any(|end| tensor.name.ends_with(end)) {
+            homes.insert(&tensor.name, tensor);
+        }
+    }
+    let config: Option<Map<String, Value>> = config_json.and_then(|json| serde_json::from_slice(json).ok());
+    let Ok(block) = block(config.as_ref()) else { return };
+    let scaling = |tensor: &TensorInfo| {
+        let weight = &tensor.parts.weight;
+        if weight.dtype != Dtype::F8_E4M3 || !is_weight(&tensor.name, weight.dtype) {
+            return None;
+        }
+        let names = names(&tensor.name);
+        let scale = match names.each_ref().map(|name| homes.get(name.as_str())) {
+            [Some(scale), None] | [None, Some(scale)] => *scale,
+            _ => return None,
+        };
+        let part = scale.parts.weight.clone();
+        let grid = Grid::of(&tensor.shape, &part.shape, block).filter(|_| allows_scale(part.dtype))?;
+        let (name, digest) = (scale.name.clone(), scale.digest.clone());
+        Some(Scaling { name, digest, part, block: grid.block(), cut: None })
+    };
+    let found: Vec<Vec<Option<Scaling>>> =
+        files.iter().map(|tensors| tensors.iter().map(scaling).collect()).collect();
+    let gone: HashSet<String> =
+        found.iter().flatten().flatten().map(|scaling| scaling.name.clone()).collect();
+    for (tensors, found) in files.iter_mut().zip(found) {
+        for (tensor, scaling) in tensors.iter_mut().zip(found) {
+            let Some(scaling) = scaling else { continue };
+            tensor.size_bytes = tensor.size_bytes.saturating_add(scaling.part.size_bytes);
+            tensor.scaling = Some(scaling);
+        }
+        tensors.retain(|tensor| !gone.contains(&tensor.name));
+    }
+}
