@@ -82,7 +82,7 @@ impl Grid {
         while at < codes.len() {
             let element = first + at as u64;
             let column = element % self.columns;
-            let end = ((column / self.block_columns + 1) * self.block_columns).min(self.columns);
+            let end = (column / self.block_columns + 1).saturating_mul(self.block_columns).min(self.columns);
             let run = at..codes.len().min(at + (end - column) as usize);
             let scale = self.scale_of(element);
             let value = scales.get((scale - begin) as usize).copied().unwrap_or(f32::NAN);
