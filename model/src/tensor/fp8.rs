@@ -113,42 +113,52 @@ fn size(said: &Value) -> Option<[u64; 2]> {
     (!size.contains(&0)).then_some(size)
 }
 
-/// Puts the scales of FP8 weights to their weights, in the lists of a model's files. What does not fit together stays as it is
-/// listed: arrays for themselves.
+/// Puts the scales of FP8 weights to their weights, in the lists of a model's files: those of the same file, or the only ones of
+/// their name. What does not fit together stays as it is listed: arrays for themselves.
 pub fn fold(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u8]>) {
-    let mut homes: HashMap<&str, &TensorInfo> = HashMap::new();
-    for tensor in files.iter().flat_map(|tensors| tensors.iter()) {
-        if SCALES.iter().any(|end| tensor.name.ends_with(end)) {
-            homes.insert(&tensor.name, tensor);
-        }
-    }
     let config: Option<Map<String, Value>> = config_json.and_then(|json| serde_json::from_slice(json).ok());
     let Ok(block) = block(config.as_ref()) else { return };
-    let scaling = |tensor: &TensorInfo| {
-        let weight = &tensor.parts.weight;
-        if weight.dtype != Dtype::F8_E4M3 || !is_weight(&tensor.name, weight.dtype) {
-            return None;
+    let mut homes: HashMap<&str, Vec<(usize, usize)>> = HashMap::new();
+    for (file, tensors) in files.iter().enumerate() {
+        for (position, tensor) in tensors.iter().enumerate() {
+            if SCALES.iter().any(|end| tensor.name.ends_with(end)) {
+                homes.entry(&tensor.name).or_default().push((file, position));
+            }
         }
-        let names = names(&tensor.name);
-        let scale = match names.each_ref().map(|name| homes.get(name.as_str())) {
-            [Some(scale), None] | [None, Some(scale)] => *scale,
-            _ => return None,
+    }
+    let mut pairs = Vec::new();
+    for (file, tensors) in files.iter().enumerate() {
+        let find = |name: &String| {
+            let homes = homes.get(name.as_str())?;
+            let own = homes.iter().find(|(home, _)| *home == file);
+            own.or_else(|| homes.first().filter(|_| homes.len() == 1)).copied()
         };
-        let part = scale.parts.weight.clone();
-        let grid = Grid::of(&tensor.shape, &part.shape, block).filter(|_| allows_scale(part.dtype))?;
-        let (name, digest) = (scale.name.clone(), scale.digest.clone());
-        Some(Scaling { name, digest, part, block: grid.block(), cut: None })
-    };
-    let found: Vec<Vec<Option<Scaling>>> =
-        files.iter().map(|tensors| tensors.iter().map(scaling).collect()).collect();
-    let gone: HashSet<String> =
-        found.iter().flatten().flatten().map(|scaling| scaling.name.clone()).collect();
-    for (tensors, found) in files.iter_mut().zip(found) {
-        for (tensor, scaling) in tensors.iter_mut().zip(found) {
-            let Some(scaling) = scaling else { continue };
-            tensor.size_bytes = tensor.size_bytes.saturating_add(scaling.part.size_bytes);
-            tensor.scaling = Some(scaling);
+        for (position, tensor) in tensors.iter().enumerate() {
+            let dtype = tensor.parts.weight.dtype;
+            if dtype != Dtype::F8_E4M3 || !is_weight(&tensor.name, dtype) {
+                continue;
+            }
+            let ([Some(home), None] | [None, Some(home)]) = names(&tensor.name).each_ref().map(find) else {
+                continue;
+            };
+            let scale = &files[home.0][home.1];
+            let part = scale.parts.weight.clone();
+            let grid = Grid::of(&tensor.shape, &part.shape, block).filter(|_| allows_scale(part.dtype));
+            if let Some(grid) = grid {
+                let (name, digest) = (scale.name.clone(), scale.digest.clone());
+                let scaling = Scaling { name, digest, part, block: grid.block(), cut: None };
+                pairs.push(((file, position), home, scaling));
+            }
         }
-        tensors.retain(|tensor| !gone.contains(&tensor.name));
+    }
+    let gone: HashSet<(usize, usize)> = pairs.iter().map(|(_, home, _)| *home).collect();
+    for ((file, position), _, scaling) in pairs {
+        let tensor = &mut files[file][position];
+        tensor.size_bytes = tensor.size_bytes.saturating_add(scaling.part.size_bytes);
+        tensor.scaling = Some(scaling);
+    }
+    for (file, tensors) in files.iter_mut().enumerate() {
+        let mut position = 0..;
+        tensors.retain(|_| !position.next().is_some_and(|position| gone.contains(&(file, position))));
     }
 }

@@ -269,6 +269,18 @@ fn scales_elsewhere_belong_to_their_weight() {
             }
         }
     }
+    // Two files with the same names have each their own; of somebody else's nobody knows which.
+    let (one, ..) = fp8(&[5, 7], &[3, 3], "{}");
+    let other = |tensor: &TensorInfo| TensorInfo { digest: Digest::sha256(b"other"), ..tensor.clone() };
+    let (mut first, mut second) = (one.clone(), one.iter().map(other).collect::<Vec<_>>());
+    super::fp8::fold(&mut [&mut first, &mut second], Some(config.as_bytes()));
+    let scales: Vec<&Digest> =
+        first.iter().chain(&second).filter_map(|tensor| Some(&tensor.scaling.as_ref()?.digest)).collect();
+    assert_eq!(scales, [&Digest::sha256(b"a.weight_scale_inv"), &Digest::sha256(b"other")]);
+    let mut apart: Vec<Vec<TensorInfo>> = one.iter().map(|tensor| vec![tensor.clone()]).collect();
+    apart.push(vec![other(&one[1])]);
+    super::fp8::fold(&mut apart.iter_mut().collect::<Vec<_>>(), Some(config.as_bytes()));
+    assert!(apart.iter().all(|tensors| tensors.len() == 1 && tensors[0].scaling.is_none()));
     // What does not fit stays two arrays.
     for (scale_shape, config) in [
         (&[3u64, 2][..], config),
