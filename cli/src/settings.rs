@@ -136,12 +136,17 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
     }
     for (key, value) in flags {
         if let Some(value) = value {
-            if !fits::<C>(key, &value) {
-                let flag = key.replace('_', "-");
-                return Err(match try_one::<C>(key, &value) {
-                    Err(error) => Failure::new(format!("--{flag}: {}", error.message())).code(COULD_NOT),
-                    Ok(_) => Failure::new(format!("--{flag} is not usable")).code(COULD_NOT),
-                });
+            if let Err(error) = try_one::<C>(key, &value) {
+                // A list's flag is given once for each.
+                let flag = match key {
+                    "trusted_proxies" => "trusted-proxy".to_owned(),
+                    "sources" => "source".to_owned(),
+                    key => key.replace('_', "-"),
+                };
+                let text =
+                    value.as_str().map(|text| format!(" is `{}`", shown(key, text))).unwrap_or_default();
+                let why = error.message();
+                return Err(Failure::new(format!("--{flag}{text}: {why}")).code(COULD_NOT));
             }
             table.insert(key.to_owned(), value);
         }
@@ -345,6 +350,19 @@ mod tests {
         check(&[], "worker = 5", &["worker"]);
         check(&[], "[worker]\nkeepalive = \"1h\"", &["worker", "keepalive"]);
         check(&[], "demo = true\nlisten = ", &["lode.toml", "line 2"]);
+    }
+
+    #[test]
+    fn bad_flags_are_named_as_they_are_written() {
+        let said = |words: &[&str]| {
+            settings(words, &[], "").err().map(|failure| failure.to_string()).unwrap_or_default()
+        };
+        assert!(said(&["--listen", ":5000"]).starts_with("error: --listen is `:5000`: "));
+        assert!(
+            said(&["--trusted-proxy", "nonsense"]).starts_with("error: --trusted-proxy: `nonsense` is not")
+        );
+        assert!(said(&["--storage", "/srv/lode"]).contains("file:///"));
+        assert!(!said(&["--database", "postgres://lode:hu/sh@db/lode"]).contains("hu/sh"));
     }
 
     #[test]

@@ -275,7 +275,7 @@ pub(crate) fn hide_password(url: &Url) -> Url {
 /// An address that may carry a login: written without it, and never repeated where it cannot be read.
 pub(crate) mod address {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
-    use url::Url;
+    use url::{ParseError, Url};
 
     pub(crate) fn serialize<S: Serializer>(url: &Url, serializer: S) -> Result<S::Ok, S::Error> {
         super::hide_password(url).serialize(serializer)
@@ -286,10 +286,12 @@ pub(crate) mod address {
     }
 
     pub(super) fn read<E: Error>(text: &str) -> Result<Url, E> {
-        let unusable = |error: url::ParseError| {
-            E::custom(format!(
-                "not an address: {error} (in a password, @ : / ? # and % are written as %40 %3A %2F %3F %23 %25)"
-            ))
+        let unusable = |error| {
+            let advice = match error {
+                ParseError::RelativeUrlWithoutBase => "it begins with its kind, such as https:// or file:///",
+                _ => "in a password, @ : / ? # and % are written as %40 %3A %2F %3F %23 %25",
+            };
+            E::custom(format!("not an address: {error} ({advice})"))
         };
         Url::parse(text).map_err(unusable)
     }
@@ -393,6 +395,8 @@ mod tests {
             let said = error.to_string();
             assert!(said.contains("%2F") && !said.contains("hu/sh"), "{said}");
         }
+        let path = serde_json::from_str::<Config>(r#"{"storage": "/srv/lode"}"#).map(drop);
+        assert!(path.expect_err("a path").to_string().contains("file:///"));
     }
 
     #[test]

@@ -85,6 +85,8 @@ async fn a_shutdown_finishes_the_request_in_flight() {
     stream.write_all(&bytes[..10_000_000]).unwrap();
     // A server that has stored a part of the body is in the middle of this request; only then is it asked to stop.
     until("the request is being served", || async { stored_bytes(&folder) > 1_000_000 }).await;
+    // As timeout(1) does: the process, and then its group.
+    server.ask_to_stop();
     server.ask_to_stop();
     until("new connections are refused", || async { std::net::TcpStream::connect(server.address).is_err() })
         .await;

@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use futures::future::BoxFuture;
@@ -219,6 +220,9 @@ async fn start_worker(
     }
 }
 
+/// Some programs that end others, as timeout(1), tell the process and then its group: within this it is one and the same wish.
+const SAME_WISH: Duration = Duration::from_millis(300);
+
 /// Turns true when the process is asked to stop; asked twice, it ends at once.
 pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -227,16 +231,23 @@ pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let (sender, receiver) = watch::channel(false);
     tokio::spawn(async move {
-        for asked in 1.. {
+        let mut asked: Option<Instant> = None;
+        loop {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            if asked > 1 {
-                tracing::warn!("asked twice to stop: ending without waiting for requests in flight");
-                std::process::exit(130);
+            match asked {
+                None => {
+                    asked = Some(Instant::now());
+                    let _nobody_waits = sender.send(true);
+                }
+                Some(first) if first.elapsed() < SAME_WISH => {}
+                Some(_) => {
+                    tracing::warn!("asked twice to stop: ending without waiting for requests in flight");
+                    std::process::exit(130);
+                }
             }
-            let _nobody_waits = sender.send(true);
         }
     });
     Ok(receiver)
