@@ -29,6 +29,7 @@ mod workers;
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -65,6 +66,10 @@ pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worke
 
 /// How many manifests are read as models at a time.
 const INDEXING_AT_ONCE: usize = 2;
+
+/// How many blobs are looked for before the storage counts as another registry's.
+const SAMPLE: i64 = 4;
+const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How many pairs of tensors are decoded and compared at a time.
 const COMPARING_AT_ONCE: usize = 2;
@@ -284,8 +289,29 @@ impl Registry {
             .collect();
         if missing.is_empty() {
             missing = self.awaited_missing().await;
+            // What cannot be told, or not soon, is no sign of it.
+            if let Ok(Ok(false)) = tokio::time::timeout(SAMPLE_LIMIT, self.storage_is_ours()).await {
+                missing.push(
+                    "the storage holds none of the blobs that the index lists: is it the right one?"
+                        .to_owned(),
+                );
+            }
         }
         if missing.is_empty() { Ok(()) } else { Err(missing) }
+    }
+
+    /// Does anything lie there of what the index lists? Settings that name another storage, or a prefix that is misspelt, would have
+    /// pushes of what is listed acknowledged, and put what is not where nobody looks for it later.
+    async fn storage_is_ours(&self) -> Result<bool, Error> {
+        let listed = self.store.blobs_live("", SAMPLE).await?;
+        for blob in &listed {
+            let is_there = self.blobs.size(&blob.store_key).await?.is_some();
+            // A collection may have come in between.
+            if is_there || self.store.blob_live(&blob.digest).await?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(listed.is_empty())
     }
 
     /// May what is held change at all?

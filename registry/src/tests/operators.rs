@@ -3,6 +3,7 @@
 use http::Request;
 
 use super::App;
+use crate::Config;
 
 #[tokio::test]
 async fn metrics_count_by_route_and_never_by_name() {
@@ -41,6 +42,25 @@ async fn metrics_count_by_route_and_never_by_name() {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
     assert!(!text.contains("secret"), "{text}");
+}
+
+#[tokio::test]
+async fn a_storage_that_is_not_the_index_s_is_not_ready() {
+    let app = App::new().await;
+    assert_eq!(app.get("/readyz").await.status, 200);
+    app.push_image("a", "v1", "layer").await;
+    assert_eq!(app.get("/readyz").await.status, 200);
+    // The same index, on a storage that was misspelt.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let database = format!("sqlite:{}", app._data.path().join("lode.db").display());
+    let config = Config {
+        database: database.parse().ok(),
+        storage: url::Url::from_file_path(elsewhere.path()).ok(),
+        ..Config::default()
+    };
+    let astray = App::with(config).await.get("/readyz").await;
+    assert_eq!(astray.status, 503);
+    assert!(astray.text().contains("is it the right one"), "{}", astray.text());
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ async fn deliver(
     delivery: &Delivery,
 ) -> Result<(), Error> {
     let outcome = post(client, webhook, delivery).await;
-    settle(registry, delivery, outcome).await
+    settle(registry, webhook, delivery, outcome).await
 }
 
 async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) -> Result<(), Problem> {
@@ -131,7 +131,12 @@ async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) 
 }
 
 /// Writes down how an attempt went. Should that fail, the event is posted again: at least once.
-async fn settle(registry: &Registry, delivery: &Delivery, outcome: Result<(), Problem>) -> Result<(), Error> {
+async fn settle(
+    registry: &Registry,
+    webhook: &Webhook,
+    delivery: &Delivery,
+    outcome: Result<(), Problem>,
+) -> Result<(), Error> {
     let Err(problem) = outcome else {
         metrics::webhook_attempted("delivered");
         return registry.store().delivery_done(delivery).await;
@@ -141,9 +146,12 @@ async fn settle(registry: &Registry, delivery: &Delivery, outcome: Result<(), Pr
     let last_at = delivery.created_at + millis(registry.config().webhook_give_up);
     let is_over = matches!(problem, Problem::Gone) || next_at > last_at;
     let text = crate::error::chain(&problem);
+    // Not all of the address: the rest of it may be what opens it.
+    let host = webhook.url.host_str();
     if is_over {
         metrics::webhook_attempted("given_up");
         tracing::error!(
+            host,
             event = delivery.event,
             attempts = delivery.attempts,
             problem = text,
@@ -153,6 +161,7 @@ async fn settle(registry: &Registry, delivery: &Delivery, outcome: Result<(), Pr
     } else {
         metrics::webhook_attempted("retry");
         tracing::warn!(
+            host,
             event = delivery.event,
             attempts = delivery.attempts,
             problem = text,
