@@ -108,10 +108,13 @@ impl Grammars {
         let schema = TopLevelGrammar::from_json_schema(Value::Object(schema));
         let parser =
             self.factory.create_parser(schema).map_err(|error| GrammarError::Schema(reason(&error)))?;
+        let mut matcher = Matcher::new(Ok(parser));
+        // A schema that nothing meets is known by its first mask.
+        matcher.compute_mask().map_err(|error| GrammarError::Schema(reason(&error)))?;
         let thinking = reader.thoughts().filter(|thinking| may_think || thinking.phase() == Phase::Inside);
         let detokenizer = || self.tokenizer.detokenizer(reader.shown());
         Ok(Grammar {
-            matcher: Matcher::new(Ok(parser)),
+            matcher,
             thoughts: thinking.map(|thinking| Thoughts { thinking, detokenizer: detokenizer(), blanks: 0 }),
             tokenizer: self.tokenizer.clone(),
             eos: self.eos.clone(),
