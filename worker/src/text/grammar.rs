@@ -58,15 +58,13 @@ impl Grammars {
     pub fn new(tokenizer: Arc<Tokenizer>, eos: Arc<BTreeSet<u32>>) -> Result<Grammars, GrammarError> {
         let len = u32::try_from(tokenizer.len()).map_err(|_| GrammarError::Vocabulary)?;
         // No format has special tokens in it, nor bytes of no character; 0xFF marks what is special to llguidance.
-        let is_text = |id: &u32| {
-            let bytes = tokenizer.token_bytes(*id);
-            !tokenizer.is_special(*id) && bytes.len() < MAX_TOKEN_BYTES && !bytes.contains(&0xff)
+        let text = |id: u32| {
+            let bytes = tokenizer.token_bytes(id);
+            let is_text =
+                !tokenizer.is_special(id) && bytes.len() < MAX_TOKEN_BYTES && !bytes.contains(&0xff);
+            if is_text { bytes.to_vec() } else { Vec::new() }
         };
-        let words: Vec<Vec<u8>> = (0..len)
-            .map(|id| {
-                Some(id).filter(is_text).map(|id| tokenizer.token_bytes(id).to_vec()).unwrap_or_default()
-            })
-            .collect();
+        let words: Vec<Vec<u8>> = (0..len).map(text).collect();
         if words.iter().map(Vec::len).sum::<usize>() > MAX_VOCABULARY_BYTES {
             return Err(GrammarError::Vocabulary);
         }
@@ -234,9 +232,12 @@ impl Grammar {
     }
 }
 
-/// Whether a token goes on with an opening tag of which `begun` is there.
+/// Whether a token goes on with an opening tag of which `begun` is there. A part of a character does not: how much of the tag is there
+/// is told in text.
 fn continues(open: &str, begun: &str, token: &[u8]) -> bool {
-    let rest = &open.as_bytes()[begun.len()..];
+    let (Some(rest), Ok(token)) = (open.strip_prefix(begun), std::str::from_utf8(token)) else {
+        return false;
+    };
     let token = if begun.is_empty() { token.trim_ascii_start() } else { token };
     !token.is_empty() && (rest.starts_with(token) || token.starts_with(rest))
 }

@@ -202,6 +202,9 @@ fn where_a_tag_goes_on() {
     ] {
         assert_eq!(continues("<think>", begun, token.as_bytes()), expect, "{begun:?} {token:?}");
     }
+    let tag = "\u{25c1}think";
+    assert!(continues(tag, "", "\u{25c1}".as_bytes()) && continues(tag, "\u{25c1}", b"thi"));
+    assert!(!continues(tag, "", &tag.as_bytes()[..2]));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::calls::Shape;
 use super::tagged::Tagged;
+use super::tests::coder_tags;
 use super::*;
 use crate::text::{ChatTemplate, GoChat, SpecialTokens};
 
@@ -194,14 +195,8 @@ fn arguments_between_tags() {
 {%- endfor %}
 {{- '</function>\n</tool_call>' }}"#,
     );
-    let tags = Tagged {
-        name_end: ">".into(),
-        key: "<parameter=".into(),
-        key_end: vec![">".into()],
-        value_end: "</parameter>".into(),
-        end: "</function>".into(),
-    };
-    check(&jinja(&coder), None, "<tool_call>", "<function=", Shape::Tagged(tags), &["</tool_call>"]);
+    let shape = Shape::Tagged(coder_tags());
+    check(&jinja(&coder), None, "<tool_call>", "<function=", shape, &["</tool_call>"]);
     let glm = frame(
         r#"{{- '<tool_call>' + call.function.name }}
 {%- for key, value in call.function.arguments | items %}

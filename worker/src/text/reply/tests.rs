@@ -29,18 +29,21 @@ fn deepseek() -> CallFormat {
     }
 }
 
-fn coder() -> CallFormat {
-    let tags = Tagged {
+pub(super) fn coder_tags() -> Tagged {
+    Tagged {
         name_end: ">".into(),
         key: "<parameter=".into(),
         key_end: vec![">".into()],
         value_end: "</parameter>".into(),
         end: "</function>".into(),
-    };
+    }
+}
+
+fn coder() -> CallFormat {
     CallFormat {
         open: "<tool_call>".into(),
         each: "<function=".into(),
-        shape: Shape::Tagged(tags),
+        shape: Shape::Tagged(coder_tags()),
         closers: vec!["</tool_call>".into()],
     }
 }
