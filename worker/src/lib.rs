@@ -8,7 +8,6 @@ pub mod engine;
 pub mod error;
 pub mod http;
 mod join;
-pub mod kernels;
 mod node;
 pub mod runner;
 pub mod scheduler;

@@ -1,5 +1,5 @@
 //! What is fed with damaged bytes: for each thing that a stranger may send, good examples of it, and what reads it with what must
-//! hold of any bytes. `tests/fuzz.rs` damages blindly; the crate in `fuzz/` lets coverage guide it.
+//! hold of any bytes. `tests/fuzz.rs` damages blindly; the crate in `model/fuzz/` lets coverage guide it.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};

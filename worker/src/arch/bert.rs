@@ -4,7 +4,7 @@
 use super::decoder::vocabulary;
 use super::{Config, ConfigError, Forward, Pass, Shape, Tensors};
 use crate::engine::LoadError;
-use crate::kernels::{Attention, DeviceError, Kernels, LayerNorm, Linear, Qkv};
+use lode_kernels::{Attention, DeviceError, Kernels, LayerNorm, Linear, Qkv};
 
 /// A configuration, checked.
 pub(super) struct Plan {

@@ -4,7 +4,7 @@
 use super::plan::{ExpertPlan, Plan};
 use super::{Forward, Pass, RopeConfig, Shape, Tensors};
 use crate::engine::LoadError;
-use crate::kernels::{
+use lode_kernels::{
     Attention, DeviceError, Expert, Experts, GateUp, Kernels, Linear, Norm, Qkv, Rope, Weight,
 };
 

@@ -3,7 +3,7 @@
 
 use super::plan::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError, Container, llama};
-use crate::kernels::Activation;
+use lode_kernels::Activation;
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let mut plan = of(config, "gemma2", &Silent { context_length: 8192, ..SILENT })?;

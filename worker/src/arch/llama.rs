@@ -3,7 +3,7 @@
 
 use super::plan::{Plan, SILENT};
 use super::{Config, ConfigError, Container};
-use crate::kernels::Pairing;
+use lode_kernels::Pairing;
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     whole_heads(config)?;

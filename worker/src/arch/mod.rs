@@ -21,7 +21,7 @@ pub use config::{Config, ConfigError, Container};
 pub use rope::{RopeConfig, RopeKind};
 
 use crate::engine::LoadError;
-use crate::kernels::{Batch, DeviceError, Kernels, Weight};
+use lode_kernels::{Batch, DeviceError, Kernels, Weight};
 
 /// What can be run, by the names that `architectures` in config.json has.
 pub const SUPPORTED: &[&str] = &[

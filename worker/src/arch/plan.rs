@@ -2,7 +2,7 @@
 //! own from llama's; `decoder` builds and runs it.
 
 use super::{Config, ConfigError, RopeConfig, RopeKind, Shape};
-use crate::kernels::{Activation, Pairing};
+use lode_kernels::{Activation, Pairing};
 
 /// A configuration, checked. [`Plan::of`] makes llama's; the other families change what differs.
 pub(super) struct Plan {

@@ -3,7 +3,7 @@
 
 use std::f32::consts::PI;
 
-use crate::kernels::{Pairing, Rope};
+use lode_kernels::{Pairing, Rope};
 
 /// The rotary embedding of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]

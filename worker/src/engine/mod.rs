@@ -205,7 +205,7 @@ pub enum StepError {
     NotWhole(SequenceId),
     /// The device failed; the engine is not usable any more.
     #[error("the device failed: {0}")]
-    Device(#[from] crate::kernels::DeviceError),
+    Device(#[from] lode_kernels::DeviceError),
 }
 
 /// A model on disk: its configuration and the files that hold its tensors.
@@ -332,12 +332,12 @@ pub enum LoadError {
     MissingTensor { name: String },
     #[error("tensor `{name}` has shape {found:?}, {expected:?} expected")]
     TensorShape { name: String, expected: Vec<u64>, found: Vec<u64> },
-    #[error("tensor `{name}` has dtype {dtype}, which cannot be run (can be: {})", crate::kernels::DTYPES.join(", "))]
+    #[error("tensor `{name}` has dtype {dtype}, which cannot be run (can be: {})", lode_kernels::DTYPES.join(", "))]
     TensorDtype { name: String, dtype: String },
     #[error("tensor `{name}`: {reason}")]
     TensorData { name: String, reason: String },
     #[error("the configuration has a vocabulary of {config}, tensor `{name}` has {found} rows")]
     Vocabulary { name: String, config: u64, found: u64 },
     #[error("the device failed: {0}")]
-    Device(#[from] crate::kernels::DeviceError),
+    Device(#[from] lode_kernels::DeviceError),
 }

@@ -179,8 +179,8 @@ impl Engine for FakeEngine {
     }
 }
 
-fn broken_device() -> crate::kernels::DeviceError {
-    crate::kernels::DeviceError::OutOfMemory { what: "a test", wanted_bytes: 1 }
+fn broken_device() -> lode_kernels::DeviceError {
+    lode_kernels::DeviceError::OutOfMemory { what: "a test", wanted_bytes: 1 }
 }
 
 pub(crate) fn demo_file(name: &str) -> PathBuf {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::arch::{Config, Plan, Shape};
 use crate::cache::Model;
-use crate::kernels::{CacheShape, Float, Kind, PAGE_LEN};
+use lode_kernels::{CacheShape, Float, Kind, PAGE_LEN};
 
 /// A model counts as fitting if it leaves a fifth free.
 const COMFORT: f64 = 0.8;

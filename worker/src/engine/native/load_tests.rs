@@ -13,7 +13,7 @@ use super::tests::{f32_cache, repository};
 use super::*;
 use crate::arch::Tensors;
 use crate::engine::{BlobFile, Format, ModelFiles, NotFinite};
-use crate::kernels::{Ops, Rows};
+use lode_kernels::{Ops, Rows};
 
 /// A checkpoint, taken apart so that a test can change it.
 pub(super) struct Checkpoint {

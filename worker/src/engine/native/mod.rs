@@ -28,8 +28,8 @@ use super::{
     StepError, Want,
 };
 use crate::arch::{Config, Forward, Output, Pass, Plan};
-use crate::kernels::cpu::Cpu;
-use crate::kernels::{Batch, CacheShape, Float, Kernels, Kind, PAGE_LEN, Span};
+use lode_kernels::cpu::Cpu;
+use lode_kernels::{Batch, CacheShape, Float, Kernels, Kind, PAGE_LEN, Span};
 
 /// Rows of one pass: longer slices are computed in pieces of this many tokens.
 const PASS_ROWS: usize = 512;

@@ -1,7 +1,7 @@
 //! Which page of the cache belongs to which sequences: a free list and a count of owners a page.
 //! Only the native engine uses it; a page with several owners is never written.
 
-use crate::kernels::PAGE_LEN;
+use lode_kernels::PAGE_LEN;
 
 /// Pages that a sequence of `len` tokens takes.
 pub(super) fn pages_for(len: usize) -> usize {

@@ -16,7 +16,7 @@ use super::parts;
 use crate::arch::gguf::{Contents, Place, place};
 use crate::arch::{Config, ConfigError, Tensors};
 use crate::engine::{BlobFile, Format, LoadError};
-use crate::kernels::{Dtype, Float, Scaled, Weight};
+use lode_kernels::{Dtype, Float, Scaled, Weight};
 
 /// Mapped files and where each tensor lies in them.
 pub(super) struct Mapped {

@@ -1,0 +1,312 @@
+//! Decoding with AVX2 and F16C: 32 packed numbers to four vectors, shared by the other operations.
+#![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
+
+use std::arch::x86_64::*;
+
+use super::super::rows::{Kind, Rows};
+use super::super::weight::Float;
+
+/// Where the parts of one row begin.
+#[derive(Clone, Copy)]
+pub(in super::super) struct RowAt {
+    pub(in super::super) codes: *const u8,
+    pub(in super::super) scales: *const u8,
+    pub(in super::super) biases: *const u8,
+    pub(in super::super) factor: f32,
+}
+
+impl RowAt {
+    #[inline]
+    pub(in super::super) fn new(rows: &Rows<'_>, row: usize) -> Self {
+        let (codes, scales, biases) = rows.row(row);
+        let (scales, biases) = (scales.as_ptr(), biases.as_ptr());
+        Self { codes: codes.as_ptr(), scales, biases, factor: rows.factor() }
+    }
+
+    /// The next row of a kind without scales of its own; to be used only if it is there.
+    #[inline]
+    pub(in super::super) fn next(self, row_bytes: usize) -> Self {
+        Self { codes: self.codes.wrapping_add(row_bytes), ..self }
+    }
+}
+
+/// Decodes one kind of row.
+pub(in super::super) trait Load: Copy {
+    /// What the numbers of a group share, ready for use.
+    type Group: Copy;
+
+    /// Numbers of a group: a multiple of 32.
+    fn group_len(self) -> usize;
+
+    /// The group that begins at number k, a multiple of the length of a group.
+    ///
+    /// # Safety
+    /// AVX2 and F16C are there, and the row is of this kind and has such a group.
+    unsafe fn group(self, row: RowAt, k: usize) -> Self::Group;
+
+    /// Numbers k..k + 32 of a group, k a multiple of 32.
+    ///
+    /// # Safety
+    /// As for `group`; `group` is the one that k lies in.
+    unsafe fn block(self, row: RowAt, group: Self::Group, k: usize) -> [__m256; 4];
+
+    /// Numbers k..k + n, n < 32, and zeros after them.
+    ///
+    /// # Safety
+    /// As for `block`, with k + n numbers. Only rows of floats have tails.
+    unsafe fn tail(self, row: RowAt, k: usize, n: usize) -> [__m256; 4];
+}
+
+#[derive(Clone, Copy)]
+pub(in super::super) struct F32;
+#[derive(Clone, Copy)]
+pub(in super::super) struct F16;
+#[derive(Clone, Copy)]
+pub(in super::super) struct BF16;
+/// Affine codes; a group has `1 << shift` of them.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Affine<const BITS: u8> {
+    pub(in super::super) shift: u32,
+    pub(in super::super) scales: Float,
+}
+
+/// Runs an expression with the loader of a kind, if it is one that the operations read as it lies.
+macro_rules! with_loader {
+    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+        use $crate::decode::{avx2 as loaders, blocks};
+        use $crate::rows::Kind;
+        use $crate::weight::Float;
+        $crate::decode::avx2::with_loader_of! {
+            $kind, $loader => $run, else $other,
+            Kind::Float(Float::F32) = loaders::F32,
+            Kind::Float(Float::F16) = loaders::F16,
+            Kind::Float(Float::BF16) = loaders::BF16,
+            Kind::Q8_0 = blocks::Q8_0,
+        }
+    }};
+}
+pub(in super::super) use with_loader;
+
+/// The same for the kinds whose rows are decoded first whatever is done with them.
+macro_rules! with_decoder {
+    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+        use lode_model::quant::ggml::Type;
+        use $crate::decode::{avx2 as loaders, blocks, k_blocks};
+        use $crate::rows::Kind;
+        use $crate::weight::Scaled;
+        $crate::decode::avx2::with_loader_of! {
+            $kind, $loader => $run, else $other,
+            Kind::Affine { bits: 4, group, scales } =
+                loaders::Affine::<4> { shift: group.trailing_zeros(), scales },
+            Kind::Affine { group, scales, .. } = loaders::Affine::<8> { shift: group.trailing_zeros(), scales },
+            Kind::Scaled(Scaled::Nvfp4) = blocks::Nvfp4,
+            Kind::Scaled(Scaled::Mxfp4) = blocks::Mxfp4,
+            Kind::Scaled(Scaled::Mxfp8) = blocks::Mxfp8,
+            Kind::Ggml(Type::Q4_0) = blocks::Q4_0,
+            Kind::Ggml(Type::Q4_1) = blocks::Q4_1,
+            Kind::Ggml(Type::Q5_0) = blocks::Q5_0,
+            Kind::Ggml(Type::Q5_1) = blocks::Q5_1,
+            Kind::Ggml(Type::IQ4_NL) = blocks::Iq4Nl,
+            Kind::Ggml(Type::MXFP4) = blocks::Mxfp4Block,
+            Kind::Ggml(Type::NVFP4) = blocks::Nvfp4Block,
+            Kind::Ggml(Type::Q2_K) = k_blocks::Q2K,
+            Kind::Ggml(Type::Q3_K) = k_blocks::Q3K,
+            Kind::Ggml(Type::Q4_K) = k_blocks::Q4K,
+            Kind::Ggml(Type::Q5_K) = k_blocks::Q5K,
+            Kind::Ggml(Type::Q6_K) = k_blocks::Q6K,
+            Kind::Ggml(Type::IQ4_XS) = k_blocks::Iq4Xs,
+        }
+    }};
+}
+
+macro_rules! with_loader_of {
+    ($kind:expr, $loader:ident => $run:expr, else $other:expr, $($pattern:pat_param = $value:expr,)+) => {
+        match $kind {
+            $($pattern => {
+                let $loader = $value;
+                $run
+            })+
+            _ => $other,
+        }
+    };
+}
+pub(in super::super) use with_loader_of;
+
+/// What rows of floats of so many bytes share: no groups, and tails by way of a padded copy.
+macro_rules! float_rows {
+    ($size:literal) => {
+        type Group = ();
+
+        #[inline(always)]
+        fn group_len(self) -> usize {
+            32
+        }
+
+        #[inline(always)]
+        unsafe fn group(self, _: RowAt, _: usize) {}
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn tail(self, row: RowAt, k: usize, n: usize) -> [__m256; 4] {
+            let mut padded = [0u8; 32 * $size];
+            // SAFETY: the row has n < 32 more numbers of this size from k; the copy is as large as a block.
+            unsafe {
+                std::ptr::copy_nonoverlapping(row.codes.add(k * $size), padded.as_mut_ptr(), n * $size)
+            };
+            // SAFETY: a whole block of zeros and numbers.
+            unsafe { self.block(RowAt { codes: padded.as_ptr(), ..row }, (), 0) }
+        }
+    };
+}
+
+impl Load for F32 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m256; 4] {
+        // SAFETY: 128 bytes from 4 k belong to the row; the load takes any alignment.
+        std::array::from_fn(|v| unsafe { _mm256_loadu_ps(row.codes.add(4 * (k + 8 * v)).cast()) })
+    }
+    float_rows!(4);
+}
+
+impl Load for F16 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m256; 4] {
+        // SAFETY: 64 bytes from 2 k belong to the row.
+        std::array::from_fn(|v| unsafe {
+            _mm256_cvtph_ps(_mm_loadu_si128(row.codes.add(2 * (k + 8 * v)).cast()))
+        })
+    }
+    float_rows!(2);
+}
+
+impl Load for BF16 {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m256; 4] {
+        std::array::from_fn(|v| {
+            // SAFETY: 64 bytes from 2 k belong to the row.
+            let halves = unsafe { _mm_loadu_si128(row.codes.add(2 * (k + 8 * v)).cast()) };
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+        })
+    }
+    float_rows!(2);
+}
+
+impl<const BITS: u8> Load for Affine<BITS> {
+    /// Scale and bias, eight times each.
+    type Group = (__m256, __m256);
+
+    #[inline(always)]
+    fn group_len(self) -> usize {
+        1 << self.shift
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(self, row: RowAt, k: usize) -> (__m256, __m256) {
+        let group = k >> self.shift;
+        // SAFETY: a row has a scale and a bias for each group of its numbers.
+        unsafe { (broadcast(self.scales, row.scales, group), broadcast(self.scales, row.biases, group)) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block(self, row: RowAt, (scale, bias): (__m256, __m256), k: usize) -> [__m256; 4] {
+        std::array::from_fn(|v| {
+            let codes = if BITS == 4 {
+                // SAFETY: four bytes, eight codes, from (k + 8 v) / 2 belong to the row.
+                let eight = unsafe { row.codes.add(k / 2 + 4 * v).cast::<i32>().read_unaligned() };
+                // The lowest bits come first: code n of the eight lies 4 n bits up.
+                let shifted = _mm256_srlv_epi32(
+                    _mm256_set1_epi32(eight),
+                    _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28),
+                );
+                _mm256_and_si256(shifted, _mm256_set1_epi32(15))
+            } else {
+                // SAFETY: eight bytes from k + 8 v belong to the row.
+                _mm256_cvtepu8_epi32(unsafe { _mm_loadl_epi64(row.codes.add(k + 8 * v).cast()) })
+            };
+            _mm256_add_ps(_mm256_mul_ps(scale, _mm256_cvtepi32_ps(codes)), bias)
+        })
+    }
+
+    unsafe fn tail(self, _: RowAt, _: usize, _: usize) -> [__m256; 4] {
+        unreachable!("rows of affine codes are whole groups")
+    }
+}
+
+/// Number `index` of packed floats, eight times.
+///
+/// # Safety
+/// It is there.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn broadcast(float: Float, at: *const u8, index: usize) -> __m256 {
+    if float == Float::F32 {
+        // SAFETY: by the caller's promise; an unaligned read.
+        return _mm256_set1_ps(unsafe { at.cast::<f32>().add(index).read_unaligned() });
+    }
+    // SAFETY: as above.
+    let bits = _mm256_set1_epi16(unsafe { at.cast::<i16>().add(index).read_unaligned() });
+    match float {
+        Float::F16 => _mm256_cvtph_ps(_mm256_castsi256_si128(bits)),
+        _ => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)),
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
+    assert!(to.len() >= rows.cols());
+    let at = RowAt::new(rows, row);
+    with_loader!(rows.kind(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
+        with_decoder!(rows.kind(), loader => decode(loader, at, &mut to[..rows.cols()]), else {
+            super::scalar(rows, row, to)
+        })
+    });
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn decode<L: Load>(loader: L, row: RowAt, to: &mut [f32]) {
+    let group = loader.group_len();
+    let whole = to.len() / group * group;
+    for first in (0..whole).step_by(group) {
+        // SAFETY: the row has as many numbers as `to`, and a group begins at `first`.
+        let parts = unsafe { loader.group(row, first) };
+        for k in (first..first + group).step_by(32) {
+            // SAFETY: k + 32 is within the row and within `to`.
+            let block = unsafe { loader.block(row, parts, k) };
+            for (v, numbers) in block.into_iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { _mm256_storeu_ps(to.as_mut_ptr().add(k + 8 * v), numbers) };
+            }
+        }
+    }
+    if whole < to.len() {
+        // SAFETY: fewer than 32 numbers are left in the row.
+        let block = unsafe { loader.tail(row, whole, to.len() - whole) };
+        let mut padded = [0.0f32; 32];
+        for (v, numbers) in block.into_iter().enumerate() {
+            // SAFETY: 8 v + 8 <= 32.
+            unsafe { _mm256_storeu_ps(padded.as_mut_ptr().add(8 * v), numbers) };
+        }
+        let tail = &mut to[whole..];
+        tail.copy_from_slice(&padded[..tail.len()]);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
+    if kind != Kind::Float(Float::F16) || !from.len().is_multiple_of(8) {
+        return super::encode_scalar(kind, from, to);
+    }
+    assert!(to.len() >= 2 * from.len());
+    for k in (0..from.len()).step_by(8) {
+        // SAFETY: k + 8 numbers are there.
+        let numbers = unsafe { _mm256_loadu_ps(from.as_ptr().add(k)) };
+        let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(numbers);
+        // SAFETY: 2 k + 16 bytes are there, by the assertion.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().add(2 * k).cast(), halves) };
+    }
+}

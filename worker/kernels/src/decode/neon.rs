@@ -1,0 +1,149 @@
+//! Decoding with NEON: eight packed numbers to two vectors, for the kinds that the other operations read as they lie.
+#![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
+
+use std::arch::aarch64::*;
+
+use super::super::rows::{BLOCK_Q8_0, Kind, QK8_0, Rows};
+use super::super::weight::Float;
+
+/// Decodes one kind of row.
+pub(in super::super) trait Load: Copy {
+    /// Numbers k..k + 8, k a multiple of 8.
+    ///
+    /// # Safety
+    /// `codes` are those of a row of this kind, which has these numbers.
+    unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2];
+}
+
+#[derive(Clone, Copy)]
+pub(in super::super) struct F32;
+#[derive(Clone, Copy)]
+pub(in super::super) struct F16;
+#[derive(Clone, Copy)]
+pub(in super::super) struct BF16;
+#[derive(Clone, Copy)]
+pub(in super::super) struct Q8_0;
+
+/// Runs an expression with the loader of a kind, if it is one that is read as it lies.
+macro_rules! with_loader {
+    ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
+        use $crate::decode::neon as loaders;
+        use $crate::rows::Kind;
+        use $crate::weight::Float;
+        match $kind {
+            Kind::Float(Float::F32) => {
+                let $loader = loaders::F32;
+                $run
+            }
+            Kind::Float(Float::F16) => {
+                let $loader = loaders::F16;
+                $run
+            }
+            Kind::Float(Float::BF16) => {
+                let $loader = loaders::BF16;
+                $run
+            }
+            Kind::Q8_0 => {
+                let $loader = loaders::Q8_0;
+                $run
+            }
+            _ => $other,
+        }
+    }};
+}
+pub(in super::super) use with_loader;
+
+impl Load for F32 {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2] {
+        // SAFETY: 32 bytes from 4 k belong to the row; loads of bytes take any alignment.
+        let [low, high] = [0, 16].map(|at| unsafe { vld1q_u8(codes.add(4 * k + at)) });
+        [vreinterpretq_f32_u8(low), vreinterpretq_f32_u8(high)]
+    }
+}
+
+impl Load for F16 {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2] {
+        // SAFETY: 16 bytes from 2 k belong to the row.
+        let halves = vreinterpretq_u16_u8(unsafe { vld1q_u8(codes.add(2 * k)) });
+        [vget_low_u16(halves), vget_high_u16(halves)].map(|four| vcvt_f32_f16(vreinterpret_f16_u16(four)))
+    }
+}
+
+impl Load for BF16 {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2] {
+        // SAFETY: 16 bytes from 2 k belong to the row.
+        let halves = vreinterpretq_u16_u8(unsafe { vld1q_u8(codes.add(2 * k)) });
+        let four = |four| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(four)));
+        [four(vget_low_u16(halves)), four(vget_high_u16(halves))]
+    }
+}
+
+impl Load for Q8_0 {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2] {
+        // SAFETY: block k / 32 belongs to the row: two bytes of d, then 32 codes.
+        let (d, codes) = unsafe {
+            let block = codes.add(k / QK8_0 * BLOCK_Q8_0);
+            (block.cast::<u16>().read_unaligned(), vld1_s8(block.add(2 + k % QK8_0).cast()))
+        };
+        let d = vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(d)));
+        let halves = vmovl_s8(codes);
+        let four = |four| vmulq_f32(d, vcvtq_f32_s32(vmovl_s16(four)));
+        [four(vget_low_s16(halves)), four(vget_high_s16(halves))]
+    }
+}
+
+#[target_feature(enable = "neon")]
+pub(in super::super) fn decode_row(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
+    with_loader!(rows.kind(), loader => decode(loader, rows, row, to), else super::scalar(rows, row, to));
+}
+
+#[target_feature(enable = "neon")]
+fn decode<L: Load>(loader: L, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
+    let codes = rows.row(row).0;
+    let (eights, rest) = to[..rows.cols()].as_chunks_mut::<8>();
+    for (at, to) in eights.iter_mut().enumerate() {
+        // SAFETY: the row has as many numbers as `to`.
+        let [low, high] = unsafe { loader.eight(codes.as_ptr(), 8 * at) };
+        // SAFETY: eight numbers.
+        unsafe {
+            vst1q_f32(to.as_mut_ptr(), low);
+            vst1q_f32(to.as_mut_ptr().add(4), high);
+        }
+    }
+    rest.copy_from_slice(&tail(rows, row)[..rest.len()]);
+}
+
+/// The numbers of a row behind the last eight, and zeros after them.
+pub(in super::super) fn tail(rows: &Rows<'_>, row: usize) -> [f32; 8] {
+    let mut numbers = [0.0; 8];
+    if let Kind::Float(float) = rows.kind() {
+        let first = rows.cols() / 8 * 8;
+        for (k, number) in (first..rows.cols()).zip(&mut numbers) {
+            *number = super::float_at(float, rows.row(row).0, k);
+        }
+    }
+    numbers
+}
+
+#[target_feature(enable = "neon")]
+pub(in super::super) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
+    if kind != Kind::Float(Float::F16) || !from.len().is_multiple_of(4) {
+        return super::encode_scalar(kind, from, to);
+    }
+    assert!(to.len() >= 2 * from.len());
+    for (four, to) in from.as_chunks::<4>().0.iter().zip(to.as_chunks_mut::<8>().0) {
+        // SAFETY: four numbers, and eight bytes for them.
+        unsafe {
+            let halves = vreinterpret_u8_f16(vcvt_f16_f32(vld1q_f32(four.as_ptr())));
+            vst1_u8(to.as_mut_ptr(), halves);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Columns of activations in eight bits: a code for each number, and what 32 codes share.
+//! Every operation of this folder reads them; `Ops::pack` writes them.
+
+use super::super::ops::Ops;
+use super::{Order, QK};
+
+/// Columns that lie side by side, block by block, so that a product with all of them reads one run of memory.
+pub(in super::super) const TILE: usize = 16;
+
+/// 256 numbers of a column. Number k is `d[lane of k / 32] * codes[k]`; see [`Order`] for the lanes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Block {
+    /// -127 to 127.
+    pub(super) codes: [i8; QK],
+    /// A scale for each 32; what is no number if one of them is none or infinite.
+    pub(super) d: [f32; 8],
+    /// `d` times the sum of each 32 codes.
+    pub(super) sums: [f32; 8],
+    /// The same for each sixteen.
+    pub(super) fine_sums: [f32; 16],
+    /// -128 times the sum of each 32 codes: what makes good that a weight's codes stand 128 above their values.
+    pub(super) less: [i32; 8],
+    /// The same for each sixteen.
+    pub(super) fine_less: [i32; 16],
+}
+
+const ZERO: Block = Block {
+    codes: [0; QK],
+    d: [0.0; 8],
+    sums: [0.0; 8],
+    fine_sums: [0.0; 16],
+    less: [0; 8],
+    fine_less: [0; 16],
+};
+
+/// `m` columns of `cols` numbers. They lie in tiles of up to [`TILE`]: block b of column c of a tile of t is its block `b * t + c`.
+#[derive(Debug, Default)]
+pub(in super::super) struct Columns {
+    blocks: Vec<Block>,
+    m: usize,
+    cols: usize,
+}
+
+impl Columns {
+    /// Space for so many columns, whatever is in them.
+    pub(in super::super) fn resize(&mut self, m: usize, cols: usize) -> &mut [Block] {
+        (self.m, self.cols) = (m, cols);
+        self.blocks.resize(m * cols.div_ceil(QK), ZERO);
+        &mut self.blocks
+    }
+
+    /// Packs columns of so many numbers, tile by tile.
+    pub(in super::super) fn pack(&mut self, ops: &Ops, x: &[f32], cols: usize) {
+        let depth = cols.div_ceil(QK);
+        let blocks = self.resize(x.len() / cols, cols);
+        for (x, tile) in x.chunks(TILE * cols).zip(blocks.chunks_mut(TILE * depth)) {
+            ops.pack(x, cols, tile);
+        }
+    }
+
+    pub(in super::super) fn len(&self) -> usize {
+        self.m
+    }
+
+    pub(in super::super) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Blocks of a column.
+    pub(super) fn depth(&self) -> usize {
+        self.cols.div_ceil(QK)
+    }
+
+    /// The first column of each tile, and its blocks.
+    pub(super) fn tiles(&self) -> impl Iterator<Item = (usize, &[Block])> {
+        self.blocks
+            .chunks((TILE * self.depth()).max(1))
+            .enumerate()
+            .map(|(tile, blocks)| (tile * TILE, blocks))
+    }
+
+    /// Number k of column j.
+    pub(super) fn at(&self, j: usize, k: usize) -> f32 {
+        let (tile, depth) = (j / TILE * TILE, self.depth());
+        let block = &self.blocks[tile * depth + k / QK * TILE.min(self.m - tile) + j % TILE];
+        block.d[Order::lane(k % QK / 32)] * f32::from(block.codes[k % QK])
+    }
+}
+
+/// Packs the columns of a tile, `x.len() / cols` of them.
+#[inline(always)]
+pub(super) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
+    let t = x.len() / cols;
+    assert!(x.len() == t * cols && tile.len() == t * cols.div_ceil(QK));
+    for (c, x) in x.chunks_exact(cols).enumerate() {
+        for (b, x) in x.chunks(QK).enumerate() {
+            let block = &mut tile[b * t + c];
+            match x.as_array() {
+                Some(x) => pack_block(x, block),
+                None => {
+                    let mut padded = [0.0; QK];
+                    padded[..x.len()].copy_from_slice(x);
+                    pack_block(&padded, block);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_block(x: &[f32; QK], block: &mut Block) {
+    /// Its last bit is worth one, so adding it rounds to the nearest integer, ties to even.
+    const ROUND: f32 = (3 << 22) as f32;
+    for (g, x) in x.as_chunks::<32>().0.iter().enumerate() {
+        // As integers, magnitudes are in order: those of infinity and of what is no number are the largest.
+        let largest = x.iter().fold(0, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff));
+        let largest = f32::from_bits(largest);
+        let inverse = 127.0 / largest;
+        let (d, inverse) = match () {
+            () if !largest.is_finite() => (f32::NAN, 0.0),
+            // Nothing, or too little to divide by.
+            () if !inverse.is_finite() => (0.0, 0.0),
+            () => (largest / 127.0, inverse),
+        };
+        let mut codes = [0; 32];
+        if !d.is_nan() {
+            for (code, v) in codes.iter_mut().zip(x) {
+                *code = ((v * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+            }
+        }
+        for (to, code) in block.codes[32 * g..32 * g + 32].iter_mut().zip(codes) {
+            *to = code as i8;
+        }
+        let lane = Order::lane(g);
+        let mut whole = 0;
+        for (half, codes) in codes.as_chunks::<16>().0.iter().enumerate() {
+            let sum: i32 = codes.iter().sum();
+            let lane = Order::fine_lane(2 * g + half);
+            (block.fine_sums[lane], block.fine_less[lane]) = (d * sum as f32, -128 * sum);
+            whole += sum;
+        }
+        (block.d[lane], block.sums[lane], block.less[lane]) = (d, d * whole as f32, -128 * whole);
+    }
+}

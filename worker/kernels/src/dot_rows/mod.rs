@@ -1,0 +1,161 @@
+//! Packed rows times columns of f32: every matrix product, and the scores of attention.
+//! Called through `Ops`; the order in which a product's terms are added depends on the row length alone.
+
+#[cfg(target_arch = "x86_64")]
+use super::decode::avx2::with_loader;
+#[cfg(target_arch = "x86_64")]
+use super::rows::Kind;
+use super::rows::Rows;
+use super::window::Window;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
+
+/// `out[j][i] = rows[i] . x[j]` for all rows and `x.len() / rows.cols()` columns; `out` has a row a column of x and a
+/// column a row of `rows`.
+///
+/// The result for one (i, j) is the same bit for bit whatever else is computed with it. `scratch` is free space.
+pub(super) fn scalar(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+    let cols = rows.cols();
+    scratch.resize(cols, 0.0);
+    for i in 0..rows.len() {
+        super::decode::scalar(rows, i, scratch);
+        for (j, x) in x.chunks_exact(cols).enumerate() {
+            out.row(j)[i] = scratch.iter().zip(x).fold(0.0, |sum, (w, x)| sum + w * x);
+        }
+    }
+}
+
+/// Bytes of rows that stay in the second-level cache while all columns pass by.
+const PANEL_BYTES: usize = 1 << 19;
+
+/// Whether rows of this kind are read as they lie where there are few columns. The others are decoded first however many
+/// there are: reading them takes longer than putting them down.
+#[cfg(target_arch = "x86_64")]
+fn is_read_in_place(kind: Kind) -> bool {
+    with_loader!(kind, _loader => true, else false)
+}
+
+/// Rows of a panel, a multiple of `multiple`.
+fn panel_rows(row_bytes: usize, multiple: usize) -> usize {
+    (PANEL_BYTES / row_bytes / multiple).max(1) * multiple
+}
+
+/// The order of work for many columns: rows are decoded a panel at a time, so that each is decoded once, and every few
+/// columns meet all rows of the panel while they are in the first-level cache.
+///
+/// `decode(rows, i, to)` decodes a row; `tile(w, x, j, i)` multiplies up to `tile_rows` decoded rows from row `i` with up
+/// to `tile_cols` columns from column `j`.
+fn by_panels(
+    rows: &Rows<'_>,
+    x: &[f32],
+    scratch: &mut Vec<f32>,
+    (tile_rows, tile_cols): (usize, usize),
+    decode: impl Fn(&Rows<'_>, usize, &mut [f32]),
+    mut tile: impl FnMut(&[f32], &[f32], usize, usize),
+) {
+    let (n, cols) = (rows.len(), rows.cols());
+    // For few columns nothing is gained by decoding more than a tile.
+    let is_one = x.len() <= tile_cols * cols;
+    let panel = if is_one { tile_rows } else { panel_rows(4 * cols, tile_rows) };
+    for first in (0..n).step_by(panel) {
+        let some = rows.range(first, panel.min(n - first));
+        scratch.resize(some.len() * cols, 0.0);
+        for (i, to) in scratch.chunks_exact_mut(cols).enumerate() {
+            decode(&some, i, to);
+        }
+        for (j, x) in x.chunks(tile_cols * cols).enumerate() {
+            for (i, w) in scratch.chunks(tile_rows * cols).enumerate() {
+                tile(w, x, j * tile_cols, first + i * tile_rows);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Ops;
+    use crate::rows::Kind;
+    use crate::testing::{KINDS, Packed, random};
+
+    fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
+        let m = x.len() / rows.cols();
+        let mut out = vec![f32::NAN; m * rows.len()];
+        ops.dot_rows(rows, x, &mut Window::new(&mut out, rows.len(), 0, rows.len()), &mut Vec::new());
+        out
+    }
+
+    /// Both orders of adding K products err by at most K/2 ulp of the sum of their magnitudes, each.
+    #[test]
+    fn every_version_agrees_with_float64() {
+        for ops in Ops::all() {
+            for &kind in KINDS {
+                for (n, cols, m) in
+                    [(1, 1, 1), (3, 7, 2), (4, 32, 1), (5, 33, 3), (9, 96, 4), (8, 256, 13), (33, 320, 53)]
+                {
+                    let cols = cols.max(kind.multiple()).next_multiple_of(kind.multiple());
+                    let packed = Packed::random(kind, n, cols, 7);
+                    let x = random(m * cols, 11);
+                    let out = product(ops, &packed.rows(), &x);
+                    for (j, x) in x.chunks_exact(cols).enumerate() {
+                        for i in 0..n {
+                            let row = packed.decoded(i);
+                            let terms = row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                            let (sum, size) = terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs()));
+                            let bound = (cols as f64 + 1.0) * f64::from(f32::EPSILON) * size;
+                            let found = f64::from(out[j * n + i]);
+                            let name = ops.name;
+                            assert!(
+                                (found - sum).abs() <= bound,
+                                "{name} {kind:?} {n}x{cols} {i},{j}: {found} {sum}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A product is the same whether it is computed alone, with other rows or with other columns.
+    #[test]
+    fn company_changes_no_bit() {
+        for ops in Ops::all() {
+            for &kind in KINDS {
+                let cols =
+                    200usize.next_multiple_of(kind.multiple()) + if kind.multiple() == 1 { 11 } else { 0 };
+                let (n, m) = (11, 53);
+                let packed = Packed::random(kind, n, cols, 3);
+                let x = random(m * cols, 5);
+                let all = product(ops, &packed.rows(), &x);
+                for i in 0..n {
+                    for j in 0..m {
+                        let one = product(ops, &packed.rows().range(i, 1), &x[j * cols..(j + 1) * cols]);
+                        assert_eq!(
+                            one[0].to_bits(),
+                            all[j * n + i].to_bits(),
+                            "{} {kind:?} {i},{j}",
+                            ops.name
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_not_lost() {
+        for ops in Ops::all() {
+            for &kind in KINDS.iter().filter(|kind| matches!(kind, Kind::Float(_))) {
+                let packed = Packed::random(kind, 4, 40, 3);
+                let mut x = random(40, 5);
+                x[39] = f32::NAN;
+                assert!(product(ops, &packed.rows(), &x).iter().all(|v| v.is_nan()));
+            }
+        }
+    }
+}

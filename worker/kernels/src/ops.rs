@@ -1,0 +1,234 @@
+//! The operations on rows as a table of functions, one table an instruction set.
+//! A table is handed out only after its instructions were found on this processor, so calling through it is safe.
+#![allow(unsafe_code)] // Functions for an instruction set are unsafe to call without it.
+
+use super::dot_blocks::{Block, Columns};
+use super::window::Window;
+use super::{Kind, Pairing, Rows};
+use super::{
+    decode, dot_blocks, dot_rows, geglu, gelu, layer_norm, mix_rows, rms_norm, rope, soft_cap, softmax,
+    swiglu,
+};
+
+/// What rows of any kind are multiplied with: columns of numbers and, for the kinds that want them so, the same in eight bits.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a> {
+    pub(super) numbers: &'a [f32],
+    pub(super) columns: &'a Columns,
+}
+
+/// One version of every operation. See the folder of the same name for each contract.
+pub struct Ops {
+    pub name: &'static str,
+    decode_row: unsafe fn(&Rows<'_>, usize, &mut [f32]),
+    encode_row: unsafe fn(Kind, &[f32], &mut [u8]),
+    dot_rows: unsafe fn(&Rows<'_>, &[f32], &mut Window<'_>, &mut Vec<f32>),
+    pack: unsafe fn(&[f32], usize, &mut [Block]),
+    dot_blocks: unsafe fn(&Rows<'_>, &Columns, &mut Window<'_>, &mut Vec<f32>),
+    mix_rows: unsafe fn(&Rows<'_>, &[f32], &mut [f32], &mut Vec<f32>),
+    rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    rotate: unsafe fn(&mut [f32], &[f32], &[f32], Pairing),
+    softmax: unsafe fn(&mut [f32], f32),
+    swiglu: unsafe fn(&mut [f32], &[f32]),
+    geglu: unsafe fn(&mut [f32], &[f32]),
+    gelu: unsafe fn(&mut [f32]),
+    soft_cap: unsafe fn(&mut [f32], f32, f32),
+}
+
+/// The specification.
+static SCALAR: Ops = Ops {
+    name: "scalar",
+    decode_row: decode::scalar,
+    encode_row: decode::encode_scalar,
+    dot_rows: dot_rows::scalar,
+    pack: dot_blocks::pack_scalar,
+    dot_blocks: dot_blocks::scalar,
+    mix_rows: mix_rows::scalar,
+    rms_norm: rms_norm::scalar,
+    rotate: rope::scalar,
+    softmax: softmax::scalar,
+    swiglu: swiglu::scalar,
+    geglu: geglu::scalar,
+    gelu: gelu::scalar,
+    soft_cap: soft_cap::scalar,
+};
+
+/// AVX2 with FMA and F16C: every x86-64 server since 2013.
+#[cfg(target_arch = "x86_64")]
+static AVX2: Ops = Ops {
+    name: "avx2",
+    decode_row: decode::avx2::decode_row,
+    encode_row: decode::avx2::encode_row,
+    dot_rows: dot_rows::avx2::dot_rows,
+    pack: dot_blocks::avx2::pack,
+    dot_blocks: dot_blocks::avx2::dot_blocks,
+    mix_rows: mix_rows::avx2::mix_rows,
+    rms_norm: rms_norm::avx2::rms_norm,
+    rotate: rope::avx2::rotate,
+    softmax: softmax::avx2::softmax,
+    swiglu: swiglu::avx2::swiglu,
+    geglu: geglu::avx2::geglu,
+    gelu: gelu::avx2::gelu,
+    soft_cap: soft_cap::avx2::soft_cap,
+};
+
+/// AVX-512 for the products, which are nearly all of the work, and AVX2 for the rest.
+#[cfg(target_arch = "x86_64")]
+static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows, ..AVX2 };
+
+/// The same with VNNI, for the products of packed codes: every x86-64 server since 2019 or 2022.
+#[cfg(target_arch = "x86_64")]
+static VNNI: Ops = Ops { name: "avx512 vnni", dot_blocks: dot_blocks::avx512::dot_blocks, ..AVX512 };
+
+/// NEON, which every processor of this architecture has.
+#[cfg(target_arch = "aarch64")]
+static NEON: Ops = Ops {
+    name: "neon",
+    decode_row: decode::neon::decode_row,
+    encode_row: decode::neon::encode_row,
+    dot_rows: dot_rows::neon::dot_rows,
+    pack: dot_blocks::pack_scalar,
+    dot_blocks: dot_blocks::neon::dot_blocks,
+    mix_rows: mix_rows::neon::mix_rows,
+    rms_norm: rms_norm::neon::rms_norm,
+    rotate: rope::neon::rotate,
+    softmax: softmax::neon::softmax,
+    swiglu: swiglu::neon::swiglu,
+    geglu: geglu::neon::geglu,
+    gelu: gelu::neon::gelu,
+    soft_cap: soft_cap::neon::soft_cap,
+};
+
+/// The same with products of eight bits at once: every server of this architecture since 2018.
+#[cfg(target_arch = "aarch64")]
+static DOTPROD: Ops = Ops { name: "neon dotprod", dot_blocks: dot_blocks::neon::dot_blocks_at_once, ..NEON };
+
+impl Ops {
+    pub fn scalar() -> &'static Self {
+        &SCALAR
+    }
+
+    /// Every table that this processor can run, the best one last.
+    pub fn all() -> Vec<&'static Self> {
+        let mut all = vec![&SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            all.push(&AVX2);
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                all.push(&AVX512);
+                if is_x86_feature_detected!("avx512vnni") {
+                    all.push(&VNNI);
+                }
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            all.push(&NEON);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(&DOTPROD);
+            }
+        }
+        all
+    }
+
+    /// The best table for this processor.
+    pub fn best() -> &'static Self {
+        Self::all().pop().unwrap_or(&SCALAR)
+    }
+
+    pub fn decode_row(&self, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
+        // SAFETY: this table was handed out, so its instructions are there. The same holds below.
+        unsafe { (self.decode_row)(rows, row, to) }
+    }
+
+    pub fn encode_row(&self, kind: Kind, from: &[f32], to: &mut [u8]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.encode_row)(kind, from, to) }
+    }
+
+    pub fn dot_rows(&self, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.dot_rows)(rows, x, out, scratch) }
+    }
+
+    pub(super) fn pack(&self, x: &[f32], cols: usize, tile: &mut [Block]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.pack)(x, cols, tile) }
+    }
+
+    /// Rows times columns, in the way of their kind.
+    pub(super) fn product(
+        &self,
+        rows: &Rows<'_>,
+        x: Input<'_>,
+        out: &mut Window<'_>,
+        scratch: &mut Vec<f32>,
+    ) {
+        if dot_blocks::takes(rows.kind()) {
+            // SAFETY: as for `decode_row`.
+            unsafe { (self.dot_blocks)(rows, x.columns, out, scratch) }
+        } else {
+            self.dot_rows(rows, x.numbers, out, scratch);
+        }
+    }
+
+    /// Multiplies `x[m, cols]` by the transpose of `weight[rows, cols]` into a new `[m, rows]`: one product on one thread, for tests.
+    pub fn matmul(&self, weight: &super::Weight, x: &[f32]) -> Vec<f32> {
+        let (rows, n) = (Rows::of(weight), weight.rows());
+        let mut out = vec![f32::NAN; x.len() / weight.cols() * n];
+        let mut columns = Columns::default();
+        columns.pack(self, x, weight.cols());
+        let x = Input { numbers: x, columns: &columns };
+        self.product(&rows, x, &mut Window::new(&mut out, n, 0, n), &mut Vec::new());
+        out
+    }
+
+    pub fn mix_rows(&self, rows: &Rows<'_>, weights: &[f32], out: &mut [f32], scratch: &mut Vec<f32>) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.mix_rows)(rows, weights, out, scratch) }
+    }
+
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.rms_norm)(x, weight, eps, out) }
+    }
+
+    pub fn rotate(&self, head: &mut [f32], cos: &[f32], sin: &[f32], pairing: Pairing) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.rotate)(head, cos, sin, pairing) }
+    }
+
+    pub fn softmax(&self, x: &mut [f32], scale: f32) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.softmax)(x, scale) }
+    }
+
+    pub fn swiglu(&self, gate: &mut [f32], up: &[f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.swiglu)(gate, up) }
+    }
+    pub fn geglu(&self, gate: &mut [f32], up: &[f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.geglu)(gate, up) }
+    }
+
+    pub fn gelu(&self, x: &mut [f32]) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.gelu)(x) }
+    }
+
+    pub fn layer_norm(&self, x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        layer_norm::scalar(x, weight, bias, eps, out);
+    }
+
+    pub fn soft_cap(&self, x: &mut [f32], scale: f32, cap: f32) {
+        // SAFETY: as for `decode_row`.
+        unsafe { (self.soft_cap)(x, scale, cap) }
+    }
+}
