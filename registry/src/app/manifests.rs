@@ -7,7 +7,7 @@ use lode_model::digest::{Algorithm, Digest};
 use lode_model::manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError};
 use lode_model::reference::{Reference, Repository, Tag};
 
-use super::{ManifestPut, Registry, StoredManifest, again};
+use super::{ManifestPut, Registry, StoredManifest, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::Placed;
@@ -97,17 +97,22 @@ impl Registry {
         let missing_blobs = self.store.links_missing(repository, &named.blobs).await?;
         let missing_children = self.store.manifests_missing(repository, &named.children).await?;
         refuse_missing(missing_blobs, missing_children, sparse)?;
-        // 4. Its bytes, an ordinary blob, and everything that says so, in one transaction.
+        // 4. Its bytes, an ordinary blob, and everything that refers to them, in one transaction. Once begun this runs to its end,
+        //    whatever becomes of the client's connection.
         let put = Put { digest, manifest, named, bytes, tags, sparse };
-        self.manifest_write(repository, &put).await?;
-        let Put { digest, manifest, tags, bytes, .. } = put;
-        self.model_index_later(repository, &digest);
+        let (this, target) = (self.clone(), repository.clone());
+        let put = detached(async move {
+            this.manifest_write(&target, &put).await?;
+            this.model_index_later(&target, &put.digest);
+            Ok(put)
+        });
+        let Put { digest, manifest, tags, bytes, .. } = put.await?;
         tracing::info!(%repository, %digest, size_bytes = bytes.len(), "manifest stored");
         Ok(ManifestPut { digest, subject: manifest.subject.map(|subject| subject.digest), tags })
     }
 
     async fn manifest_write(&self, repository: &Repository, put: &Put) -> Result<(), Error> {
-        let _turn = self.digests.lock(put.digest.clone()).await;
+        let lock = self.digests.lock(put.digest.clone()).await;
         loop {
             // 1. Bytes that are there already, or fresh ones.
             let found = self.store.blob_live(&put.digest).await?;
@@ -115,24 +120,28 @@ impl Registry {
                 Some((size_bytes, key)) => self.blobs.size(key).await? == Some(*size_bytes),
                 None => false,
             };
-            let lying = match found {
-                Some((_, key)) if sound => Lying::There { key },
+            let stored = match found {
+                Some((_, key)) if sound => ManifestBytes::Stored { key },
                 other => {
                     let (placed, announced) =
-                        self.bytes_put(repository, &put.digest, put.bytes.clone()).await?;
-                    Lying::Fresh { placed, announced, damaged: other.map(|(_, key)| key) }
+                        self.bytes_put(repository, &put.digest, put.bytes.clone(), &lock).await?;
+                    ManifestBytes::Written {
+                        placed,
+                        announced: announced.map(Box::new),
+                        damaged: other.map(|(_, key)| key),
+                    }
                 }
             };
             // 2. The rows.
-            let recorded = again!(self.manifest_record(repository, put, &lying).await);
+            let recorded = again!(self.manifest_record(repository, put, &stored).await);
             // 3. The bytes' first name goes once it is certain what became of them; otherwise it stays for the purge.
-            match lying {
-                Lying::Fresh { placed: Placed { temporary: Some(temporary), .. }, .. } => {
+            match stored {
+                ManifestBytes::Written { placed: Placed { temporary: Some(temporary), .. }, .. } => {
                     let certain = match &recorded {
                         Ok(_) => true,
                         // Where the index says that it has no room, it took nothing.
                         Err(Error::ManifestBlobsUnknown(_) | Error::StorageFull) => {
-                            self.blob_unplace(&put.digest).await.is_ok()
+                            self.blob_unplace(&put.digest, &lock).await.is_ok()
                         }
                         Err(_) => false,
                     };
@@ -141,10 +150,12 @@ impl Registry {
                     }
                 }
                 // Ending what announced them waits for a commit whose answer was lost, and does nothing if there was one.
-                Lying::Fresh { announced: Some(row), .. } if !matches!(recorded, Ok(Recorded::Done)) => {
-                    let _ = self.upload_end(row).await;
+                ManifestBytes::Written { announced: Some(row), .. }
+                    if !matches!(recorded, Ok(Recorded::Done)) =>
+                {
+                    let _ = self.upload_end(*row).await;
                 }
-                Lying::Fresh { .. } | Lying::There { .. } => {}
+                ManifestBytes::Written { .. } | ManifestBytes::Stored { .. } => {}
             }
             match recorded? {
                 Recorded::Done => return Ok(()),
@@ -160,19 +171,19 @@ impl Registry {
         &self,
         repository: &Repository,
         put: &Put,
-        lying: &Lying,
+        stored: &ManifestBytes,
     ) -> Result<Recorded, Error> {
         let Put { digest, manifest, named, bytes, tags, sparse } = put;
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
         let mut recorded = Recorded::Done;
         // Rows are locked in the order that `store/locks.rs` tells.
-        match lying {
-            Lying::There { key } => match tx.blob_lock(digest).await? {
+        match stored {
+            ManifestBytes::Stored { key } => match tx.blob_lock(digest).await? {
                 Some((_, now)) if now == *key => {}
                 _ => return Ok(Recorded::Gone),
             },
-            Lying::Fresh { placed, announced, damaged } => {
+            ManifestBytes::Written { placed, announced, damaged } => {
                 let ours = tx.blob_insert(digest, size_bytes, &placed.key, damaged.as_deref()).await?;
                 match announced {
                     _ if !ours => recorded = Recorded::Spare,
@@ -278,12 +289,12 @@ struct Put {
     sparse: bool,
 }
 
-/// Where a manifest's bytes lie before its rows are written.
-enum Lying {
+/// Where a manifest's bytes are before its rows are written.
+enum ManifestBytes {
     /// A live blob has them.
-    There { key: String },
-    /// They were written for it, and in object storage announced; `damaged` is the key of a live blob whose bytes are not what they should be.
-    Fresh { placed: Placed, announced: Option<UploadRow>, damaged: Option<String> },
+    Stored { key: String },
+    /// They were written for it, in object storage under an upload's row; `damaged` is the key of a live blob with wrong bytes.
+    Written { placed: Placed, announced: Option<Box<UploadRow>>, damaged: Option<String> },
 }
 
 enum Recorded {

@@ -60,7 +60,7 @@ pub use migrate::{MigrateReport, migrate};
 pub use models::{Model, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
 pub use transfer::{Moved, Remote, Tell, TransferError};
-use uploads::Patience;
+use uploads::UploadTimeouts;
 pub use webhooks::WebhookDelivery;
 pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
 
@@ -147,7 +147,7 @@ pub struct Inner {
     config: Config,
     store: Store,
     blobs: Blobs,
-    patience: Patience,
+    timeouts: UploadTimeouts,
     /// Writers of one upload take turns, and the newest wins.
     writers: Locks<Uuid>,
     /// Commits and deletions of one digest take turns.
@@ -185,7 +185,7 @@ impl Deref for Registry {
 #[derive(Clone, Copy, Default)]
 struct Limits {
     write: WriteLimit,
-    patience: Patience,
+    timeouts: UploadTimeouts,
 }
 
 /// Opens the registry that `config` describes: takes the data folder, brings the index up to date, starts the jobs.
@@ -221,7 +221,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         config,
         store,
         blobs,
-        patience: limits.patience,
+        timeouts: limits.timeouts,
         writers: Locks::default(),
         digests: Locks::default(),
         retention,

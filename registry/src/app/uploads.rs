@@ -15,21 +15,22 @@ use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::{Append, Held, Placed, key};
 use crate::store::{NewUpload, Tx, UploadRow};
 
-/// How long a request waits for a storage that says nothing.
+/// How long a request waits for a storage that does not respond.
 #[derive(Clone, Copy)]
-pub(super) struct Patience {
-    /// With a writer of the same upload: longer than a part takes on a slow line.
+pub(super) struct UploadTimeouts {
+    /// For another writer of the same upload to give way: longer than a part takes on a slow line.
     pub(super) turn: Duration,
-    /// The same for a cancel. It need not wait: a writer elsewhere is not waited for either.
+    /// The same for a cancel. It need not wait: a writer on another replica is not waited for either.
     pub(super) cancel_turn: Duration,
-    /// With the removal of what an upload left. What does not work now is done when it is cancelled again or expires.
+    /// For the removal of an upload's bytes, which continues in the background. If it fails, the upload is removed when it is
+    /// cancelled again or expires.
     pub(super) end: Duration,
 }
 
-impl Default for Patience {
+impl Default for UploadTimeouts {
     fn default() -> Self {
         let [turn, cancel_turn, end] = [30, 5, 15].map(Duration::from_secs);
-        Patience { turn, cancel_turn, end }
+        UploadTimeouts { turn, cancel_turn, end }
     }
 }
 
@@ -78,13 +79,13 @@ impl Registry {
         id: Uuid,
     ) -> Result<(), Error> {
         self.may_push(caller, repository)?;
-        self.upload_row(repository, id).await?;
+        self.upload_row_to_end(repository, id).await?;
         let this = self.clone();
         let repository = repository.clone();
         detached(async move {
-            let _turn = this.upload_turn(id, this.patience.cancel_turn).await;
-            // A writer elsewhere may get ahead of us; once it is gone there is no row either.
-            while !this.upload_end_soon(this.upload_row(&repository, id).await?).await? {}
+            let _turn = this.upload_turn(id, this.timeouts.cancel_turn).await;
+            // A writer on another replica may save or commit first; after a commit there is no row.
+            while !this.upload_end_soon(this.upload_row_to_end(&repository, id).await?).await? {}
             Ok(())
         })
         .await
@@ -222,18 +223,20 @@ impl Registry {
         .await
     }
 
-    /// Writes a small blob whole. Where its key says nothing, an upload's row leads to it until the blob's own does.
+    /// Writes a small blob whole, under its digest's lock. In object storage, an upload's row records the key until the blob's
+    /// row does.
     pub(super) async fn bytes_put(
         &self,
         repository: &Repository,
         digest: &Digest,
         bytes: Bytes,
+        lock: &Held<Digest>,
     ) -> Result<(Placed, Option<UploadRow>), Error> {
         if !self.blobs.is_shared() {
-            return Ok((self.blobs.put(Uuid::new_v4(), digest, bytes).await?, None));
+            return Ok((self.blobs.put(Uuid::new_v4(), digest, bytes, lock.guard()).await?, None));
         }
         let row = self.upload_insert(repository, Some(digest.algorithm()), true).await?;
-        match self.blobs.put(row.id, digest, bytes).await {
+        match self.blobs.put(row.id, digest, bytes, lock.guard()).await {
             Ok(placed) => Ok((placed, Some(row))),
             Err(error) => {
                 // The first error counts; what stays expires.
@@ -243,26 +246,31 @@ impl Registry {
         }
     }
 
-    /// Ends an upload without a blob. False if another writer, a commit or a cancel came first.
+    /// Ends an upload without a blob. False if another writer, a commit or a cancel came first. Once begun it runs to its end,
+    /// whatever becomes of the caller.
     pub(crate) async fn upload_end(&self, row: UploadRow) -> Result<bool, Error> {
-        if !self.blobs.is_shared() {
-            if !self.store.upload_delete(&row.repository, row.id).await? {
-                return Ok(false);
+        let this = self.clone();
+        detached(async move {
+            if !this.blobs.is_shared() {
+                if !this.store.upload_delete(&row.repository, row.id).await? {
+                    return Ok(false);
+                }
+                this.bytes_drop(&row.store_key).await?;
+                return Ok(true);
             }
-            self.upload_drop(&row.store_key).await?;
-            return Ok(true);
-        }
-        // Whoever writes to it elsewhere fails from here on. The row goes last, for it is how the bytes are found.
-        let Some(row) = self.store.upload_take(row.id, row.generation, false).await? else {
-            return Ok(false);
-        };
-        self.blobs.clear(&row, None).await?;
-        self.store.upload_delete(&row.repository, row.id).await
+            // From here on every writer fails. The row is deleted last, because the bytes are found through it.
+            let Some(row) = this.store.upload_take_to_end(row.id, row.generation).await? else {
+                return Ok(false);
+            };
+            this.blobs.clear(&row, None).await?;
+            this.store.upload_delete(&row.repository, row.id).await
+        })
+        .await
     }
 
-    /// As `upload_end`, while a client waits.
+    /// As `upload_end`, while a client waits: after a timeout the removal continues in the background.
     async fn upload_end_soon(&self, row: UploadRow) -> Result<bool, Error> {
-        tokio::time::timeout(self.patience.end, self.upload_end(row)).await.map_err(silent)?
+        tokio::time::timeout(self.timeouts.end, self.upload_end(row)).await.map_err(silent)?
     }
 
     /// The turn of an upload's one writer in this process. On object storage, where the index decides between writers, nobody
@@ -281,23 +289,34 @@ impl Registry {
         self.upload_end_soon(row).await.map(drop)
     }
 
-    /// Drops the bytes of an upload in the folder that is no more.
+    /// Removes bytes in the folder whose upload no longer exists. Once begun it runs to its end, whatever becomes of the caller.
     pub(crate) async fn upload_drop(&self, store_key: &str) -> Result<(), Error> {
-        // A commit may have given them a blob's name too, and died before the index knew of it.
+        let (this, store_key) = (self.clone(), store_key.to_owned());
+        detached(async move { this.bytes_drop(&store_key).await }).await
+    }
+
+    async fn bytes_drop(&self, store_key: &str) -> Result<(), Error> {
+        // A commit may have placed them under a blob's name too, and crashed before it wrote the blob's row.
         if let Some(digest) = self.blobs.placed(store_key).await? {
-            let _turn = self.digests.lock(digest.clone()).await;
-            self.blob_unplace(&digest).await?;
+            let lock = self.digests.lock(digest.clone()).await;
+            self.blob_unplace(&digest, &lock).await?;
         }
         self.blobs.discard(store_key).await;
         Ok(())
     }
 
-    /// Removes a blob's bytes unless the index lists them. The digest's turn is the caller's.
-    pub(super) async fn blob_unplace(&self, digest: &Digest) -> Result<(), Error> {
+    /// Removes a blob's bytes unless the database lists them.
+    pub(super) async fn blob_unplace(&self, digest: &Digest, lock: &Held<Digest>) -> Result<(), Error> {
         match self.store.blob_live(digest).await? {
             Some(_) => Ok(()),
-            None => self.blobs.remove(vec![key::blob(digest)]).await,
+            None => self.blobs.remove(vec![key::blob(digest)], vec![lock.guard()]).await,
         }
+    }
+
+    /// The upload's row for ending it, also if an earlier attempt to end it failed.
+    async fn upload_row_to_end(&self, repository: &Repository, id: Uuid) -> Result<UploadRow, Error> {
+        let row = self.store.upload_find_anywhere(id).await?;
+        row.filter(|row| row.repository == *repository).ok_or(Error::UploadUnknown { id })
     }
 
     async fn upload_row(&self, repository: &Repository, id: Uuid) -> Result<UploadRow, Error> {
@@ -319,7 +338,7 @@ impl Registry {
         // 2. One that does takes over: the old connection of a client that came back may not know that it is dead. Here it gives
         //    way by itself; one elsewhere fails at its next save. Taking an upload over waits for a commit whose answer was lost,
         //    so that from here on it is certain that there was none.
-        let turn = self.upload_turn(id, self.patience.turn).await?;
+        let turn = self.upload_turn(id, self.timeouts.turn).await?;
         let row = self.upload_row(repository, id).await?;
         let placed = self.blobs.placed(&row.store_key).await?;
         let row = match self.blobs.is_shared() || placed.is_some() {
@@ -333,8 +352,8 @@ impl Registry {
             return Err(Error::UploadConflict { id, offset: row.offset });
         }
         if let Some(digest) = placed {
-            let _turn = self.digests.lock(digest.clone()).await;
-            self.blob_unplace(&digest).await?;
+            let lock = self.digests.lock(digest.clone()).await;
+            self.blob_unplace(&digest, &lock).await?;
         }
         self.upload_start(row, turn).await
     }
@@ -374,7 +393,7 @@ impl Registry {
         writing: &mut Writing,
         digest: &Digest,
     ) -> Result<(), Error> {
-        let _turn = self.digests.lock(digest.clone()).await;
+        let lock = self.digests.lock(digest.clone()).await;
         // 1. Content that is live already only gets a link, and the fresh bytes are dropped. A live row whose bytes are gone or
         //    torn is damage, which these bytes repair. No row is locked while the storage is asked.
         let mut damaged = None;
@@ -388,7 +407,7 @@ impl Registry {
         // 2. Otherwise the bytes take their place, and the row follows. A crash in between leaves the upload, and bytes that
         //    nothing lists; they go when the upload goes on or is purged.
         self.upload_store(writing).await?;
-        let store_key = self.blobs.place(&writing.file, &writing.row.store_key, digest).await?;
+        let store_key = self.blobs.place(&writing.file, &writing.row.store_key, digest, lock.guard()).await?;
         let damaged = damaged.as_deref();
         match again!(self.upload_commit_fresh(repository, writing, digest, &store_key, damaged).await) {
             Ok(true) => {
@@ -403,7 +422,7 @@ impl Registry {
                 if matches!(error, Error::UploadUnknown { .. }) {
                     // The first error counts; what cannot be undone now is when the upload goes on or is purged.
                     match &writing.file {
-                        Append::File(_) => drop(self.blob_unplace(digest).await),
+                        Append::File(_) => drop(self.blob_unplace(digest, &lock).await),
                         Append::Parts(parts) => {
                             if let Some(key) = parts.own_object() {
                                 self.blobs.discard(key).await;

@@ -17,8 +17,10 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use url::Url;
 use uuid::Uuid;
 
+#[cfg(test)]
+use super::testing_folder as testing;
 use super::writer::{self, AppendFile, WriteLimit};
-use super::{BlobStream, Listed, key};
+use super::{BlobStream, Guard, Listed, key};
 use crate::{Config, Error};
 
 /// How much a download reads ahead: large enough to be fast, small enough for hundreds at once.
@@ -114,23 +116,44 @@ impl Folder {
         blocking(key, move || AppendFile::open(&path, offset, limit)).await
     }
 
-    /// Makes an upload's durable bytes a blob; the upload keeps them too, until it is removed.
-    pub(crate) async fn place(&self, upload_key: &str, digest: &Digest) -> Result<String, Error> {
+    /// Makes an upload's durable bytes a blob; the upload keeps them too, until it is removed. `guard` is that of the digest.
+    pub(crate) async fn place(
+        &self,
+        upload_key: &str,
+        digest: &Digest,
+        guard: Guard,
+    ) -> Result<String, Error> {
         let key = key::blob(digest);
         let (from, to) = (self.path(upload_key), self.path(&key));
-        blocking(&key, move || writer::link_over(&from, &to)).await?;
+        blocking(&key, move || {
+            let _guard = guard;
+            #[cfg(test)]
+            testing::pass(&to);
+            writer::link_over(&from, &to)
+        })
+        .await?;
         Ok(key)
     }
 
-    /// Writes a small blob whole, and says its key. Like an upload's bytes it keeps the first of its two names, the other one
-    /// told, until [`discard`](Self::discard) hears that the index knows it.
-    pub(crate) async fn put(&self, digest: &Digest, bytes: Bytes) -> Result<(String, String), Error> {
+    /// Writes a small blob whole. Returns its key, and the temporary name that its bytes keep until the caller passes it to
+    /// [`discard`](Self::discard). `guard` is that of the digest.
+    pub(crate) async fn put(
+        &self,
+        digest: &Digest,
+        bytes: Bytes,
+        guard: Guard,
+    ) -> Result<(String, String), Error> {
         let (key, temporary) = (key::blob(digest), key::temporary(Uuid::now_v7()));
         let (from, to) = (self.path(&temporary), self.path(&key));
         let limit = self.0.write_limit;
-        blocking(&key, move || match limit.0 {
-            Some(limit) if bytes.len() as u64 > limit => Err(io::ErrorKind::StorageFull.into()),
-            _ => writer::write_whole(&from, &to, &bytes),
+        blocking(&key, move || {
+            let _guard = guard;
+            #[cfg(test)]
+            testing::pass(&to);
+            match limit.0 {
+                Some(limit) if bytes.len() as u64 > limit => Err(io::ErrorKind::StorageFull.into()),
+                _ => writer::write_whole(&from, &to, &bytes),
+            }
         })
         .await?;
         Ok((key, temporary))
@@ -159,12 +182,16 @@ impl Folder {
         .await
     }
 
-    /// Removes the bytes under these keys, where they are there, and returns once that is durable.
-    pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
+    /// Removes the bytes under these keys, where they exist, and returns once that is durable. `guards` are those of the keys'
+    /// digests.
+    pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<Guard>) -> Result<(), Error> {
         let paths: Vec<PathBuf> = keys.iter().map(|key| self.path(key)).collect();
         blocking("removing", move || {
+            let _guards = guards;
             let mut folders: Vec<&Path> = Vec::new();
             for path in &paths {
+                #[cfg(test)]
+                testing::pass(path);
                 match std::fs::remove_file(path) {
                     Ok(()) => folders.extend(path.parent()),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}

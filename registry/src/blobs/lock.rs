@@ -1,6 +1,7 @@
 //! One at a time for a key within this process: writers of an upload, commits and deletions of a digest.
 //! Across processes the index's generations and row locks decide; the folder store has one process only.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,13 +20,22 @@ struct Slot {
     here: usize,
 }
 
-/// The turn of one holder; dropping it lets the next one in.
+/// The lock of one holder. The next one gets it when this is dropped and every [`Guard`] of it.
 pub(crate) struct Held<K: Hash + Eq + Clone> {
-    _turn: OwnedMutexGuard<()>,
+    lock: Arc<Locked<K>>,
     arrivals: watch::Receiver<u64>,
     ticket: u64,
+}
+
+struct Locked<K: Hash + Eq + Clone> {
+    _turn: OwnedMutexGuard<()>,
     _entry: Entry<K>,
 }
+
+/// Keeps a key locked while file work runs under its lock. That work cannot be cancelled: without a guard of its own it would
+/// continue after the future that started it was dropped, and the lock with it.
+#[derive(Clone)]
+pub(crate) struct Guard(#[allow(dead_code, reason = "held, not read")] Arc<dyn Any + Send + Sync>);
 
 /// Keeps the map's slot for as long as someone holds or waits.
 struct Entry<K: Hash + Eq + Clone> {
@@ -56,7 +66,8 @@ impl<K: Hash + Eq + Clone> Locks<K> {
             (slot.turn.clone(), arrivals, ticket)
         };
         let entry = Entry { slots: self.0.clone(), key };
-        Held { _turn: turn.lock_owned().await, arrivals, ticket, _entry: entry }
+        let lock = Arc::new(Locked { _turn: turn.lock_owned().await, _entry: entry });
+        Held { lock, arrivals, ticket }
     }
 }
 
@@ -68,6 +79,12 @@ impl<K: Hash + Eq + Clone> Held<K> {
             // The sender stays while our own entry does, so it cannot be gone; and without it nobody can come.
             std::future::pending::<()>().await;
         }
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Held<K> {
+    pub(crate) fn guard(&self) -> Guard {
+        Guard(self.lock.clone())
     }
 }
 
@@ -106,6 +123,19 @@ mod tests {
         let mut given_up = Box::pin(locks.lock("a"));
         assert!(futures::poll!(&mut given_up).is_pending());
         drop((given_up, second, other));
+        assert!(locks.0.lock().expect("lock").is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_guard_keeps_the_key_locked_after_its_holder_is_gone() {
+        let locks = Locks::default();
+        let held = locks.lock("a").await;
+        let guard = held.guard();
+        drop(held);
+        let mut waiting = Box::pin(locks.lock("a"));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        drop(guard);
+        drop(waiting.await);
         assert!(locks.0.lock().expect("lock").is_empty());
     }
 

@@ -10,6 +10,8 @@ pub(crate) mod key;
 mod lock;
 mod remote;
 mod take;
+#[cfg(test)]
+pub(crate) mod testing_folder;
 mod writer;
 
 use std::fs::File;
@@ -28,7 +30,7 @@ use crate::store::{UploadProgress, UploadRow};
 use crate::{Config, Error};
 
 use folder::Folder;
-pub(crate) use lock::{Held, Locks};
+pub(crate) use lock::{Guard, Held, Locks};
 #[cfg(test)]
 pub(crate) use remote::testing;
 use remote::{PartWriter, Remote};
@@ -132,10 +134,11 @@ impl Blobs {
         }
     }
 
-    /// Removes the bytes under these keys, where they are there, and returns once that is durable.
-    pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Error> {
+    /// Removes the bytes under these keys, where they exist, and returns once that is durable. `guards` are those of the digests
+    /// whose bytes these are.
+    pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<Guard>) -> Result<(), Error> {
         match &self.room {
-            Room::Folder(folder) => storage("remove", folder.remove(keys)).await,
+            Room::Folder(folder) => storage("remove", folder.remove(keys, guards)).await,
             Room::Remote(remote) => storage("remove", remote.remove(keys)).await,
         }
     }
@@ -162,9 +165,10 @@ impl Blobs {
         upload: &Append,
         row_key: &str,
         digest: &Digest,
+        guard: Guard,
     ) -> Result<String, Error> {
         match (&self.room, upload) {
-            (Room::Folder(folder), _) => storage("place", folder.place(row_key, digest)).await,
+            (Room::Folder(folder), _) => storage("place", folder.place(row_key, digest, guard)).await,
             (Room::Remote(_), Append::Parts(parts)) => {
                 parts.key().map(str::to_owned).ok_or(Error::Interrupted)
             }
@@ -173,10 +177,16 @@ impl Blobs {
     }
 
     /// Writes a small blob whole, and durable, for the upload `id`.
-    pub(crate) async fn put(&self, id: Uuid, digest: &Digest, bytes: Bytes) -> Result<Placed, Error> {
+    pub(crate) async fn put(
+        &self,
+        id: Uuid,
+        digest: &Digest,
+        bytes: Bytes,
+        guard: Guard,
+    ) -> Result<Placed, Error> {
         Ok(match &self.room {
             Room::Folder(folder) => {
-                let (key, temporary) = storage("put", folder.put(digest, bytes)).await?;
+                let (key, temporary) = storage("put", folder.put(digest, bytes, guard)).await?;
                 Placed { key, temporary: Some(temporary) }
             }
             Room::Remote(remote) => Placed { key: remote.put_whole(id, bytes).await?, temporary: None },

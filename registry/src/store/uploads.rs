@@ -19,6 +19,8 @@ pub(crate) struct UploadRow {
     pub(crate) progress: UploadProgress,
     /// How often somebody set out to commit it, this time included.
     pub(crate) attempts: i64,
+    /// Its bytes are being removed: nobody may continue it.
+    pub(crate) is_ending: bool,
 }
 
 /// What object storage needs to go on: its name of a multipart upload, and `blobs`' own notes, as JSON.
@@ -29,7 +31,7 @@ pub(crate) struct UploadProgress {
 }
 
 /// A row as it comes.
-type Columns = (String, String, String, i64, i64, Vec<u8>, Option<String>, Option<String>, i64);
+type Columns = (String, String, String, i64, i64, Vec<u8>, Option<String>, Option<String>, i64, Option<i64>);
 
 /// An upload as it begins.
 pub(crate) struct NewUpload<'a> {
@@ -60,21 +62,24 @@ impl Store {
             hash_state: state,
             progress: UploadProgress::default(),
             attempts,
+            is_ending: false,
         })
     }
 
+    /// The upload, unless it is being ended.
     pub(crate) async fn upload_find(
         &self,
         repository: &Repository,
         id: Uuid,
     ) -> Result<Option<UploadRow>, Error> {
-        Ok(self.upload_find_anywhere(id).await?.filter(|row| row.repository == *repository))
+        let row = self.upload_find_anywhere(id).await?;
+        Ok(row.filter(|row| row.repository == *repository && !row.is_ending))
     }
 
-    /// The upload, whatever repository it is for.
+    /// The upload, whatever repository it is for, also while it is being ended.
     pub(crate) async fn upload_find_anywhere(&self, id: Uuid) -> Result<Option<UploadRow>, Error> {
         let found: Option<Columns> = on!(self.read(), c => sqlx::query_as(
-            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts
+            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
              from uploads where id = $1")
             .bind(id.to_string()).fetch_optional(c).await)?;
         found.map(row).transpose()
@@ -90,9 +95,24 @@ impl Store {
     ) -> Result<Option<UploadRow>, Error> {
         let taken: Option<Columns> = on!(self.write(), c => sqlx::query_as(
             "update uploads set generation = generation + 1, attempts = attempts + $3
-             where id = $1 and generation = $2
-             returning id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts")
+             where id = $1 and generation = $2 and ending_at is null
+             returning id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at")
             .bind(id.to_string()).bind(generation).bind(i64::from(to_commit)).fetch_optional(c).await)?;
+        taken.map(row).transpose()
+    }
+
+    /// As `upload_take`, for good: from here on every writer, on any replica, finds that the upload is gone. A writer that could
+    /// still take it over could make a blob of bytes that are about to be removed.
+    pub(crate) async fn upload_take_to_end(
+        &self,
+        id: Uuid,
+        generation: i64,
+    ) -> Result<Option<UploadRow>, Error> {
+        let taken: Option<Columns> = on!(self.write(), c => sqlx::query_as(
+            "update uploads set generation = generation + 1, ending_at = $3
+             where id = $1 and generation = $2
+             returning id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at")
+            .bind(id.to_string()).bind(generation).bind(now_ms()).fetch_optional(c).await)?;
         taken.map(row).transpose()
     }
 
@@ -141,7 +161,7 @@ impl Store {
     /// Uploads that rested since before `cutoff`, the oldest first.
     pub(crate) async fn uploads_resting(&self, cutoff: i64, limit: u32) -> Result<Vec<UploadRow>, Error> {
         let rows: Vec<Columns> = on!(self.read(), c => sqlx::query_as(
-            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts
+            "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
              from uploads where updated_at < $1 order by updated_at limit $2")
             .bind(cutoff).bind(i64::from(limit)).fetch_all(c).await)?;
         rows.into_iter().map(row).collect()
@@ -149,9 +169,10 @@ impl Store {
 
     /// Is there an upload whose bytes lie there?
     pub(crate) async fn upload_has_key(&self, store_key: &str) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
-            "select count(*) from uploads where store_key = $1").bind(store_key).fetch_one(c).await)?;
-        Ok(count > 0)
+        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+            "select exists (select 1 from uploads where store_key = $1)")
+            .bind(store_key).fetch_one(c).await)?;
+        Ok(exists)
     }
 }
 
@@ -165,7 +186,8 @@ impl Tx {
 }
 
 fn row(columns: Columns) -> Result<UploadRow, Error> {
-    let (id, repository, store_key, offset, generation, hash_state, multipart_id, parts, attempts) = columns;
+    let (id, repository, store_key, offset, generation, hash_state, multipart_id, parts, attempts, ending_at) =
+        columns;
     Ok(UploadRow {
         id: parsed("upload", &id)?,
         repository: parsed("repository", &repository)?,
@@ -175,5 +197,6 @@ fn row(columns: Columns) -> Result<UploadRow, Error> {
         hash_state,
         progress: UploadProgress { multipart_id, parts },
         attempts,
+        is_ending: ending_at.is_some(),
     })
 }

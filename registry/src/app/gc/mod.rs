@@ -285,7 +285,9 @@ impl Registry {
         }
         let doomed = self.store.tombstones_still(doomed).await?;
 
-        self.blobs.remove(doomed.iter().map(|blob| blob.store_key.clone()).collect()).await?;
+        let keys = doomed.iter().map(|blob| blob.store_key.clone()).collect();
+        let guards = turns.iter().map(|(_, lock)| lock.guard()).collect();
+        self.blobs.remove(keys, guards).await?;
 
         again!(self.gc_buried(&doomed).await)?;
         for blob in &doomed {

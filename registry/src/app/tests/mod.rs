@@ -1,6 +1,7 @@
 //! The rules of the registry, tried on each database with each storage that is at hand: SQLite and a fresh data folder always,
 //! Postgres where LODE_TEST_POSTGRES names a server on which schemas may be made, S3 where LODE_TEST_S3 names a bucket (otherwise object storage in memory).
 
+mod cancelled;
 mod collect;
 mod crash;
 mod database;
