@@ -1,7 +1,10 @@
 //! Starting and stopping: one server a folder, a port in use, restarts that keep everything, a shutdown that finishes its requests.
 //! The cold start is measured and printed; only a generous bound is asserted.
 
+use std::fs::{self, Permissions};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
@@ -21,6 +24,26 @@ async fn a_second_server_on_one_folder_is_refused_until_the_first_is_gone() {
     first.registry().get("/v2/").await.expect(200);
     first.kill(); // the lock dies with its process
     folder.serve().await;
+}
+
+#[tokio::test]
+async fn a_new_data_folder_is_closed_to_other_users_and_an_open_one_is_reported() {
+    let folder = Folder::new();
+    let mode = |path: &Path| fs::metadata(path).expect("it exists").permissions().mode() & 0o777;
+    let (data, database) = (folder.data().to_owned(), folder.data().join("lode.db"));
+    let server = folder.serve().await;
+    assert_eq!((mode(&data), mode(&database)), (0o700, 0o600));
+    assert_eq!(mode(&data.join("lode.db-wal")), 0o600);
+    assert!(!server.output().contains("open to other users"), "{}", server.output());
+    server.stop().await;
+
+    fs::set_permissions(&data, Permissions::from_mode(0o755)).expect("our own folder");
+    fs::set_permissions(&database, Permissions::from_mode(0o644)).expect("our own file");
+    let server = folder.serve().await;
+    for advice in ["chmod 700", "chmod 600"] {
+        assert!(server.output().contains(advice), "{advice}: {}", server.output());
+    }
+    assert_eq!((mode(&data), mode(&database)), (0o755, 0o644), "existing modes are the operator's");
 }
 
 #[tokio::test]

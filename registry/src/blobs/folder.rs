@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,6 +41,7 @@ impl Folder {
     /// Opens the folder and, unless it is the data folder, which is locked already, keeps other servers out of it.
     pub(super) fn open(root: PathBuf, config: &Config, write_limit: WriteLimit) -> Result<Folder, Error> {
         let opened = || -> io::Result<PathBuf> {
+            create_private(&root)?;
             for algorithm in key::ALGORITHMS {
                 std::fs::create_dir_all(root.join(key::BLOBS).join(algorithm.as_str()))?;
             }
@@ -253,13 +254,33 @@ pub(super) async fn blocking<T: Send + 'static>(
 /// Keeps other servers out of a folder for as long as the file is open. Those that only read keep out those that do not.
 pub(super) fn lock_folder(folder: &Path, read_only: bool) -> Result<File, Error> {
     let failed = |e| Error::io(format!("locking {}", folder.display()), e);
-    std::fs::create_dir_all(folder).map_err(failed)?;
+    create_private(folder).map_err(failed)?;
     let file = File::create(folder.join("lode.lock")).map_err(failed)?;
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => Ok(file),
         Err(std::fs::TryLockError::WouldBlock) => Err(Error::FolderInUse { path: folder.to_owned() }),
         Err(std::fs::TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+/// Makes a folder that only this user can open, and its parents with the usual modes. One that exists keeps its mode.
+fn create_private(folder: &Path) -> io::Result<()> {
+    if let Some(parent) = folder.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        created => created,
+    }
+}
+
+/// Warns about a data folder that other users of this machine can open.
+pub(super) fn warn_if_shared(folder: &Path) {
+    let Ok(metadata) = std::fs::metadata(folder) else { return };
+    if metadata.mode() & 0o077 != 0 {
+        let mode = format!("{:o}", metadata.mode() & 0o7777);
+        tracing::warn!(path = %folder.display(), mode, "data folder is open to other users; restrict it with chmod 700");
     }
 }
 

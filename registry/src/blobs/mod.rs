@@ -60,6 +60,9 @@ impl Blobs {
     pub(crate) fn open(config: &Config, write_limit: WriteLimit) -> Result<Blobs, Error> {
         let lock = || folder::lock_folder(&config.data, config.read_only).map(Arc::new);
         let lock = is_data_used(config).then(lock).transpose()?;
+        if lock.is_some() {
+            folder::warn_if_shared(&config.data);
+        }
         let folder = |root: &Path| Folder::open(root.to_owned(), config, write_limit).map(Room::Folder);
         let room = match &config.storage {
             None => folder(&config.data)?,

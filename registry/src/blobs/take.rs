@@ -31,7 +31,6 @@ pub(crate) fn root_of(config: &Config) -> Result<PathBuf, Error> {
 
 /// Makes the folder `to`, and keeps servers and other backups out of it.
 pub(crate) fn lock_target(to: &Path) -> Result<File, Error> {
-    std::fs::create_dir_all(to).map_err(|e| Error::io(format!("making {}", to.display()), e))?;
     lock_folder(to, false)
 }
 

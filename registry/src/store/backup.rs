@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
 
-use super::{BUSY_TIMEOUT, Store, on};
+use super::{BUSY_TIMEOUT, Store, on, restrict};
 use crate::{Config, Error};
 
 /// The file of a SQLite index that is there.
@@ -28,10 +28,11 @@ pub(crate) fn index_file(config: &Config) -> Result<PathBuf, Error> {
     }
 }
 
-/// Writes the index in the file `from` as it is at one moment into the file `to`, which must not exist.
+/// Writes the index in the file `from` as it is at one moment into the file `to`, which must not exist and which only this user can read.
 pub(crate) async fn snapshot(from: &Path, to: &Path) -> Result<(), Error> {
     let options = SqliteConnectOptions::new().filename(from).busy_timeout(BUSY_TIMEOUT);
     let mut connection: SqliteConnection = options.connect().await?;
+    restrict(to);
     let to = to.to_string_lossy().into_owned();
     // One read transaction: writers go on, and are not seen.
     sqlx::query("vacuum into $1").bind(to).execute(&mut connection).await?;

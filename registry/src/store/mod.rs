@@ -22,6 +22,8 @@ mod uploads;
 mod webhooks;
 mod workers;
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -105,6 +107,21 @@ struct SqlitePools {
     recent: Option<Arc<Recent>>,
 }
 
+/// Makes a database file that does not exist yet with mode 0600, which SQLite gives to its journals too, and warns about one that
+/// other users can read. Whatever else is wrong with the path, opening it reports.
+fn restrict(path: &Path) {
+    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let Err(error) = new else { return };
+    if error.kind() != std::io::ErrorKind::AlreadyExists {
+        return;
+    }
+    let Ok(metadata) = std::fs::metadata(path) else { return };
+    if metadata.mode() & 0o077 != 0 {
+        let mode = format!("{:o}", metadata.mode() & 0o7777);
+        tracing::warn!(path = %path.display(), mode, "database is open to other users; restrict it with chmod 600");
+    }
+}
+
 /// A transaction; dropped without `commit` it changes nothing.
 pub(crate) struct Tx(Engine<Transaction<'static, Sqlite>, Transaction<'static, Postgres>>);
 
@@ -147,6 +164,7 @@ impl Store {
     }
 
     async fn open_sqlite(path: &Path, recent: Option<Arc<Recent>>) -> Result<Store, Error> {
+        restrict(path);
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
