@@ -50,6 +50,9 @@ pub enum Error {
 
     #[error("the manifest is not acceptable: {0}")]
     ManifestInvalid(#[source] ManifestError),
+    /// A descriptor whose size is not that of the content it names.
+    #[error("the manifest gives {digest} a size of {described} bytes; the stored content has {stored}")]
+    DescriptorSize { digest: Digest, described: u64, stored: u64 },
     #[error("the manifest names content that this repository does not hold")]
     ManifestBlobsUnknown(Vec<Digest>),
     #[error("a manifest may have at most {limit_bytes} bytes")]

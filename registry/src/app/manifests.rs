@@ -1,6 +1,6 @@
 //! Manifests: read as they came, written together with their tags, refused when they name what is not there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use lode_model::digest::{Algorithm, Digest};
@@ -53,12 +53,12 @@ impl Registry {
             content_type,
             bytes,
             tags,
-            self.config.allow_sparse,
+            Checks { sparse: self.config.allow_sparse, sizes: true },
         ))
         .await
     }
 
-    /// As `manifest_put`, for whoever may. `sparse`: what the manifest names may be absent.
+    /// As `manifest_put`, without asking the policy.
     pub(super) async fn manifest_store(
         &self,
         repository: &Repository,
@@ -66,7 +66,7 @@ impl Registry {
         content_type: Option<&str>,
         bytes: Bytes,
         tags: &[Tag],
-        sparse: bool,
+        checks: Checks,
     ) -> Result<ManifestPut, Error> {
         // 1. Is it one?
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
@@ -94,12 +94,18 @@ impl Registry {
         tags.retain(|tag| seen.insert(tag.clone()));
         // 3. Is everything there that it names? Asked before anything is written, and again with everything locked.
         let named = Names::of(&manifest);
-        let missing_blobs = self.store.links_missing(repository, &named.blobs).await?;
+        let sizes = self.store.link_sizes(repository, &named.all()).await?;
+        let missing_blobs =
+            named.blobs.iter().filter(|digest| !sizes.contains_key(digest)).cloned().collect();
         let missing_children = self.store.manifests_missing(repository, &named.children).await?;
-        refuse_missing(missing_blobs, missing_children, sparse)?;
+        refuse_missing(missing_blobs, missing_children, checks.sparse)?;
+        // A digest has one size, so what is checked here need not be checked again under the locks.
+        if checks.sizes {
+            refuse_other_sizes(&manifest, &sizes)?;
+        }
         // 4. Its bytes, an ordinary blob, and everything that refers to them, in one transaction. Once begun this runs to its end,
         //    whatever becomes of the client's connection.
-        let put = Put { digest, manifest, named, bytes, tags, sparse };
+        let put = Put { digest, manifest, named, bytes, tags, sparse: checks.sparse };
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
             this.manifest_write(&target, &put).await?;
@@ -276,6 +282,37 @@ fn refuse_missing(mut missing: Vec<Digest>, children: Vec<Digest>, sparse: bool)
         true => Ok(()),
         false => Err(Error::ManifestBlobsUnknown(missing)),
     }
+}
+
+/// Refuses a manifest that gives content of this repository another size than it has. Clients allocate, verify and seek by these sizes.
+fn refuse_other_sizes(manifest: &Manifest, sizes: &BTreeMap<Digest, u64>) -> Result<(), Error> {
+    for described in manifest.config.iter().chain(&manifest.layers).chain(manifest.children()) {
+        match sizes.get(&described.digest) {
+            Some(stored) if *stored != described.size => {
+                return Err(Error::DescriptorSize {
+                    digest: described.digest.clone(),
+                    described: described.size,
+                    stored: *stored,
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What a manifest is checked for before it is stored.
+#[derive(Clone, Copy)]
+pub(super) struct Checks {
+    /// What it names may be absent.
+    pub(super) sparse: bool,
+    /// The sizes of its descriptors have to be those of the content that is present.
+    pub(super) sizes: bool,
+}
+
+impl Checks {
+    /// For manifests that were accepted before, here or by an upstream.
+    pub(super) const NONE: Checks = Checks { sparse: true, sizes: false };
 }
 
 /// A manifest that may be stored.

@@ -9,6 +9,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
 use uuid::Uuid;
 
+use super::manifests::Checks;
 use super::{BlobInfo, Body, BodyError, ChunkRange, Page, Registry, again};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
@@ -264,7 +265,7 @@ impl Registry {
         };
         // 3. Stored like any other; what it names comes when it is asked for.
         let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
-        match self.manifest_store(ours, reference, kind, fetched.bytes, &[], true).await {
+        match self.manifest_store(ours, reference, kind, fetched.bytes, &[], Checks::NONE).await {
             Ok(put) => {
                 tracing::info!(repository = %ours, %reference, digest = %put.digest, "manifest fetched");
                 Ok(())

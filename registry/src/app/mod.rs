@@ -49,6 +49,7 @@ use crate::upstream::Upstream;
 use crate::{Config, Error, jobs, metrics};
 
 pub use crate::blobs::BlobStream;
+pub(crate) use crate::store::StoredBlob;
 pub use create::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
 pub use diff::{Compared, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
 use flights::Flights;

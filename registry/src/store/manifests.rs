@@ -1,13 +1,15 @@
 //! Manifests of a repository, what they name, and the listing of a subject's referrers.
 //! A link, a manifest and what it names change in one transaction, so that the collection never sees half of it.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 
 use super::recent::Known;
 use super::removals::Why;
-use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed};
+use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed, size};
 use crate::Error;
 
 #[derive(Clone, Debug)]
@@ -79,15 +81,17 @@ impl Store {
         Ok(count > 0)
     }
 
-    /// Which of these blobs the repository does not link.
-    pub(crate) async fn links_missing(
+    /// The sizes of those of these blobs that the repository links.
+    pub(crate) async fn link_sizes(
         &self,
         repository: &Repository,
-        digests: &[Digest],
-    ) -> Result<Vec<Digest>, Error> {
-        let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(LINKS_MISSING)
-            .bind(repository.as_str()).bind(digest_list(digests)).fetch_all(c).await)?;
-        rows.iter().map(|(text,)| parsed("digest", text)).collect()
+        digests: &[&Digest],
+    ) -> Result<BTreeMap<Digest, u64>, Error> {
+        let rows: Vec<(String, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select l.digest, b.size_bytes from links l join blobs b on b.digest = l.digest
+             where l.repository = $1 and l.digest in (select value from json_each($2))")
+            .bind(repository.as_str()).bind(digest_list(digests.iter().copied())).fetch_all(c).await)?;
+        rows.iter().map(|(text, bytes)| Ok((parsed("digest", text)?, size(*bytes)?))).collect()
     }
 
     /// Which of these manifests the repository does not have.

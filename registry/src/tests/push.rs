@@ -188,6 +188,41 @@ async fn a_manifest_names_what_is_missing() {
 }
 
 #[tokio::test]
+async fn descriptors_have_the_size_of_their_content() {
+    let sparse = App::with(crate::Config { allow_sparse: true, ..Default::default() }).await;
+    for app in [App::new().await, sparse] {
+        let config = app.push_blob("a", "{}").await;
+        let layer = app.push_blob("a", "content").await;
+        let described =
+            |size: u64| json!({"mediaType": media_type::OCI_LAYER_TAR, "digest": layer, "size": size});
+        for manifest in [
+            image(&config, 3, &[]),
+            image(&config, 2, &[described(6)]),
+            image(&config, 2, &[described(7), described(8)]),
+        ] {
+            let refused = app.push_manifest("a", "latest", &manifest).await;
+            assert_eq!(refused.failure(), failure(400, "MANIFEST_INVALID"), "{manifest}");
+            assert!(refused.json()["errors"][0]["detail"]["expected"].is_u64(), "{}", refused.text());
+        }
+        let whole = image(&config, 2, &[described(7)]);
+        let child = app.push_manifest("a", "latest", &whole).await;
+        assert_eq!(child.status, 201, "{}", child.text());
+        let digest = child.header("docker-content-digest");
+        for (size, status) in [(1, 400), (whole.to_string().len(), 201)] {
+            let entry = json!({"mediaType": media_type::OCI_MANIFEST, "digest": digest, "size": size});
+            let index = json!({"schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": [entry]});
+            assert_eq!(app.push_manifest("a", "all", &index).await.status, status);
+        }
+    }
+    // What is absent has no size to compare with.
+    let sparse = App::with(crate::Config { allow_sparse: true, ..Default::default() }).await;
+    let config = sparse.push_blob("a", "{}").await;
+    let absent =
+        json!({"mediaType": media_type::OCI_LAYER_TAR, "digest": Digest::sha256(b"absent"), "size": 1});
+    assert_eq!(sparse.push_manifest("a", "latest", &image(&config, 2, &[absent])).await.status, 201);
+}
+
+#[tokio::test]
 async fn tags_come_along_with_a_digest() {
     let app = App::new().await;
     let config = app.push_blob("a", "{}").await;

@@ -10,6 +10,7 @@ use lode_model::reference::{Reference, Repository, Tag};
 use serde::Serialize;
 
 use crate::Error;
+use crate::app::manifests::Checks;
 use crate::app::{Registry, TRIES, again, detached};
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{RemovalRow, millis, parsed};
@@ -106,7 +107,7 @@ impl Registry {
         })?;
         // 3. Itself, as if it were pushed; what it named and never had may be absent again.
         let (reference, media_type) = (Reference::Digest(digest.clone()), row.media_type.as_deref());
-        self.manifest_store(repository, &reference, media_type, bytes.into(), &[], true).await?;
+        self.manifest_store(repository, &reference, media_type, bytes.into(), &[], Checks::NONE).await?;
         let mut tx = self.store.begin().await?;
         tx.removals_restored(&[row.id]).await?;
         tx.commit().await?;

@@ -59,7 +59,7 @@ async fn a_deleted_tag_lets_go_of_its_manifest_only_if_nothing_else_holds_it() {
         let outer = f.put("r", "outer", &index(&[&child, &inner])).await.unwrap().digest;
         // Pushed by digest and never tagged: nobody asked for it to go.
         let config = f.push("r", b"{}").await;
-        let manifest = image(&config, &[]);
+        let manifest = f.sized(image(&config, &[])).await;
         let digest = Digest::sha256(&serde_json::to_vec(&manifest).unwrap());
         f.put("r", digest.as_str(), &manifest).await.unwrap();
 

@@ -142,10 +142,29 @@ impl Fixture {
         reference: &str,
         manifest: &serde_json::Value,
     ) -> Result<ManifestPut, Error> {
-        let bytes = Bytes::from(serde_json::to_vec(manifest).unwrap());
+        let manifest = self.sized(manifest.clone()).await;
+        let bytes = Bytes::from(serde_json::to_vec(&manifest).unwrap());
         self.registry
             .manifest_put(&CALLER, &repo(repository), &reference_of(reference), None, bytes, &[])
             .await
+    }
+
+    /// A manifest whose descriptors have the sizes of their content, where it is stored.
+    async fn sized(&self, mut manifest: serde_json::Value) -> serde_json::Value {
+        for field in ["config", "layers", "manifests"] {
+            let described = match manifest.get_mut(field) {
+                Some(serde_json::Value::Array(all)) => all.iter_mut().collect(),
+                Some(one) => vec![one],
+                None => Vec::new(),
+            };
+            for descriptor in described {
+                let digest: Digest = descriptor["digest"].as_str().unwrap().parse().unwrap();
+                if let Some((size_bytes, _)) = self.registry.store().blob_live(&digest).await.unwrap() {
+                    descriptor["size"] = size_bytes.into();
+                }
+            }
+        }
+        manifest
     }
 
     async fn get(&self, repository: &str, reference: &str) -> Result<Digest, Error> {

@@ -85,7 +85,7 @@ async fn an_index_brings_its_children() {
     each_engine_with(&at_once_with_undo, WriteLimit::default(), async |f: Fixture| {
         let config = f.push("r", b"{}").await;
         let layer = f.push("r", b"layer").await;
-        let manifest = image(&config, &[&layer]);
+        let manifest = f.sized(image(&config, &[&layer])).await;
         let child = Digest::sha256(&serde_json::to_vec(&manifest).unwrap());
         f.put("r", child.as_str(), &manifest).await.unwrap();
         let top = f.put("r", "all", &index(&[&child])).await.unwrap().digest;
