@@ -1,12 +1,19 @@
-//! Which client is asking, where its dialect differs from the specification's.
-//! Only ollama's registry clients need telling apart.
+//! Which client sent a request, where its dialect differs from the specification's.
 
 use http::{HeaderMap, header};
 
 /// Whether ollama's classic (`ollama/...`) or transfer (`ollama-transfer/...`) client sent this.
 pub(crate) fn is_ollama(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::USER_AGENT)
-        .and_then(|agent| agent.to_str().ok())
-        .is_some_and(|agent| agent.starts_with("ollama/") || agent.starts_with("ollama-transfer/"))
+    is_one_of(headers, &["ollama/", "ollama-transfer/"])
+}
+
+/// Whether the client is built on containers/image (podman, buildah, skopeo, CRI-O). Its partial pulls send up to 1,024 ranges: after
+/// a 400 it merges neighbours to half as many and asks again, after a 416 the pull fails.
+pub(crate) fn merges_ranges(headers: &HeaderMap) -> bool {
+    is_one_of(headers, &["containers/", "libpod/", "Buildah/", "buildah/", "skopeo/", "cri-o/"])
+}
+
+fn is_one_of(headers: &HeaderMap, agents: &[&str]) -> bool {
+    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+    agent.is_some_and(|agent| agents.iter().any(|name| agent.starts_with(name)))
 }

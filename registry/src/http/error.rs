@@ -43,6 +43,9 @@ pub(crate) enum Failure {
     TooManyTags { limit: usize },
     #[error("Content-Range is `{value}`, expected `<first>-<last>`, both included")]
     ContentRange { value: String },
+    /// `can_merge`: the client asks again with fewer ranges after a 400, and gives up after any other error.
+    #[error("the request has more than {} ranges that do not touch", super::range::MAX_RANGES)]
+    TooManyRanges { size_bytes: u64, can_merge: bool },
     #[error("the link has expired or was not made here")]
     Link,
     #[error("the request body broke off")]
@@ -89,6 +92,8 @@ pub(crate) enum Failure {
         "requests for host `{host}` are not answered here (open servers on loopback answer to loopback names and --public-url)"
     )]
     Host { host: String },
+    #[error("the Host of this request is not usable: {reason}")]
+    HostInvalid { reason: &'static str },
     #[error("requests from pages of `{origin}` are not answered here")]
     Origin { origin: String },
     #[error("panicked: {0}")]
@@ -114,6 +119,7 @@ impl Failure {
             | Failure::ModelName { .. }
             | Failure::ModelMissing
             | Failure::Path
+            | Failure::HostInvalid { .. }
             | Failure::Query { .. }
             | Failure::QueryMissing { .. }
             | Failure::ContentRange { .. }
@@ -131,6 +137,8 @@ impl Failure {
                 TransferError::RemoteUnknown { .. } => StatusCode::NOT_FOUND,
                 _ => StatusCode::BAD_GATEWAY,
             },
+            Failure::TooManyRanges { can_merge: true, .. } => StatusCode::BAD_REQUEST,
+            Failure::TooManyRanges { can_merge: false, .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             Failure::TooManyTags { .. } => StatusCode::URI_TOO_LONG,
             Failure::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => StatusCode::FORBIDDEN,
@@ -186,6 +194,7 @@ fn status_of(error: &Error) -> StatusCode {
         | Error::SizeMismatch { .. }
         | Error::BodyCut(_)
         | Error::ManifestInvalid(_)
+        | Error::DescriptorSize { .. }
         | Error::IndexTooLarge { .. }
         | Error::ManifestBlobsUnknown(_) => StatusCode::BAD_REQUEST,
         Error::ManifestTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,

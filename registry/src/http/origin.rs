@@ -1,10 +1,11 @@
-//! The check that keeps web pages of other sites from an open server on this machine (DNS rebinding, cross-site requests).
-//! It applies while the server listens on loopback and asks nobody who they are.
+//! Checks of `Host` and `Origin`. A `Host` that two readers could understand differently is refused everywhere. An open server on
+//! loopback also refuses requests that web pages of other sites could cause (DNS rebinding, cross-site requests).
 
 use std::net::IpAddr;
 
 use http::header;
 use http::request::Parts;
+use http::uri::Authority;
 use url::Url;
 
 use super::{Failure, links};
@@ -12,9 +13,37 @@ use crate::serve::Arrival;
 use crate::{Config, Registry};
 
 pub(crate) fn check(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
+    refuse_ambiguous_host(parts)?;
     let origin = parts.headers.get(header::ORIGIN).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let internal = parts.extensions.get::<Arrival>().is_some_and(|arrival| arrival.internal);
     verdict(registry.config(), internal, links::host(parts), origin.as_deref())
+}
+
+/// Refuses what proxies in front of this server, or links made from it, could read as another host.
+fn refuse_ambiguous_host(parts: &Parts) -> Result<(), Failure> {
+    let invalid = |reason| Err(Failure::HostInvalid { reason });
+    let mut lines = parts.headers.get_all(header::HOST).iter();
+    let line = lines.next();
+    if lines.next().is_some() {
+        return invalid("the header is sent more than once");
+    }
+    if let Some(line) = line.filter(|line| !line.is_empty()) {
+        let authority = line.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
+        match authority {
+            None => return invalid("expected HOST or HOST:PORT"),
+            Some(authority) if has_userinfo(&authority) => return invalid("it carries a user name"),
+            Some(_) => {}
+        }
+    }
+    // The target of a request to a proxy, and `:authority` of HTTP/2.
+    match parts.uri.authority() {
+        Some(authority) if has_userinfo(authority) => invalid("the request target carries a user name"),
+        _ => Ok(()),
+    }
+}
+
+fn has_userinfo(authority: &Authority) -> bool {
+    authority.as_str().contains('@')
 }
 
 fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&str>) -> Result<(), Failure> {

@@ -3,21 +3,28 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use http::{HeaderMap, header};
+use uuid::Uuid;
 
 use super::Failure;
+
+/// How many separate ranges one response may carry.
+pub(crate) const MAX_RANGES: usize = 64;
 
 /// What a read asks for, once the size is known.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Whole,
     Part(Range<u64>),
+    /// Two or more ranges, in order, that neither overlap nor touch.
+    Parts(Vec<Range<u64>>),
     Unsatisfiable,
 }
 
 /// Resolves the `Range` header of a request for `size` bytes whose entity tag is `etag`.
 ///
-/// What is no byte range at all is ignored, as RFC 9110 asks; so are several ranges at once, which it allows.
+/// A header that is not a list of byte ranges is ignored, as RFC 9110 asks. Ranges outside the content are left out of a list.
 pub(crate) fn wanted(headers: &HeaderMap, etag: &str, size: u64) -> Wanted {
     let mut values = headers.get_all(header::RANGE).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return Wanted::Whole };
@@ -28,17 +35,75 @@ pub(crate) fn wanted(headers: &HeaderMap, etag: &str, size: u64) -> Wanted {
 }
 
 fn resolve(text: &str, size: u64) -> Option<Wanted> {
-    let (unit, spec) = text.split_once('=')?;
-    let (first, last) = spec.trim().split_once('-')?;
+    let (unit, list) = text.split_once('=')?;
     if !unit.trim().eq_ignore_ascii_case("bytes") {
         return None;
     }
-    let (start, end) = match (first, last) {
-        ("", last) => (size.saturating_sub(number(last)?), size),
-        (first, "") => (number(first)?, size),
-        (first, last) => (number(first)?, number(last)?.saturating_add(1).min(size)),
-    };
-    Some(if start < end { Wanted::Part(start..end) } else { Wanted::Unsatisfiable })
+    let specs = list.split(',').map(str::trim).filter(|spec| !spec.is_empty());
+    let mut ranges = specs.map(|spec| resolve_one(spec, size)).collect::<Option<Vec<Range<u64>>>>()?;
+    if ranges.is_empty() {
+        return None;
+    }
+    ranges.retain(|range| range.start < range.end);
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, merged| {
+        let joins = next.start <= merged.end;
+        if joins {
+            merged.end = merged.end.max(next.end);
+        }
+        joins
+    });
+    Some(match ranges.as_slice() {
+        [] => Wanted::Unsatisfiable,
+        [one] => Wanted::Part(one.clone()),
+        _ => Wanted::Parts(ranges),
+    })
+}
+
+/// One range of a list, end excluded; not before its end where it lies outside the content.
+fn resolve_one(spec: &str, size: u64) -> Option<Range<u64>> {
+    let (first, last) = spec.split_once('-')?;
+    Some(match (first, last) {
+        ("", last) => size.saturating_sub(number(last)?)..size,
+        (first, "") => number(first)?..size,
+        (first, last) => number(first)?..number(last)?.saturating_add(1).min(size),
+    })
+}
+
+/// The frame of a `multipart/byteranges` body (RFC 9110, section 14.6): what comes before each part's bytes, and after the last.
+pub(crate) struct Multipart {
+    pub(crate) content_type: String,
+    /// Of the whole body.
+    pub(crate) content_length: u64,
+    /// Each part with the delimiter and header lines before it.
+    pub(crate) parts: Vec<(Bytes, Range<u64>)>,
+    pub(crate) end: Bytes,
+}
+
+impl Multipart {
+    pub(crate) fn new(ranges: Vec<Range<u64>>, content_type: &str, size: u64) -> Multipart {
+        // Random, so that no content can contain it on purpose.
+        let boundary = Uuid::new_v4().simple().to_string();
+        let mut before = "";
+        let head = |range: Range<u64>| {
+            let (first, last) = (range.start, range.end - 1);
+            let head = format!(
+                "{before}--{boundary}\r\nContent-Type: {content_type}\r\nContent-Range: bytes {first}-{last}/{size}\r\n\r\n"
+            );
+            before = "\r\n";
+            (Bytes::from(head), range)
+        };
+        let parts: Vec<(Bytes, Range<u64>)> = ranges.into_iter().map(head).collect();
+        let end = Bytes::from(format!("\r\n--{boundary}--\r\n"));
+        let content_length =
+            parts.iter().map(|(head, range)| head.len() as u64 + range.end - range.start).sum::<u64>();
+        Multipart {
+            content_type: format!("multipart/byteranges; boundary={boundary}"),
+            content_length: content_length + end.len() as u64,
+            parts,
+            end,
+        }
+    }
 }
 
 /// Decimal digits alone; what no u64 holds is past the end of anything.
@@ -67,7 +132,7 @@ mod tests {
 
     #[test]
     fn ranges_resolve() {
-        use Wanted::{Part, Unsatisfiable, Whole};
+        use Wanted::{Part, Parts, Unsatisfiable, Whole};
         let cases = [
             ("bytes=0-4", Part(0..5)),
             ("bytes=5-", Part(5..10)),
@@ -83,7 +148,15 @@ mod tests {
             ("bytes=-0", Unsatisfiable),
             ("bytes=5-0", Unsatisfiable),
             ("items=0-4", Whole),
-            ("bytes=0-1,3-4", Whole),
+            ("bytes=0-1,3-4", Parts(vec![0..2, 3..5])),
+            ("bytes= 3-4 ,, -1,\t0-0,", Parts(vec![0..1, 3..5, 9..10])),
+            ("bytes=5-6,0-1,1-3,4-4", Part(0..7)),
+            ("bytes=0-9,2-3", Part(0..10)),
+            ("bytes=20-,1-1", Part(1..2)),
+            ("bytes=20-,-0", Unsatisfiable),
+            ("bytes=0-1,x", Whole),
+            ("bytes=0-1,3", Whole),
+            ("bytes=,", Whole),
             ("bytes=a-b", Whole),
             ("bytes=-", Whole),
             ("bytes", Whole),

@@ -1,9 +1,13 @@
 //! `/v2/{name}/blobs/{digest}`: read, ask, delete.
 //! A read for ollama's clients carries a link that opens this one blob by itself, for they fetch the bytes without credentials.
 
+use std::io;
+use std::ops::Range;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use futures::stream::{self, StreamExt, TryStreamExt};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -12,14 +16,16 @@ use lode_model::reference::Repository;
 use url::Url;
 
 use super::DOCKER_CONTENT_DIGEST;
-use crate::app::BlobInfo;
+use crate::app::{BlobInfo, BlobStream, StoredBlob};
 use crate::auth::Caller;
 use crate::http::conditional::{etag, not_modified};
 use crate::http::links::header_value;
 use crate::http::outlet::{FileBody, Outlet};
-use crate::http::range::{Wanted, wanted};
+use crate::http::range::{MAX_RANGES, Multipart, Wanted, wanted};
 use crate::http::{Failure, Links, Path, Query, agent};
 use crate::{Error, Registry};
+
+const OCTET_STREAM: &str = "application/octet-stream";
 
 pub(crate) async fn get(
     State(registry): State<Registry>,
@@ -36,11 +42,10 @@ pub(crate) async fn get(
     }
     let info = BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes };
     let etag = etag(&digest);
-    let (status, range) = match wanted(&request.headers, &etag, info.size_bytes) {
-        Wanted::Whole => (StatusCode::OK, None),
-        Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, Some(range)),
-        Wanted::Unsatisfiable => return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into()),
-    };
+    let wanted = wanted(&request.headers, &etag, info.size_bytes);
+    if wanted == Wanted::Unsatisfiable {
+        return Err(Error::RangeUnsatisfiable { size_bytes: info.size_bytes }.into());
+    }
     if let Some(address) = registry.blob_address(&blob).await?
         && may_follow(&request, &address)
     {
@@ -50,23 +55,28 @@ pub(crate) async fn get(
         ];
         return Ok((StatusCode::TEMPORARY_REDIRECT, headers).into_response());
     }
-    let by_file = match Outlet::of(&request) {
-        Some(outlet) => registry.blob_file(&blob).await?.map(|file| (outlet, file)),
-        None => None,
-    };
-    let body = match by_file {
-        Some((outlet, file)) => {
-            Body::new(FileBody::new(outlet, file, range.clone().unwrap_or(0..info.size_bytes)))
+    let mut response = match wanted {
+        Wanted::Parts(ranges) => {
+            if ranges.len() > MAX_RANGES {
+                let can_merge = agent::merges_ranges(&request.headers);
+                return Err(Failure::TooManyRanges { size_bytes: info.size_bytes, can_merge });
+            }
+            parts(&registry, &repository, &info, &blob, ranges).await?
         }
-        None => Body::from_stream(registry.blob_stream(&repository, &digest, &blob, range.clone()).await?),
+        Wanted::Part(range) => {
+            let described = format!("bytes {}-{}/{}", range.start, range.end - 1, info.size_bytes);
+            let length = range.end - range.start;
+            let body = whole(&registry, &request, &repository, &info, &blob, Some(range)).await?;
+            let mut response = (StatusCode::PARTIAL_CONTENT, headers_of(&info, &etag), body).into_response();
+            response.headers_mut().insert(header::CONTENT_RANGE, header_value(&described));
+            response.headers_mut().insert(header::CONTENT_LENGTH, length.into());
+            response
+        }
+        Wanted::Whole | Wanted::Unsatisfiable => {
+            let body = whole(&registry, &request, &repository, &info, &blob, None).await?;
+            (headers_of(&info, &etag), body).into_response()
+        }
     };
-
-    let mut response = (status, headers_of(&info, &etag), body).into_response();
-    if let Some(range) = range {
-        let described = format!("bytes {}-{}/{}", range.start, range.end - 1, info.size_bytes);
-        response.headers_mut().insert(header::CONTENT_RANGE, header_value(&described));
-        response.headers_mut().insert(header::CONTENT_LENGTH, (range.end - range.start).into());
-    }
     if agent::is_ollama(&request.headers) {
         let link = registry.blob_link(&caller, &repository, &digest).await?;
         let location = header_value(&links.blob_signed(&repository, &digest, &link));
@@ -97,6 +107,58 @@ pub(crate) async fn delete(
     Ok(StatusCode::ACCEPTED)
 }
 
+/// The bytes of a blob, or of one range of it.
+async fn whole(
+    registry: &Registry,
+    request: &Parts,
+    repository: &Repository,
+    info: &BlobInfo,
+    blob: &StoredBlob,
+    range: Option<Range<u64>>,
+) -> Result<Body, Failure> {
+    if let Some(outlet) = Outlet::of(request)
+        && let Some(file) = registry.blob_file(blob).await?
+    {
+        return Ok(Body::new(FileBody::new(outlet, file, range.unwrap_or(0..info.size_bytes))));
+    }
+    Ok(Body::from_stream(registry.blob_stream(repository, &info.digest, blob, range).await?))
+}
+
+/// Several ranges of a blob in one body. Each is opened when the one before it has been sent.
+async fn parts(
+    registry: &Registry,
+    repository: &Repository,
+    info: &BlobInfo,
+    blob: &StoredBlob,
+    ranges: Vec<Range<u64>>,
+) -> Result<Response, Failure> {
+    let Multipart { content_type, content_length, parts, end } =
+        Multipart::new(ranges, OCTET_STREAM, info.size_bytes);
+    let mut headers = headers_of(info, &etag(&info.digest));
+    headers.insert(header::CONTENT_TYPE, header_value(&content_type));
+    headers.insert(header::CONTENT_LENGTH, content_length.into());
+
+    // The first one is opened here, so that bytes that are gone are an error response.
+    let mut parts = parts.into_iter();
+    let mut body: BlobStream = stream::empty().boxed();
+    if let Some((head, range)) = parts.next() {
+        let bytes = registry.blob_stream(repository, &info.digest, blob, Some(range)).await?;
+        body = stream::iter([Ok(head)]).chain(bytes).boxed();
+    }
+    let (registry, repository, digest, blob) =
+        (registry.clone(), repository.clone(), info.digest.clone(), blob.clone());
+    let rest = stream::iter(parts).then(move |(head, range)| {
+        let (registry, repository, digest, blob) =
+            (registry.clone(), repository.clone(), digest.clone(), blob.clone());
+        async move {
+            let bytes = registry.blob_stream(&repository, &digest, &blob, Some(range)).await;
+            io::Result::Ok(stream::iter([Ok(head)]).chain(bytes.map_err(io::Error::other)?))
+        }
+    });
+    let body = body.chain(rest.try_flatten()).chain(stream::iter([Ok(end)]));
+    Ok((StatusCode::PARTIAL_CONTENT, headers, Body::from_stream(body)).into_response())
+}
+
 /// Ollama's clients take their credentials along to another port of the same host, and storage refuses such requests.
 fn may_follow(request: &Parts, address: &Url) -> bool {
     let Parts { headers, uri, .. } = request;
@@ -125,7 +187,7 @@ async fn signed_caller(
 
 fn headers_of(info: &BlobInfo, etag: &str) -> HeaderMap {
     HeaderMap::from_iter([
-        (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
+        (header::CONTENT_TYPE, HeaderValue::from_static(OCTET_STREAM)),
         (header::CONTENT_LENGTH, info.size_bytes.into()),
         (header::ACCEPT_RANGES, HeaderValue::from_static("bytes")),
         (header::ETAG, header_value(etag)),

@@ -41,7 +41,8 @@ pub(crate) fn respond(failure: &Failure) -> Response {
     let headers = response.headers_mut();
     match failure {
         Failure::Upload { source, location, id } => resume_headers(headers, location, *id, offset_of(source)),
-        Failure::Registry(Error::RangeUnsatisfiable { size_bytes }) => {
+        Failure::Registry(Error::RangeUnsatisfiable { size_bytes })
+        | Failure::TooManyRanges { size_bytes, can_merge: false } => {
             headers.insert(header::CONTENT_RANGE, header_value(&format!("bytes */{size_bytes}")));
         }
         Failure::Registry(Error::Unauthorized) => {
@@ -75,7 +76,9 @@ fn code(failure: &Failure) -> Code {
         Failure::Name(_) | Failure::ModelName { .. } | Failure::Path => ErrorCode::NameInvalid,
         Failure::Id { .. } => ErrorCode::BlobUploadUnknown,
         Failure::ContentRange { .. } => ErrorCode::BlobUploadInvalid,
-        Failure::BodyCut(_) | Failure::BodyTooLarge { .. } => ErrorCode::SizeInvalid,
+        Failure::BodyCut(_) | Failure::BodyTooLarge { .. } | Failure::TooManyRanges { .. } => {
+            ErrorCode::SizeInvalid
+        }
         Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => ErrorCode::Denied,
         Failure::Gateway(_) | Failure::Panic(_) => return Code::Other("UNKNOWN"),
         _ => ErrorCode::Unsupported,
@@ -94,7 +97,7 @@ fn code_of(error: &Error) -> Code {
         | Error::RangeUnsatisfiable { .. }
         | Error::SizeMismatch { .. }
         | Error::ManifestTooLarge { .. } => ErrorCode::SizeInvalid,
-        Error::ManifestInvalid(_) => ErrorCode::ManifestInvalid,
+        Error::ManifestInvalid(_) | Error::DescriptorSize { .. } => ErrorCode::ManifestInvalid,
         Error::ManifestBlobsUnknown(_) => ErrorCode::ManifestBlobUnknown,
         Error::BlobReferenced { .. } | Error::Mirrored { .. } | Error::Denied => ErrorCode::Denied,
         Error::Unauthorized => ErrorCode::Unauthorized,
@@ -119,6 +122,9 @@ fn detail(failure: &Failure) -> Value {
     match error {
         Error::DigestMismatch { expected, got } => json!({ "expected": expected, "got": got }),
         Error::SizeMismatch { expected, got } => json!({ "expected": expected, "got": got }),
+        Error::DescriptorSize { digest, described, stored } => {
+            json!({ "digest": digest, "expected": stored, "got": described })
+        }
         Error::RangeMismatch { offset, .. } | Error::UploadConflict { offset, .. } => {
             json!({ "offset": offset })
         }

@@ -55,6 +55,28 @@ async fn distribution() {
 }
 
 #[tokio::test]
+async fn hosts_that_can_be_read_in_two_ways() {
+    let app = App::new().await;
+    let cases: [(&str, &[&str], u16); 9] = [
+        ("/v2/", &["localhost:5000"], 200),
+        ("/v2/", &["[::1]:5000"], 200),
+        ("/v2/", &["localhost", "localhost"], 400),
+        ("/healthz", &["localhost", "example.com"], 400),
+        ("/healthz", &["user@localhost"], 400),
+        ("/healthz", &["example.com@localhost:5000"], 400),
+        ("/healthz", &["local host"], 400),
+        ("/healthz", &["localhost, localhost"], 400),
+        ("http://user@localhost:5000/healthz", &["localhost:5000"], 400),
+    ];
+    for (uri, hosts, status) in cases {
+        let request = hosts.iter().fold(Request::get(uri), |request, host| request.header("host", *host));
+        let answer = app.send(request, "").await;
+        assert_eq!(answer.status, status, "{uri} {hosts:?}");
+        assert!(status == 200 || answer.text().contains("Host of this request"), "{}", answer.text());
+    }
+}
+
+#[tokio::test]
 async fn manifests() {
     let app = App::new().await;
     let oci = media_type::OCI_MANIFEST;

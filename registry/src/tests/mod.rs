@@ -17,6 +17,7 @@ mod outlet;
 mod postgres;
 mod pull;
 mod push;
+mod ranges;
 mod routes;
 mod tags;
 mod tls;
