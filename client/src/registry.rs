@@ -1,7 +1,7 @@
 //! One registry as the client sees it: its address, its tags and repositories, and requests to the APIs beside `/v2`.
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use lode_model::{
     digest::Digest,
     reference::{Reference, Repository, Tag},
@@ -113,6 +113,18 @@ impl Registry {
         self.json_of(&request).await
     }
 
+    /// GET of a page of a listing outside `/v2`, and the path of the next page, where the server links one.
+    pub async fn json_page<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Option<String>), Error> {
+        let request = Request::new(Method::GET, self.join(path), Scope::none());
+        let response = self.inner().send_ok(&request).await?;
+        let next = next_page(response.headers(), &request.url);
+        if next.as_deref() == Some(path.trim_start_matches('/')) {
+            return Err(self.protocol("its pages do not advance"));
+        }
+        let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
+        Ok((self.decode(&body)?, next))
+    }
+
     /// POST of a JSON `body` to `path` outside `/v2`, the answer read as JSON. Sent again only if the server cannot have seen it.
     pub async fn json_post<T: DeserializeOwned>(
         &self,
@@ -200,8 +212,42 @@ impl Registry {
     }
 }
 
+/// The target of `Link: <...>; rel="next"` as a path relative to the base URL: the page is asked from the same server,
+/// whatever host the link names.
+fn next_page(headers: &HeaderMap, url: &Url) -> Option<String> {
+    let links = headers.get_all(header::LINK).iter().filter_map(|value| value.to_str().ok());
+    let mut next = links.filter_map(|link| {
+        let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
+        let is_next = parameters.split(';').any(|parameter| {
+            parameter.trim().strip_prefix("rel=").is_some_and(|rel| rel.trim_matches('"') == "next")
+        });
+        is_next.then(|| url.join(target).ok()).flatten()
+    });
+    let target = next.next()?;
+    let path = target.path().trim_start_matches('/');
+    Some(target.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}")))
+}
+
 /// More tags than any repository has: pages that go round in a circle.
 const MAX_TAGS: usize = 1_000_000;
 
 /// JSON answers beside manifests: a long tensor list is a few MiB, a window of scores some tens.
 const MAX_JSON: usize = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_page_is_found_in_links() {
+        let check = |link: &'static str, expect: Option<&str>| {
+            let headers = HeaderMap::from_iter([(header::LINK, HeaderValue::from_static(link))]);
+            let url: Url = "http://127.0.0.1:5000/lode/v1/models".parse().unwrap();
+            assert_eq!(next_page(&headers, &url).as_deref(), expect, "{link}");
+        };
+        check("</lode/v1/models?n=2&last=a%3Ab>; rel=\"next\"", Some("lode/v1/models?n=2&last=a%3Ab"));
+        check("<https://elsewhere/lode/v1/jobs?last=1>; rel=next", Some("lode/v1/jobs?last=1"));
+        check("</lode/v1/models>; rel=\"prev\"", None);
+        check("nonsense", None);
+    }
+}

@@ -26,7 +26,12 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
         }
         None => (connection.default_registry()?, None),
     };
-    let mut answer: Answer = registry.json_get("lode/v1/models").await?;
+    let (mut answer, mut next): (Answer, _) = registry.json_page("lode/v1/models").await?;
+    while let Some(path) = next {
+        let (page, after): (Answer, _) = registry.json_page(&path).await?;
+        answer.models.extend(page.models);
+        next = after;
+    }
     if let Some(below) = &below {
         answer.models.retain(|model| {
             let repository = text(model, "repository");
@@ -46,7 +51,17 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
     }
     let rows: Vec<Vec<String>> = answer.models.iter().map(row).collect();
     ui::table(
-        &["NAME", "DIGEST", "SIZE", "FORMAT", "ARCHITECTURE", "PARAMETERS", "QUANTIZATION", "MODIFIED"],
+        &[
+            "NAME",
+            "DIGEST",
+            "SIZE",
+            "FORMAT",
+            "ARCHITECTURE",
+            "PARAMETERS",
+            "QUANTIZATION",
+            "MODIFIED",
+            "STATUS",
+        ],
         &rows,
     )
 }
@@ -70,7 +85,18 @@ fn row(model: &Map<String, Value>) -> Vec<String> {
         number("parameters", ui::amount),
         text(model, "quantization"),
         text(model, "modified_at").chars().take(16).collect::<String>().replace('T', " "),
+        status(model).to_owned(),
     ]
+}
+
+/// `pending`: the server has not read it yet. `problem`: it could not be read; `lode show` says why.
+fn status(model: &Map<String, Value>) -> &'static str {
+    let is_pending = model.get("pending").and_then(Value::as_bool).unwrap_or_default();
+    match (is_pending, model.contains_key("problem")) {
+        (true, _) => "pending",
+        (false, true) => "problem",
+        (false, false) => "ready",
+    }
 }
 
 fn text(model: &Map<String, Value>, key: &str) -> String {

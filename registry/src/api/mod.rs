@@ -13,3 +13,6 @@ pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod webhooks;
 pub(crate) mod workers;
+
+/// The longest page of a listing.
+const MAX_PAGE: u32 = 1000;

@@ -1,16 +1,18 @@
 //! `/lode/v1/models` and `/lode/v1/tensors`: what the index knows.
 
 use axum::extract::State;
+use axum::response::Response;
 use lode_model::digest::Digest;
 use lode_model::manifest::Descriptor;
 use lode_model::reference::{Reference, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
 
+use super::MAX_PAGE;
 use crate::Registry;
-use crate::app::{Lineage, ModelSummary, TaggedModel};
+use crate::app::{Lineage, ModelState, ModelSummary, TaggedModel};
 use crate::auth::Caller;
-use crate::http::{Failure, Json, Path};
+use crate::http::{Failure, Json, Links, Path, Query, page};
 use crate::time::rfc3339;
 
 #[derive(Serialize)]
@@ -24,8 +26,14 @@ struct Entry {
     tag: Tag,
     digest: Digest,
     modified_at: String,
+    /// It was not read yet: what it is follows.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pending: bool,
     #[serde(flatten)]
-    summary: ModelSummary,
+    summary: Option<ModelSummary>,
+    /// Why a pending one could not be read so far.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -51,9 +59,28 @@ pub(crate) struct TensorList {
 pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
-) -> Result<Json<ModelList>, Failure> {
-    let models = registry.model_list(&caller).await?.into_iter().map(Entry::from).collect();
-    Ok(Json(ModelList { models }))
+    links: Links,
+    query: Query,
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let after = query.get("last").map(tagged).transpose()?;
+    let after = after.as_ref().map(|(repository, tag)| (repository, tag));
+    let found = registry.model_list(&caller, after, n).await?;
+    let next = found.next.map(|(repository, tag)| {
+        let last = format!("{repository}:{tag}");
+        links.next("/lode/v1/models", &[("n", &n.to_string()), ("last", &last)])
+    });
+    let models = found.models.into_iter().map(Entry::from).collect();
+    Ok(page(Json(ModelList { models }), next))
+}
+
+/// `team/mini:latest`, as the last entry of a page is named.
+fn tagged(name: &str) -> Result<(Repository, Tag), Failure> {
+    let parsed = name
+        .rsplit_once(':')
+        .and_then(|(repository, tag)| Some((repository.parse().ok()?, tag.parse().ok()?)));
+    let expected = "the last name of a page, such as `team/mini:latest`";
+    parsed.ok_or_else(|| Failure::Query { name: "last", value: name.to_owned(), expected })
 }
 
 pub(crate) async fn show(
@@ -101,7 +128,11 @@ pub(super) fn unknown(repository: &Repository, reference: &Reference) -> Failure
 
 impl From<TaggedModel> for Entry {
     fn from(model: TaggedModel) -> Entry {
-        let TaggedModel { repository, tag, digest, modified_at, summary } = model;
-        Entry { repository, tag, digest, modified_at: rfc3339(modified_at), summary }
+        let TaggedModel { repository, tag, digest, modified_at, state } = model;
+        let (pending, summary, problem) = match state {
+            ModelState::Indexed(summary) => (false, Some(summary), None),
+            ModelState::Pending { problem } => (true, None, problem),
+        };
+        Entry { repository, tag, digest, modified_at: rfc3339(modified_at), pending, summary, problem }
     }
 }

@@ -1,8 +1,11 @@
 //! The model index: reads the headers of a manifest's layers by range, and records the tensors it finds.
-//! It runs after a push or within the first request that asks; running it twice changes nothing.
+//! `jobs::index_models` runs it for queued manifests, and a request that needs its own manifest does not wait for that;
+//! running it twice changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Digest;
@@ -12,12 +15,23 @@ use lode_model::read_at::{ReadAt, Window};
 use lode_model::recognise::{Artifact, ModelFile, tar};
 use lode_model::reference::{Reference, Repository};
 use lode_model::tensor::{self, TensorInfo};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use super::flights::Flights;
 use super::{Registry, models};
 use crate::Error;
 use crate::auth::Caller;
 use crate::error::chain;
-use crate::store::{ModelRow, TensorRow};
+use crate::store::{IndexClaim, ModelRow, TensorRow};
+
+/// How many manifests requests read at a time, besides those of the queue.
+const REQUESTS_AT_ONCE: usize = 2;
+
+/// How long reading one manifest may take.
+const READ_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long a request waits for its own manifest. The reading continues, and a later request finds what it brought.
+const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many layers of one manifest are read at a time.
 const LAYERS_AT_ONCE: usize = 4;
@@ -28,42 +42,100 @@ const MAX_TENSORS: usize = 250_000;
 /// A config.json longer than this is none.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
 
+/// Who reads manifests at this moment, in this process.
+pub(crate) struct Indexing {
+    /// One reading of each manifest, whoever asks for it.
+    flights: Flights,
+    /// Permits of requests.
+    requests: Arc<Semaphore>,
+    /// A manifest was queued.
+    pub(crate) queued: Notify,
+    /// A manifest of the queue was read, or an attempt failed.
+    pub(crate) attempted: Notify,
+}
+
+impl Default for Indexing {
+    fn default() -> Self {
+        Indexing {
+            flights: Flights::default(),
+            requests: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
+            queued: Notify::new(),
+            attempted: Notify::new(),
+        }
+    }
+}
+
 impl Registry {
-    /// Looks at a manifest in the background. Whether that works changes nothing for the push.
-    pub(crate) fn model_index_later(&self, repository: &Repository, digest: &Digest) {
-        let (registry, repository, digest) = (self.clone(), repository.clone(), digest.clone());
-        self.start(async move {
-            if let Err(error) = registry.model_look(&repository, &digest).await {
-                tracing::warn!(%repository, %digest, error = chain(&error), "manifest not indexed");
-            }
-        });
+    /// Queues a stored manifest that can be read now and could not before.
+    pub(super) async fn model_enqueue(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
+        self.store().index_enqueue(repository, digest).await?;
+        self.indexing.queued.notify_one();
+        Ok(())
     }
 
-    /// What a manifest is, looked at now if nobody has.
+    /// What a manifest is as a model, read now if the queue has not come to it.
     pub(super) async fn model_index(
         &self,
         repository: &Repository,
         digest: &Digest,
     ) -> Result<ModelRow, Error> {
-        match self.store().model_find(digest).await? {
-            Some(row) => Ok(row),
-            None => self.model_look(repository, digest).await,
+        if let Some(row) = self.store().model_find(digest).await? {
+            return Ok(row);
+        }
+        let reading = async {
+            let permit = self.indexing.requests.clone().acquire_owned().await;
+            let permit = permit.map_err(|_| Error::Interrupted)?;
+            self.model_read_once(repository, digest, Some(permit)).await
+        };
+        match tokio::time::timeout(REQUEST_LIMIT, reading).await {
+            Ok(read) => read?,
+            Err(_) => return Err(too_slow(repository, digest, REQUEST_LIMIT)),
+        }
+        let row = self.store().model_find(digest).await?;
+        // Deleted meanwhile.
+        row.ok_or_else(|| Error::ManifestUnknown { reference: Reference::Digest(digest.clone()) })
+    }
+
+    /// Reads the manifest of a claim.
+    pub(crate) async fn model_index_claimed(&self, claim: &IndexClaim) -> Result<(), Error> {
+        match &claim.repository {
+            Some(repository) => self.model_read_once(repository, &claim.digest, None).await,
+            None => Ok(()),
         }
     }
 
-    /// Looks at a manifest, unless somebody did and found no problem: a problem may be gone with the next push.
-    async fn model_look(&self, repository: &Repository, digest: &Digest) -> Result<ModelRow, Error> {
-        let _permit = self.indexing.acquire().await.map_err(|_| Error::Interrupted)?;
-        if let Some(row) = self.store().model_find(digest).await?
-            && row.problem.is_none()
-        {
-            return Ok(row);
-        }
-        let reference = Reference::Digest(digest.clone());
-        let stored = self.manifest_get(&Caller::Internal, repository, &reference).await?;
-        let (row, tensors) = self.model_read(repository, &models::parse(&stored)?).await?;
-        self.store().model_put(digest, &row, &tensors).await?;
-        Ok(row)
+    /// Reads a manifest as a model and records what it found, unless that was done and there was no problem: a problem may
+    /// be gone with the next push. Callers that come meanwhile share the outcome; the permit is kept until the end.
+    async fn model_read_once(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<(), Error> {
+        let (this, repository, digest) = (self.clone(), repository.clone(), digest.clone());
+        let key = digest.to_string();
+        let read = async move |repository: &Repository, digest: &Digest| {
+            if let Some(row) = this.store().model_find(digest).await?
+                && row.problem.is_none()
+            {
+                return Ok(());
+            }
+            let reference = Reference::Digest(digest.clone());
+            let stored = this.manifest_get(&Caller::Internal, repository, &reference).await?;
+            let manifest = models::parse(&stored)?;
+            let reading = tokio::time::timeout(READ_LIMIT, this.model_read(repository, &manifest));
+            let (row, tensors) = reading.await.map_err(|_| too_slow(repository, digest, READ_LIMIT))??;
+            this.store().model_put(digest, &row, &tensors).await
+        };
+        let reading = async move {
+            let _permit = permit;
+            let outcome = read(&repository, &digest).await;
+            if let Err(error) = &outcome {
+                tracing::warn!(%repository, %digest, error = chain(error), "failed to read a manifest as a model");
+            }
+            outcome
+        };
+        self.indexing.flights.join(key, reading).await
     }
 
     async fn model_read(
@@ -231,6 +303,11 @@ fn known(read: Result<Vec<u8>, Error>) -> Result<Option<Vec<u8>>, Error> {
         Err(Error::BlobUnknown { .. } | Error::RangeUnsatisfiable { .. }) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn too_slow(repository: &Repository, digest: &Digest, limit: Duration) -> Error {
+    let reason = format!("not read within {} s", limit.as_secs());
+    Error::Unavailable { what: format!("the tensors of `{repository}@{digest}`"), source: reason.into() }
 }
 
 impl From<&TensorInfo> for TensorRow {

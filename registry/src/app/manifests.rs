@@ -109,7 +109,7 @@ impl Registry {
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
             this.manifest_write(&target, &put).await?;
-            this.model_index_later(&target, &put.digest);
+            this.indexing.queued.notify_one();
             Ok(put)
         });
         let Put { digest, manifest, tags, bytes, .. } = put.await?;

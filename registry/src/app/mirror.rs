@@ -297,7 +297,7 @@ impl Registry {
         self.blob_bytes_bring(wanted, digest).await?;
         // A model can be read once the last of its blobs is here.
         for manifest in self.store.manifests_complete(&wanted.ours, digest).await? {
-            self.model_index_later(&wanted.ours, &manifest);
+            self.model_enqueue(&wanted.ours, &manifest).await?;
         }
         Ok(())
     }

@@ -58,15 +58,12 @@ pub use gc::{GcReport, Removal, RemovalPage, Restored};
 pub use lineage::{Ancestor, Descendant, Lineage, Relative};
 pub use links::BlobLink;
 pub use migrate::{MigrateReport, migrate};
-pub use models::{Model, ModelSummary, TaggedModel};
+pub use models::{Model, ModelPage, ModelState, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
 pub use transfer::{Moved, Remote, Tell, TransferError};
 use uploads::UploadTimeouts;
 pub use webhooks::WebhookDelivery;
 pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
-
-/// How many manifests are read as models at a time.
-const INDEXING_AT_ONCE: usize = 2;
 
 /// How many blobs are looked for before the storage counts as another registry's.
 const SAMPLE: i64 = 4;
@@ -156,8 +153,9 @@ pub struct Inner {
     retention: Retention,
     /// One collection at a time.
     collecting: tokio::sync::Mutex<()>,
-    /// Permits to read models out of manifests in the background.
-    pub(crate) indexing: tokio::sync::Semaphore,
+    /// Manifests that are being read as models.
+    pub(crate) indexing: index::Indexing,
+    pub(crate) index_limits: IndexLimits,
     /// Permits to decode tensors for comparisons, kept by the threads that do it.
     comparing: Arc<tokio::sync::Semaphore>,
     /// The way to the workers.
@@ -187,6 +185,22 @@ impl Deref for Registry {
 struct Limits {
     write: WriteLimit,
     timeouts: UploadTimeouts,
+    index: IndexLimits,
+}
+
+/// How the queue of manifests is worked off.
+#[derive(Clone, Copy)]
+pub(crate) struct IndexLimits {
+    /// How many manifests of the queue are read at a time.
+    pub(crate) at_once: usize,
+    /// How long a listing waits for manifests that were pushed a moment ago.
+    pub(crate) list_wait: Duration,
+}
+
+impl Default for IndexLimits {
+    fn default() -> Self {
+        IndexLimits { at_once: 2, list_wait: Duration::from_secs(2) }
+    }
 }
 
 /// Opens the registry that `config` describes: takes the data folder, brings the index up to date, starts the jobs.
@@ -199,6 +213,7 @@ async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error>
     let registry = open_idle(config, limits).await?;
     metrics::start(&registry);
     if !registry.config.read_only {
+        registry.store.index_recover().await?;
         crate::backup::unmark(&registry.config.data)?;
         jobs::start(&registry);
         crate::webhooks::start(&registry)?;
@@ -227,7 +242,8 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         digests: Locks::default(),
         retention,
         collecting: tokio::sync::Mutex::default(),
-        indexing: tokio::sync::Semaphore::new(INDEXING_AT_ONCE),
+        indexing: index::Indexing::default(),
+        index_limits: limits.index,
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
         gateway: Gateway::new()?,
         upstreams,

@@ -1,5 +1,7 @@
 //! Models: which manifests are one, what they consist of, and copying them.
-//! A manifest is looked at after its push, or by the first request that needs to know; never by the push itself.
+//! A manifest is read after its push, or by the first request that needs to know; never by the push itself.
+
+use std::time::Duration;
 
 use lode_model::config::ModelConfig;
 use lode_model::digest::Digest;
@@ -17,13 +19,20 @@ use super::{Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
-use crate::store::{ModelRow, TaggedRow};
+use crate::store::{IndexState, ModelRow, TaggedRow, now_ms};
+
+/// The longest page of a listing.
+const MAX_PAGE: u32 = 1000;
+/// A listing waits for so many manifests at most, pushed within this time.
+const WAITED_FOR: usize = 16;
+const FRESH_MS: i64 = 10_000;
+const RECHECK: Duration = Duration::from_millis(100);
 
 /// The largest config, template or other text of a model that is read whole.
 const MAX_TEXT_BYTES: u64 = 16 * 1024 * 1024;
 
 /// What a model is, in the few words that lists show.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModelSummary {
     /// `safetensors`, `gguf`, ...
     pub format: String,
@@ -46,7 +55,34 @@ pub struct TaggedModel {
     pub digest: Digest,
     /// When the tag was last moved, in milliseconds since 1970.
     pub modified_at: i64,
-    pub summary: ModelSummary,
+    pub state: ModelState,
+}
+
+/// What is known of a tag's manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelState {
+    Indexed(ModelSummary),
+    /// It was not read yet, so it may turn out to be no model. `problem`: why an attempt failed.
+    Pending {
+        problem: Option<String>,
+    },
+}
+
+impl TaggedModel {
+    /// What is known of it as a model; none while it waits to be read.
+    pub fn summary(&self) -> Option<&ModelSummary> {
+        match &self.state {
+            ModelState::Indexed(summary) => Some(summary),
+            ModelState::Pending { .. } => None,
+        }
+    }
+}
+
+/// One page of the models, and the tag that it ends with where more follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelPage {
+    pub models: Vec<TaggedModel>,
+    pub next: Option<(Repository, Tag)>,
 }
 
 /// A manifest with what is known of it as a model; no summary where it is none.
@@ -80,31 +116,84 @@ impl Registry {
         self.model_resolve(&Caller::Internal, &name.repository, &name.reference).await
     }
 
-    /// Every tag that names a model, in name order.
-    pub async fn model_list(&self, caller: &Caller) -> Result<Vec<TaggedModel>, Error> {
+    /// Tags that name a model, or a manifest that was not read yet, in name order: at most `n`, after `after`. It shows what
+    /// the index knows and reads no model itself.
+    pub async fn model_list(
+        &self,
+        caller: &Caller,
+        after: Option<(&Repository, &Tag)>,
+        n: u32,
+    ) -> Result<ModelPage, Error> {
         allow(caller, Action::List, Target::Catalog)?;
-        let mut models = Vec::new();
-        for row in self.store().tagged_list().await? {
-            let TaggedRow { repository, tag, digest, updated_at, model } = row;
+        let n = n.clamp(1, MAX_PAGE);
+        let mut rows = self.tagged_settled(after, n.saturating_add(1)).await?;
+        let more = rows.len() > n as usize;
+        rows.truncate(n as usize);
+        let next = rows.last().filter(|_| more).map(|row| (row.repository.clone(), row.tag.clone()));
+        let mut models = Vec::with_capacity(rows.len());
+        for row in rows {
+            let TaggedRow { repository, tag, digest, updated_at, state } = row;
             if allow(caller, Action::Pull, Target::Repository(&repository)).is_err() {
                 continue;
             }
-            let model = match model {
-                Some(model) => model,
-                None => match self.model_index(&repository, &digest).await {
-                    Ok(model) => model,
-                    // Deleted between the two questions, or damaged: the others are still to be listed.
-                    Err(error) => {
-                        tracing::warn!(%repository, %tag, error = chain(&error), "manifest not indexed");
-                        continue;
-                    }
+            let state = match state {
+                IndexState::Indexed(row) => match summary_of(row) {
+                    Some(summary) => ModelState::Indexed(summary),
+                    None => continue,
                 },
+                IndexState::Queued { problem, .. } => ModelState::Pending { problem },
+                IndexState::Missed => {
+                    if !self.config().read_only {
+                        self.model_enqueue(&repository, &digest).await?;
+                    }
+                    ModelState::Pending { problem: None }
+                }
             };
-            if let Some(summary) = summary_of(model) {
-                models.push(TaggedModel { repository, tag, digest, modified_at: updated_at, summary });
+            models.push(TaggedModel { repository, tag, digest, modified_at: updated_at, state });
+        }
+        Ok(ModelPage { models, next })
+    }
+
+    /// All of them, for APIs that know no pages.
+    pub async fn model_list_all(&self, caller: &Caller) -> Result<Vec<TaggedModel>, Error> {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let last = after.as_ref().map(|(repository, tag)| (repository, tag));
+            let page = self.model_list(caller, last, MAX_PAGE).await?;
+            all.extend(page.models);
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok(all),
             }
         }
-        Ok(models)
+    }
+
+    /// The next tags with what the index knows. Whoever pushed a model a moment ago and lists it sees what it is: the listing
+    /// waits a little for a few manifests that no attempt was made at, and never for a backlog.
+    async fn tagged_settled(
+        &self,
+        after: Option<(&Repository, &Tag)>,
+        limit: u32,
+    ) -> Result<Vec<TaggedRow>, Error> {
+        let deadline = tokio::time::Instant::now() + self.index_limits.list_wait;
+        loop {
+            let attempted = self.indexing.attempted.notified();
+            let mut attempted = std::pin::pin!(attempted);
+            attempted.as_mut().enable();
+            let rows = self.store().tagged_list(after, limit).await?;
+            let fresh_since = now_ms().saturating_sub(FRESH_MS);
+            let fresh = rows.iter().filter(|row| {
+                matches!(row.state, IndexState::Queued { queued_at, attempts: 0 | 1, problem: None }
+                    if queued_at > fresh_since)
+            });
+            let is_over = tokio::time::Instant::now() >= deadline;
+            if is_over || !(1..=WAITED_FOR).contains(&fresh.count()) {
+                return Ok(rows);
+            }
+            // Another replica may be at it, which does not notify this one.
+            let recheck = deadline.min(tokio::time::Instant::now() + RECHECK);
+            let _late = tokio::time::timeout_at(recheck, attempted).await;
+        }
     }
 
     /// One manifest, and what is known of it; None if there is none.

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::{ConnectInfo, FromRequestParts};
+use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderValue, header};
 use lode_model::digest::Digest;
@@ -52,6 +53,15 @@ impl Links {
             .collect();
         header_value(&format!("<{}{path}?{}>; rel=\"next\"", self.base, pairs.join("&")))
     }
+}
+
+/// A page of a listing, with the `Link` to the next one where more follow.
+pub(crate) fn page(body: impl IntoResponse, next: Option<HeaderValue>) -> Response {
+    let mut response = body.into_response();
+    if let Some(next) = next {
+        response.headers_mut().insert(header::LINK, next);
+    }
+    response
 }
 
 /// A header value of text that is known to be printable ASCII.

@@ -1,6 +1,8 @@
-//! What must not delay a response: the collection and the purge of abandoned uploads, each safe to run twice.
+//! What must not delay a response: the collection, the purge of abandoned uploads, and reading pushed manifests as models;
+//! each safe to run twice.
 //! Started by `open`, stopped by `Registry::close`.
 
+mod index_models;
 mod purge_uploads;
 
 use std::time::Duration;
@@ -23,6 +25,7 @@ pub(crate) fn start(registry: &Registry) {
             }
         }
     });
+    index_models::start(registry);
     let purge = registry.clone();
     registry.start(async move {
         let interval = (purge.config().upload_expiry / 2).clamp(SHORTEST_INTERVAL, PURGE_INTERVAL);

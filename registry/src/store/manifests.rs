@@ -169,7 +169,7 @@ impl Tx {
         rows.iter().map(|(text,)| parsed("digest", text)).collect()
     }
 
-    /// Records a manifest whose blob is linked.
+    /// Records a manifest whose blob is linked, and queues it to be read as a model.
     pub(crate) async fn manifest_insert(
         &mut self,
         repository: &Repository,
@@ -188,7 +188,7 @@ impl Tx {
             .bind(bytes).bind(now_ms()).execute(c).await.map(drop))?;
         on!(self.conn(), c => sqlx::query("update links set unreferenced_at = null where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
-        Ok(())
+        self.index_enqueue(repository, digest).await
     }
 
     /// Records what a manifest names, in place of what it was recorded to name before.
@@ -296,6 +296,9 @@ impl Tx {
         // 5. What was read out of it as a model, if no other repository has it.
         on!(self.conn(), c => sqlx::query(
             "delete from models where digest = $1 and not exists (select 1 from manifests where digest = $1)")
+            .bind(digest.as_str()).execute(c).await.map(drop))?;
+        on!(self.conn(), c => sqlx::query(
+            "delete from index_queue where digest = $1 and not exists (select 1 from manifests where digest = $1)")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
         Ok(true)
     }

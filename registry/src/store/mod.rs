@@ -6,6 +6,7 @@ mod blobs;
 mod check;
 mod collect;
 mod counts;
+mod index_queue;
 mod keys;
 mod locks;
 mod manifests;
@@ -46,10 +47,11 @@ pub(crate) use backup::{index_file, snapshot};
 pub(crate) use blobs::StoredBlob;
 pub(crate) use check::DanglingKind;
 pub(crate) use collect::{Doomed, Place};
+pub(crate) use index_queue::IndexClaim;
 pub(crate) use locks::Turn;
 pub(crate) use manifests::{Named, ReferrerRow};
 pub use models::Relative;
-pub(crate) use models::{ModelRow, TaggedRow, TensorRow};
+pub(crate) use models::{IndexState, ModelRow, TaggedRow, TensorRow};
 pub(crate) use postgres::Reach;
 pub(crate) use removals::{Reason, RemovalRow, Why};
 pub(crate) use retention::AgedTag;
@@ -248,6 +250,16 @@ impl Store {
     pub(crate) async fn ping(&self) -> Result<(), Error> {
         on!(self.read(), c => sqlx::query("select count(*) from repositories where name = ''").execute(c).await.map(drop))?;
         Ok(())
+    }
+
+    /// Milliseconds since 1970 by the database's clock, which all replicas share: what one of them writes down as a lease
+    /// means the same to the others.
+    pub(crate) async fn database_now_ms(&self) -> Result<i64, Error> {
+        let Engine::Postgres(pool) = self.read() else { return Ok(now_ms()) };
+        let asked = sqlx::query_as("select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)");
+        let (now,): (i64,) =
+            metrics::database("database_now_ms", postgres::in_time(asked.fetch_one(pool))).await?;
+        Ok(now)
     }
 
     pub(crate) async fn close(&self) {

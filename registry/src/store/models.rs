@@ -50,8 +50,21 @@ pub(crate) struct TaggedRow {
     pub(crate) tag: Tag,
     pub(crate) digest: Digest,
     pub(crate) updated_at: i64,
-    /// None if nobody looked yet.
-    pub(crate) model: Option<ModelRow>,
+    pub(crate) state: IndexState,
+}
+
+/// How far the index is with a manifest.
+#[derive(Clone, Debug)]
+pub(crate) enum IndexState {
+    Indexed(ModelRow),
+    /// It waits to be read. `problem`: why the last attempt failed.
+    Queued {
+        queued_at: i64,
+        attempts: i64,
+        problem: Option<String>,
+    },
+    /// An older version of this server stored it, and did not queue it.
+    Missed,
 }
 
 type ModelColumns =
@@ -106,6 +119,10 @@ impl Store {
             .execute(c).await.map(|r| r.rows_affected()))?;
         if inserted == 0 {
             return tx.rollback().await;
+        }
+        if model.problem.is_none() {
+            on!(tx.conn(), c => sqlx::query("delete from index_queue where digest = $1")
+                .bind(digest.as_str()).execute(c).await.map(drop))?;
         }
         for (nth, rows) in tensors.chunks(INSERT_ROWS).enumerate() {
             let values: Vec<String> = (0..rows.len())
@@ -170,8 +187,12 @@ impl Store {
         rows.into_iter().map(read).collect()
     }
 
-    /// Tags whose manifest is a model, or was not looked at yet, in name order.
-    pub(crate) async fn tagged_list(&self) -> Result<Vec<TaggedRow>, Error> {
+    /// Tags whose manifest is a model, or was not read yet, in name order after `after`.
+    pub(crate) async fn tagged_list(
+        &self,
+        after: Option<(&Repository, &Tag)>,
+        limit: u32,
+    ) -> Result<Vec<TaggedRow>, Error> {
         type Row = (
             String,
             String,
@@ -184,21 +205,49 @@ impl Store {
             Option<i64>,
             Option<i64>,
             Option<String>,
+            Option<i64>,
+            Option<i64>,
+            Option<String>,
         );
+        let (repository, tag) =
+            after.map_or(("", ""), |(repository, tag)| (repository.as_str(), tag.as_str()));
         let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
             "select t.repository, t.name, t.digest, t.updated_at,
-                    m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem
-             from tags t left join models m on m.digest = t.digest
-             where m.format is null or m.format <> ''
-             order by t.repository, t.name")
-            .fetch_all(c).await)?;
-        let read = |(repository, tag, digest, updated_at, f, a, p, q, s, n, problem): Row| {
+                    m.format, m.architecture, m.parameters, m.quantization, m.size_bytes, m.tensor_count, m.problem,
+                    q.queued_at, q.attempts, q.problem
+             from tags t left join models m on m.digest = t.digest left join index_queue q on q.digest = t.digest
+             where (m.format is null or m.format <> '') and (t.repository, t.name) > ($1, $2)
+             order by t.repository, t.name limit cast($3 as bigint)")
+            .bind(repository).bind(tag).bind(i64::from(limit)).fetch_all(c).await)?;
+        let read = |(
+            repository,
+            tag,
+            digest,
+            updated_at,
+            f,
+            a,
+            p,
+            q,
+            s,
+            n,
+            m,
+            queued_at,
+            attempts,
+            problem,
+        ): Row| {
+            let state = match (model_row((f, a, p, q, s, n, m))?, queued_at) {
+                (Some(model), _) => IndexState::Indexed(model),
+                (None, Some(queued_at)) => {
+                    IndexState::Queued { queued_at, attempts: attempts.unwrap_or_default(), problem }
+                }
+                (None, None) => IndexState::Missed,
+            };
             Ok(TaggedRow {
                 repository: parsed("repository", &repository)?,
                 tag: parsed("tag", &tag)?,
                 digest: parsed("digest", &digest)?,
                 updated_at,
-                model: model_row((f, a, p, q, s, n, problem))?,
+                state,
             })
         };
         rows.into_iter().map(read).collect()

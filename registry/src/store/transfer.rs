@@ -16,6 +16,7 @@ pub(crate) const MOVED: &[&str] = &[
     "referrers",
     "models",
     "tensors",
+    "index_queue",
     "server_keys",
     "mirror_checks",
     "removals",

@@ -31,7 +31,7 @@ struct Entry {
 }
 
 pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Result<Json<Tags>, Failure> {
-    let mut models = registry.model_list(&caller).await?;
+    let mut models = registry.model_list_all(&caller).await?;
     models.retain(|model| is_sayable(&model.repository));
     models.sort_by_key(|model| Reverse(model.modified_at));
     Ok(Json(Tags { models: models.into_iter().map(Entry::from).collect() }))
@@ -40,13 +40,15 @@ pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Re
 impl From<TaggedModel> for Entry {
     fn from(model: TaggedModel) -> Entry {
         let name = format!("{}:{}", model.repository, model.tag);
+        // One that was not read yet is listed without details: it can be used already.
+        let summary = model.summary().cloned().unwrap_or_default();
         Entry {
             model: name.clone(),
             name,
             modified_at: rfc3339(model.modified_at),
-            size: model.summary.size_bytes,
+            size: summary.size_bytes,
             digest: model.digest.hex().to_owned(),
-            details: Details::new(&model.summary, None),
+            details: Details::new(&summary, None),
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Re
     let entry = |model: TaggedModel| {
         Model::new(format!("{}:{}", model.repository, model.tag), &model.repository, model.modified_at)
     };
-    let data: Vec<Model> = registry.model_list(&caller).await?.into_iter().map(entry).collect();
+    let data: Vec<Model> = registry.model_list_all(&caller).await?.into_iter().map(entry).collect();
     Ok(Json(json!({ "object": "list", "data": data })))
 }
 

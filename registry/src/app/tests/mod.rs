@@ -5,6 +5,7 @@ mod cancelled;
 mod collect;
 mod crash;
 mod database;
+mod index;
 mod listings;
 mod manifests;
 mod recent;

@@ -1,0 +1,141 @@
+//! Manifests that wait to be read as models. A replica claims one by moving its time ahead, on the database's clock, so that
+//! another replica takes over what a crash left.
+
+use std::time::Duration;
+
+use lode_model::digest::Digest;
+use lode_model::reference::Repository;
+
+use super::{Engine, Store, Tx, millis, now_ms, on, parsed};
+use crate::{Error, metrics};
+
+/// A manifest that a replica has claimed.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexClaim {
+    pub(crate) digest: Digest,
+    /// A repository that holds it. None: it was deleted.
+    pub(crate) repository: Option<Repository>,
+    /// With the one that it was claimed for. A later claim, or another push, changes it.
+    pub(crate) attempts: i64,
+}
+
+/// A manifest is queued unless it was read without a problem: the push may have brought what was missing.
+const ENQUEUE: &str = "insert into index_queue (digest, repository, queued_at, next_at)
+     select $1, $2, cast($3 as bigint), 0
+     where not exists (select 1 from models where digest = $1 and problem is null)
+     on conflict (digest) do update set repository = excluded.repository, queued_at = excluded.queued_at,
+         next_at = excluded.next_at, attempts = 0, problem = null";
+
+const CLAIM: &str = "update index_queue set next_at = $2, attempts = attempts + 1 where digest in
+     (select digest from index_queue where next_at <= $1 order by next_at, queued_at limit 1)
+     returning digest, repository, attempts";
+const CLAIM_UNLOCKED: &str = "update index_queue set next_at = $2, attempts = attempts + 1 where digest in
+     (select digest from index_queue where next_at <= $1 order by next_at, queued_at limit 1 for update skip locked)
+     returning digest, repository, attempts";
+
+impl Store {
+    /// Queues a manifest that is stored already.
+    pub(crate) async fn index_enqueue(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query(ENQUEUE)
+            .bind(digest.as_str()).bind(repository.as_str()).bind(now_ms()).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Claims the next manifest that is due, for as long as `lease`.
+    pub(crate) async fn index_claim(&self, lease: Duration) -> Result<Option<IndexClaim>, Error> {
+        let now = self.database_now_ms().await?;
+        let until = now.saturating_add(millis(lease));
+        let row: Option<(String, String, i64)> = metrics::database("index_claim", async {
+            match (self.write(), self.read()) {
+                (Engine::Sqlite(write), Engine::Sqlite(read)) => {
+                    // A write keeps others waiting, and mostly nothing is due.
+                    let due: Option<(i64,)> =
+                        sqlx::query_as("select 1 from index_queue where next_at <= $1 limit 1")
+                            .bind(now)
+                            .fetch_optional(read)
+                            .await?;
+                    match due {
+                        Some(_) => sqlx::query_as(CLAIM).bind(now).bind(until).fetch_optional(write).await,
+                        None => Ok(None),
+                    }
+                }
+                (Engine::Postgres(c), _) => {
+                    let claim = sqlx::query_as(CLAIM_UNLOCKED).bind(now).bind(until).fetch_optional(c);
+                    super::postgres::in_time(claim).await
+                }
+                _ => Ok(None),
+            }
+        })
+        .await?;
+        let Some((digest, pushed_to, attempts)) = row else { return Ok(None) };
+        // The repository that it was pushed to last may have deleted it; any other one does as well.
+        let holder: Option<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select repository from manifests where digest = $1 order by repository <> $2, repository limit 1")
+            .bind(&digest).bind(pushed_to).fetch_optional(c).await)?;
+        Ok(Some(IndexClaim {
+            digest: parsed("digest", &digest)?,
+            repository: holder.map(|(name,)| parsed("repository", &name)).transpose()?,
+            attempts,
+        }))
+    }
+
+    /// Keeps a claim for as long as `lease` from now.
+    pub(crate) async fn index_renew(&self, claim: &IndexClaim, lease: Duration) -> Result<(), Error> {
+        self.index_put_off(claim, Some(lease), None).await
+    }
+
+    /// Ends a claim whose attempt failed: the next one is due after `delay`. None: there is no further attempt.
+    pub(crate) async fn index_retry(
+        &self,
+        claim: &IndexClaim,
+        delay: Option<Duration>,
+        problem: &str,
+    ) -> Result<(), Error> {
+        self.index_put_off(claim, delay, Some(problem)).await
+    }
+
+    async fn index_put_off(
+        &self,
+        claim: &IndexClaim,
+        delay: Option<Duration>,
+        problem: Option<&str>,
+    ) -> Result<(), Error> {
+        let now = self.database_now_ms().await?;
+        let next_at = delay.map(|delay| now.saturating_add(millis(delay)));
+        on!(self.write(), c => sqlx::query(
+            "update index_queue set next_at = $3, problem = coalesce($4, problem) where digest = $1 and attempts = $2")
+            .bind(claim.digest.as_str()).bind(claim.attempts).bind(next_at).bind(problem)
+            .execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Takes a manifest off the queue, unless it was pushed again meanwhile.
+    pub(crate) async fn index_finish(&self, claim: &IndexClaim) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query("delete from index_queue where digest = $1 and attempts = $2")
+            .bind(claim.digest.as_str()).bind(claim.attempts).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Makes all that is to be attempted due now, where no other process can be at it: on SQLite.
+    pub(crate) async fn index_recover(&self) -> Result<(), Error> {
+        let Engine::Sqlite(write) = self.write() else { return Ok(()) };
+        metrics::database("index_recover", async {
+            sqlx::query("update index_queue set next_at = 0 where next_at > 0").execute(write).await.map(drop)
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+impl Tx {
+    /// Queues a manifest in the transaction that stores it.
+    pub(super) async fn index_enqueue(
+        &mut self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<(), Error> {
+        on!(self.conn(), c => sqlx::query(ENQUEUE)
+            .bind(digest.as_str()).bind(repository.as_str()).bind(now_ms()).execute(c).await.map(drop))?;
+        Ok(())
+    }
+}
