@@ -63,7 +63,7 @@ async fn a_removal_that_a_cancel_did_not_wait_for_keeps_its_digest_locked() {
 async fn a_manifest_is_stored_although_its_client_disconnects() {
     each_folder_limited(Limits::default(), async |f: Fixture| {
         let config = f.push("r", b"{}").await;
-        let manifest = image(&config, &[]);
+        let manifest = f.sized(image(&config, &[])).await;
         let digest = Digest::sha256(&serde_json::to_vec(&manifest).unwrap());
         let writing = hold(&real_path(&f, &digest));
         {
@@ -93,7 +93,7 @@ async fn a_manifest_is_stored_although_its_client_disconnects() {
 async fn a_manifest_that_is_taken_back_keeps_its_digest_locked() {
     each_folder_limited(Limits::default(), async |f: Fixture| {
         let config = f.push("r", b"a config that goes").await;
-        let manifest = image(&config, &[]);
+        let manifest = f.sized(image(&config, &[])).await;
         let digest = Digest::sha256(&serde_json::to_vec(&manifest).unwrap());
         let (writing, removal) = (hold(&real_path(&f, &digest)), hold(&real_path(&f, &digest)));
         {
