@@ -304,15 +304,14 @@ impl Registry {
 
     async fn blob_bytes_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
         let Wanted { upstream, ours, theirs, .. } = wanted;
-        // 1. Bytes that another repository brought need only a link, once it is certain that they belong here.
-        let named = self.store.blob_is_named(ours, digest).await?;
-        if named && again!(self.blob_link_live(ours, digest).await)?.is_some() {
-            return Ok(());
-        }
+        // 1. The upstream has to show that it serves the blob in this repository. That a manifest names a digest proves
+        // nothing: anyone who may push there can name a blob of a private repository here.
         let head =
             upstream.registry.blob_head(theirs, digest).await.map_err(|error| upstream.failed(error))?;
         let size_bytes = head.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })?.size_bytes;
-        if !named && again!(self.blob_link_live(ours, digest).await)?.is_some() {
+        // Bytes of that size that another repository brought then need only a link.
+        let is_held = self.store.blob_live(digest).await?.is_some_and(|(held, _)| held == size_bytes);
+        if is_held && again!(self.blob_link_live(ours, digest).await)?.is_some() {
             return Ok(());
         }
         // 2. Otherwise they come from there, as an upload of our own.

@@ -68,12 +68,4 @@ impl Store {
             .bind(repository.as_str()).bind(blob.as_str()).fetch_all(c).await)?;
         rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
     }
-
-    /// Does a manifest of the repository name this blob?
-    pub(crate) async fn blob_is_named(&self, repository: &Repository, blob: &Digest) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
-            "select count(*) from manifest_blobs where repository = $1 and digest = $2 and kind = 'blob'")
-            .bind(repository.as_str()).bind(blob.as_str()).fetch_one(c).await)?;
-        Ok(count > 0)
-    }
 }

@@ -16,6 +16,7 @@ use lode_model::media_type;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+use super::wire::within;
 use super::{Answer, App, failure, image};
 use crate::{Config, MirrorConfig};
 
@@ -41,7 +42,11 @@ struct Upstream {
 
 impl Upstream {
     async fn start() -> Upstream {
-        let app = App::new().await;
+        Upstream::with(Config::default()).await
+    }
+
+    async fn with(config: Config) -> Upstream {
+        let app = App::with(config).await;
         let (heard, mode) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Mode::Up)));
         let (inner, notes, state) = (app.router.clone(), heard.clone(), mode.clone());
         let routes = Router::new().fallback(routing::any(move |request: Request| {
@@ -330,6 +335,48 @@ async fn blobs_stay_within_their_repository() {
     upstream.app.push_blob("team/mini", "shared").await;
     assert_eq!(app.get(&format!("/v2/hub/team/mini/blobs/{shared}")).await.text(), "shared");
     assert_eq!(upstream.count(&format!("GET /v2/team/mini/blobs/{shared}")), 0);
+}
+
+/// Anyone who may push to the upstream can name a digest there that a private repository here holds.
+#[tokio::test]
+async fn a_manifest_that_names_a_local_digest_links_only_what_the_upstream_serves() {
+    let upstream = Upstream::with(Config { allow_sparse: true, ..Config::default() }).await;
+    let held = format!("/v2/team/mini/blobs/{}", Digest::sha256(b"private bytes"));
+    for app in mirrors(&upstream, LONG).await {
+        let private = app.push_blob("private", "private bytes").await;
+        let config = upstream.app.push_blob("team/mini", "{}").await;
+        let layer = json!({"mediaType": media_type::OCI_LAYER_TAR, "digest": private, "size": 13});
+        let named = upstream.app.push_manifest("team/mini", "latest", &image(&config, 2, &[layer])).await;
+        assert_eq!(named.status, 201, "{}", named.text());
+
+        let path = layer_of(&app.get(MANIFEST).await);
+        assert_eq!(app.get(&path).await.failure(), failure(404, "BLOB_UNKNOWN"));
+        assert_eq!(app.send(http::Request::head(&path), "").await.status, 404);
+        upstream.set(Mode::Down);
+        assert_eq!(app.get(&path).await.failure().0, 503);
+        upstream.set(Mode::Up);
+
+        // Once the upstream serves it, the bytes held here are linked instead of fetched.
+        upstream.app.push_blob("team/mini", "private bytes").await;
+        within(async {
+            // The upstream is left alone for a moment after it was down.
+            while app.get(&path).await.status != 200 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        assert_eq!(app.get(&path).await.text(), "private bytes");
+        assert_eq!(upstream.count(&format!("GET {held}")), 0);
+        assert_eq!(
+            upstream
+                .app
+                .delete(&format!("/v2/team/mini/manifests/{}", named.header("docker-content-digest")))
+                .await
+                .status,
+            202
+        );
+        assert_eq!(upstream.app.delete(&held).await.status, 202);
+    }
 }
 
 #[tokio::test]
