@@ -61,6 +61,7 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
         ("read_only", args.read_only.map(Value::from)),
         ("public_url", list_or_one::<lode_registry::Config>("public_url", &args.public_url)),
         ("trusted_proxies", list(&args.trusted_proxy)),
+        ("allow_egress", list(&args.allow_egress)),
         ("tls_cert", args.tls_cert.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
         ("tls_key", args.tls_key.as_ref().map(|path| Value::from(path.to_string_lossy().into_owned()))),
     ];

@@ -17,7 +17,7 @@ pub enum PlainHttp {
 }
 
 /// The base URL of `address`: `http://127.0.0.1:5000`, `https://hub.local`, or a bare `host[:port]`. Always ends in `/`.
-pub(crate) fn base_url(address: &str, plain: PlainHttp) -> Result<Url, Error> {
+pub fn base_url(address: &str, plain: PlainHttp) -> Result<Url, Error> {
     let invalid = |why: &'static str| Error::InvalidAddress { address: address.to_owned(), why };
     let trimmed = address.trim();
     let trimmed = trimmed.strip_suffix('/').filter(|rest| !rest.ends_with('/')).unwrap_or(trimmed);

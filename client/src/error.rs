@@ -34,6 +34,12 @@ pub enum Error {
         source: reqwest::Error,
     },
 
+    /// The egress policy permits no address of this host: nothing was sent to it.
+    #[error(
+        "{server} has no public address, and `--allow-egress` (LODE_ALLOW_EGRESS) does not list it: the server does not connect to it"
+    )]
+    Egress { server: String },
+
     /// The connection broke in the middle of a request or an answer.
     #[error("the connection to {server} broke")]
     Transport {
@@ -114,6 +120,40 @@ impl Error {
             Error::ManifestUnknown { .. } | Error::BlobUnknown { .. } | Error::NameUnknown { .. } => true,
             Error::Refused { status, .. } => *status == StatusCode::NOT_FOUND,
             _ => false,
+        }
+    }
+
+    /// The error in words of our own, for callers who must not learn what a server that they name says to this process,
+    /// nor whether anything listens there. `Display` has the whole, for this process's own log or its own user.
+    pub fn summary(&self) -> String {
+        match self {
+            Error::Connect { server, .. }
+            | Error::Transport { server, .. }
+            | Error::Stalled { server, .. } => {
+                format!("the registry at {server} gave no usable response")
+            }
+            Error::Unauthorized { server, .. } => format!("the registry at {server} requires a login (401)"),
+            Error::Denied { server, .. } => format!("the registry at {server} refused the request (403)"),
+            Error::Refused { server, status, .. } => {
+                format!("the registry at {server} refused the request ({})", status.as_u16())
+            }
+            Error::Protocol { server, .. } => {
+                format!("the registry at {server} sent a response that does not follow the protocol")
+            }
+            Error::DigestMismatch { expected, .. } => {
+                format!("the content received for {expected} does not have that digest")
+            }
+            Error::SizeMismatch { digest, .. } => {
+                format!("the content received for {digest} does not have the expected size")
+            }
+            Error::InvalidAddress { .. }
+            | Error::Egress { .. }
+            | Error::ManifestUnknown { .. }
+            | Error::BlobUnknown { .. }
+            | Error::NameUnknown { .. } => self.to_string(),
+            Error::Busy { .. } | Error::File { .. } | Error::Content { .. } | Error::Setup(_) => {
+                "content could not be read or written here".to_owned()
+            }
         }
     }
 

@@ -11,9 +11,9 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use url::Url;
 
 use crate::{
-    Credentials, Error, PlainHttp, Registry, RetryPolicy, address,
+    Credentials, Egress, Error, PlainHttp, Registry, RetryPolicy, address,
     auth::{self, Challenge, Scope, Ticket},
-    error, retry,
+    egress, error, retry,
     tls::http_client,
 };
 
@@ -28,26 +28,32 @@ pub struct ClientOptions {
     pub idle_timeout: Duration,
     /// Ranges of one blob that are fetched at once.
     pub parallel_ranges: usize,
+    /// How long a server may take to begin its response to a request that it can answer at once.
+    pub response_timeout: Duration,
     /// Bytes of one range, and so what a crash may cost.
     pub range_bytes: u64,
     /// Bytes of the first PATCH when a blob is pushed; those after it grow.
     pub chunk_bytes: u64,
     /// A folder where sessions of unfinished uploads are remembered, so that a push that is repeated goes on where it stopped.
     pub upload_memory: Option<std::path::PathBuf>,
+    /// Which addresses may be connected to; none: every address.
+    pub egress: Option<Egress>,
 }
 
 impl Default for ClientOptions {
     fn default() -> Self {
         ClientOptions {
-            user_agent: concat!("lode/", env!("CARGO_PKG_VERSION")).to_owned(),
+            user_agent: USER_AGENT.to_owned(),
             credentials: Credentials::none(),
             plain_http: PlainHttp::default(),
             retry: RetryPolicy::default(),
             idle_timeout: Duration::from_secs(60),
+            response_timeout: Duration::from_secs(120),
             parallel_ranges: 6,
             range_bytes: 8 << 20,
             chunk_bytes: 64 << 20,
             upload_memory: None,
+            egress: None,
         }
     }
 }
@@ -65,33 +71,41 @@ impl std::fmt::Debug for Client {
 }
 
 pub(crate) struct Inner {
-    /// Through the proxy that the environment names, if any.
-    proxied: reqwest::Client,
-    /// For this machine, which no proxy can reach.
-    direct: reqwest::Client,
+    connections: Connections,
     pub(crate) options: ClientOptions,
     tickets: Mutex<HashMap<(String, Scope), Ticket>>,
     /// Servers that have answered before: worth waiting for when they cannot be reached.
     answered: Mutex<HashSet<String>>,
 }
 
+enum Connections {
+    Unlimited {
+        /// Through the proxy that the environment names, if any.
+        proxied: reqwest::Client,
+        /// For this machine, which no proxy can reach.
+        direct: reqwest::Client,
+    },
+    Limited(Egress),
+}
+
+pub(crate) const USER_AGENT: &str = concat!("lode/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 8;
 const MAX_ERROR_BODY: usize = 64 << 10;
 
 impl Client {
     pub fn new(options: ClientOptions) -> Result<Client, Error> {
-        let builder = || {
-            reqwest::Client::builder()
-                .user_agent(&options.user_agent)
-                .connect_timeout(CONNECT_TIMEOUT)
-                .tcp_keepalive(Duration::from_secs(30))
-                .redirect(reqwest::redirect::Policy::none())
+        let builder = || http_builder(&options.user_agent);
+        let connections = match &options.egress {
+            Some(egress) => Connections::Limited(egress.clone()),
+            None => Connections::Unlimited {
+                proxied: http_client(builder).map_err(Error::Setup)?,
+                direct: http_client(|| builder().no_proxy()).map_err(Error::Setup)?,
+            },
         };
         Ok(Client {
             inner: Arc::new(Inner {
-                proxied: http_client(builder).map_err(Error::Setup)?,
-                direct: http_client(|| builder().no_proxy()).map_err(Error::Setup)?,
+                connections,
                 options,
                 tickets: Mutex::default(),
                 answered: Mutex::default(),
@@ -107,6 +121,15 @@ impl Client {
     pub fn options(&self) -> &ClientOptions {
         &self.inner.options
     }
+}
+
+/// What every HTTP client here has in common. Redirects are followed by [`Inner::send`], which checks each hop.
+pub(crate) fn http_builder(user_agent: &str) -> reqwest::ClientBuilder {
+    reqwest::Client::builder()
+        .user_agent(user_agent)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_keepalive(Duration::from_secs(30))
+        .redirect(reqwest::redirect::Policy::none())
 }
 
 /// What a request carries. A stream is made afresh for every time it is sent.
@@ -158,8 +181,17 @@ impl<'a> Request<'a> {
 }
 
 impl Inner {
-    fn http(&self, url: &Url) -> &reqwest::Client {
-        if url.host().is_some_and(|host| address::is_loopback(&host)) { &self.direct } else { &self.proxied }
+    /// The HTTP client for `url`, or an error where the egress policy refuses it. Asked for every hop.
+    fn http(&self, url: &Url) -> Result<&reqwest::Client, Error> {
+        match &self.connections {
+            Connections::Limited(egress) => egress.http(url),
+            Connections::Unlimited { direct, .. }
+                if url.host().is_some_and(|host| address::is_loopback(&host)) =>
+            {
+                Ok(direct)
+            }
+            Connections::Unlimited { proxied, .. } => Ok(proxied),
+        }
     }
 
     /// Sends until an answer comes that is neither a redirect, nor a challenge that can be met, nor (where `retry` allows) a passing failure.
@@ -204,6 +236,12 @@ impl Inner {
             Retry::Unsent if !matches!(error, Error::Connect { .. }) => false,
             // A server that was never there is more likely misspelt than restarting: one more try, then say so.
             _ if matches!(error, Error::Connect { .. }) => failed < 2 || self.has_answered(&request.url),
+            // On behalf of others, a port that does not speak HTTP takes no longer than a closed one.
+            _ if matches!(error, Error::Transport { .. })
+                && matches!(self.connections, Connections::Limited(_)) =>
+            {
+                failed < 2 || self.has_answered(&request.url)
+            }
             _ => true,
         }
     }
@@ -221,7 +259,7 @@ impl Inner {
         loop {
             let at_home = url.origin() == request.url.origin();
             let mut builder =
-                self.http(&url).request(method.clone(), url.clone()).headers(request.headers.clone());
+                self.http(&url)?.request(method.clone(), url.clone()).headers(request.headers.clone());
             if with_body {
                 builder = match &request.body {
                     Body::Empty if matches!(method, Method::POST | Method::PUT | Method::PATCH) => {
@@ -239,7 +277,8 @@ impl Inner {
             }
             let server = error::server(&url);
             let sent = builder.send();
-            let response = match request.patience {
+            let response = match request.patience.map(|patience| patience.min(self.options.response_timeout))
+            {
                 Some(patience) => tokio::time::timeout(patience, sent)
                     .await
                     .map_err(|_| Error::Stalled { server: server.clone(), seconds: patience.as_secs() })?,
@@ -296,7 +335,7 @@ impl Inner {
             Some(Challenge::Bearer { realm, service, scope: named }) => {
                 let realm_url = registry.join(&realm).unwrap_or_else(|_| registry.clone());
                 let parts = (realm.as_str(), service.as_deref(), named.as_deref());
-                auth::fetch_token(self.http(&realm_url), registry, parts, scope, login.as_ref()).await?
+                auth::fetch_token(self.http(&realm_url)?, registry, parts, scope, login.as_ref()).await?
             }
             Some(Challenge::Basic) => match login {
                 Some(login) => auth::basic_ticket(&login),
@@ -333,6 +372,10 @@ fn redirect_target(response: &reqwest::Response, from: &Url) -> Option<Url> {
 pub(crate) fn transport_error(server: String, source: reqwest::Error) -> Error {
     // The URL may be a signed one, and the server is named already.
     let source = source.without_url();
+    if egress::is_refusal(&source) {
+        tracing::debug!(server, error = ?source, "no permitted address");
+        return Error::Egress { server };
+    }
     if source.is_connect() { Error::Connect { server, source } } else { Error::Transport { server, source } }
 }
 
@@ -356,12 +399,16 @@ pub(crate) async fn read_limited(
     server: &str,
 ) -> Result<Vec<u8>, Error> {
     const IDLE: Duration = Duration::from_secs(60);
+    /// A body that arrives more slowly than this, byte by byte for instance, is abandoned as well.
+    const BYTES_A_SECOND: u64 = 32 << 10;
+    let deadline = tokio::time::Instant::now() + IDLE + Duration::from_secs(limit as u64 / BYTES_A_SECOND);
     let mut body = Vec::new();
     loop {
-        let chunk = tokio::time::timeout(IDLE, response.chunk())
-            .await
-            .map_err(|_| Error::Stalled { server: server.to_owned(), seconds: IDLE.as_secs() })?
-            .map_err(|source| transport_error(server.to_owned(), source))?;
+        let chunk =
+            tokio::time::timeout_at(deadline.min(tokio::time::Instant::now() + IDLE), response.chunk())
+                .await
+                .map_err(|_| Error::Stalled { server: server.to_owned(), seconds: IDLE.as_secs() })?
+                .map_err(|source| transport_error(server.to_owned(), source))?;
         let Some(chunk) = chunk else { return Ok(body) };
         if body.len() + chunk.len() > limit {
             let why = format!("the answer is longer than {limit} bytes");

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use lode_client::Secret;
+use lode_client::{EgressRule, Secret};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
@@ -88,6 +88,9 @@ pub struct Config {
     pub wait_for_model: Option<String>,
     /// What workers show when they register. Without one, only loopback workers may join.
     pub worker_token: Option<Secret>,
+    /// Private, loopback, link-local and other addresses beyond the public internet that this server may connect to for a
+    /// pull, a push or a mirror: blocks of addresses, and hosts with or without a port.
+    pub allow_egress: Vec<EgressRule>,
     /// Addresses that are told of pushes, tags and deletions.
     pub webhook: Vec<Webhook>,
     /// How long an event's delivery is tried before it is given up.
@@ -134,6 +137,7 @@ impl Default for Config {
             wait_for_model: None,
             worker_token: None,
             retention: Vec::new(),
+            allow_egress: Vec::new(),
             webhook: Vec::new(),
             webhook_give_up: 24 * HOUR,
             read_only: false,
@@ -146,6 +150,11 @@ impl Config {
     /// No authentication is set up: whoever reaches the server may do everything.
     pub fn is_open(&self) -> bool {
         true
+    }
+
+    /// Only this machine's own users reach the server, and they may do everything on it.
+    pub(crate) fn is_open_to_this_machine_only(&self) -> bool {
+        self.is_open() && self.listen.ip().to_canonical().is_loopback()
     }
 }
 

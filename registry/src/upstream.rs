@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use lode_client::{Client, ClientOptions, Credentials, Login, RetryPolicy, Secret};
+use lode_client::{Client, ClientOptions, Credentials, Egress, Login, PlainHttp, RetryPolicy, Secret};
 use lode_model::reference::Repository;
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -19,6 +19,8 @@ use crate::store::{millis, now_ms};
 const REST: Duration = Duration::from_secs(5);
 /// An upstream that sends nothing for this long is given up.
 const IDLE: Duration = Duration::from_secs(20);
+/// How long it may take to begin a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 3;
 
 /// `[[mirror]]`: repositories below a prefix come from another registry.
@@ -65,7 +67,7 @@ impl fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    pub(crate) fn open(mirror: &MirrorConfig) -> Result<Upstream, Error> {
+    pub(crate) fn open(mirror: &MirrorConfig, egress: &Egress) -> Result<Upstream, Error> {
         let unusable = |reason: String| Error::Config { setting: "mirror", reason };
         let MirrorConfig { prefix, upstream, username, password, check_after, plain_http } = mirror;
         // 1. The names here.
@@ -99,7 +101,17 @@ impl Upstream {
         };
         let retry =
             RetryPolicy { attempts: ATTEMPTS, base: Duration::from_millis(200), cap: Duration::from_secs(2) };
-        let options = ClientOptions { credentials, retry, idle_timeout: IDLE, ..ClientOptions::default() };
+        // The upstream itself is permitted wherever it is; its token server and its redirects only by the policy.
+        let base = lode_client::base_url(base.as_str(), PlainHttp::default())
+            .map_err(|error| unusable(error.to_string()))?;
+        let options = ClientOptions {
+            credentials,
+            retry,
+            idle_timeout: IDLE,
+            response_timeout: RESPONSE_TIMEOUT,
+            egress: Some(egress.permitting(&base)),
+            ..ClientOptions::default()
+        };
         let client = Client::new(options).map_err(|error| unusable(error.to_string()))?;
         let registry = client.registry(base.as_str()).map_err(|error| unusable(error.to_string()))?;
         let path = if path.is_empty() { String::new() } else { format!("{path}/") };
@@ -134,7 +146,7 @@ impl Upstream {
 }
 
 /// The key that the client looks logins up by.
-fn host_and_port(url: &Url) -> String {
+pub(crate) fn host_and_port(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
@@ -154,6 +166,10 @@ pub(crate) fn upstream_of<'a>(
 mod tests {
     use super::*;
 
+    fn open(mirror: &MirrorConfig) -> Result<Upstream, Error> {
+        Upstream::open(mirror, &Egress::new(Vec::new()).unwrap())
+    }
+
     fn mirror(prefix: &str, upstream: &str) -> MirrorConfig {
         MirrorConfig {
             prefix: prefix.into(),
@@ -168,7 +184,7 @@ mod tests {
     #[test]
     fn names_on_both_sides() {
         let check = |prefix: &str, upstream: &str, ours: &str, expect: Option<&str>| {
-            let opened = Upstream::open(&mirror(prefix, upstream)).unwrap();
+            let opened = open(&mirror(prefix, upstream)).unwrap();
             let theirs = opened.repository(&ours.parse().unwrap());
             assert_eq!(theirs.as_ref().map(Repository::as_str), expect, "{prefix} {upstream} {ours}");
         };
@@ -181,8 +197,8 @@ mod tests {
 
     #[test]
     fn the_longest_prefix_wins() {
-        let open = |prefix| Arc::new(Upstream::open(&mirror(prefix, "https://registry.example")).unwrap());
-        let upstreams = [open("hub/"), open("hub/deep/"), open("other/")];
+        let below = |prefix| Arc::new(open(&mirror(prefix, "https://registry.example")).unwrap());
+        let upstreams = [below("hub/"), below("hub/deep/"), below("other/")];
         let of = |name: &str| upstream_of(&upstreams, &name.parse().unwrap()).map(|u| u.prefix.as_str());
         assert_eq!(of("hub/x"), Some("hub/"));
         assert_eq!(of("hub/deep/x"), Some("hub/deep/"));
@@ -191,7 +207,7 @@ mod tests {
 
     #[test]
     fn settings_that_make_no_sense_are_named() {
-        let refused = |mirror: MirrorConfig| Upstream::open(&mirror).unwrap_err().to_string();
+        let refused = |mirror: MirrorConfig| open(&mirror).unwrap_err().to_string();
         assert!(refused(mirror("hub", "https://registry.example")).contains("`hub`"));
         assert!(refused(mirror("Hub/", "https://registry.example")).contains("`Hub/`"));
         assert!(refused(mirror("hub/", "http://registry.example")).contains("plain_http"));
@@ -201,6 +217,6 @@ mod tests {
             MirrorConfig { username: Some("ann".into()), ..mirror("hub/", "https://registry.example") };
         assert!(refused(half).contains("go together"));
         let plain = MirrorConfig { plain_http: true, ..mirror("hub/", "http://registry.example") };
-        assert!(Upstream::open(&plain).is_ok());
+        assert!(open(&plain).is_ok());
     }
 }

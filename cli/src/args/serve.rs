@@ -52,6 +52,15 @@ pub(crate) struct Serve {
         hide_env_values = true
     )]
     pub(crate) trusted_proxy: Vec<String>,
+    /// An address block or host beyond the public internet that pulls, pushes and mirrors may connect to; may be given more than once
+    #[arg(
+        long,
+        env = "LODE_ALLOW_EGRESS",
+        value_name = "CIDR|HOST[:PORT]",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub(crate) allow_egress: Vec<String>,
     /// How log lines are written to standard error
     #[arg(
         long,

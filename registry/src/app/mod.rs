@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use lode_client::Egress;
 use lode_model::digest::Digest;
 use lode_model::reference::Tag;
 use uuid::Uuid;
@@ -42,6 +43,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use crate::blobs::{Blobs, Locks, WriteLimit};
+use crate::error::chain;
 use crate::gateway::Gateway;
 use crate::retention::Retention;
 use crate::store::{self, Reach, Store};
@@ -160,6 +162,8 @@ pub struct Inner {
     comparing: Arc<tokio::sync::Semaphore>,
     /// The way to the workers.
     gateway: Gateway,
+    /// Which addresses this server connects to on behalf of its callers.
+    egress: Egress,
     /// Where mirrored repositories come from.
     upstreams: Vec<Arc<Upstream>>,
     /// What is being fetched from them.
@@ -223,7 +227,9 @@ async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error>
 
 /// Opens it without starting anything.
 async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
-    let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror).map(Arc::new));
+    let egress = Egress::new(config.allow_egress.clone())
+        .map_err(|error| Error::Config { setting: "allow_egress", reason: chain(&error) })?;
+    let upstreams = config.mirror.iter().map(|mirror| Upstream::open(mirror, &egress).map(Arc::new));
     let upstreams = upstreams.collect::<Result<_, Error>>()?;
     let retention = Retention::new(&config.retention)?;
     let settings = config.clone();
@@ -246,6 +252,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         index_limits: limits.index,
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
         gateway: Gateway::new()?,
+        egress,
         upstreams,
         fetches: Flights::default(),
         opened_at: crate::store::now_ms(),
@@ -271,6 +278,10 @@ impl Registry {
 
     pub(crate) fn gateway(&self) -> &Gateway {
         &self.gateway
+    }
+
+    pub(crate) fn egress(&self) -> &Egress {
+        &self.egress
     }
 
     /// Runs a job until it ends or the registry stops.

@@ -4,10 +4,13 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use futures::{StreamExt, TryStreamExt, stream};
-use lode_client::{Content, Offer, Progress, RawManifest};
+use lode_client::{
+    Client, ClientOptions, Content, Credentials, Login, Offer, PlainHttp, Progress, RawManifest, RetryPolicy,
+};
 use lode_model::digest::Digest;
 use lode_model::manifest::{Descriptor, Manifest};
 use lode_model::reference::{Reference, Repository};
@@ -17,7 +20,10 @@ use super::walk::{Walk, blobs_of};
 use super::{BlobStream, Body, BodyError, ChunkRange, Registry};
 use crate::Error;
 use crate::auth::Caller;
+use crate::upstream::host_and_port;
 
+/// How long another registry may take to begin a response.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many blobs are under way at a time.
 const BLOBS_AT_ONCE: usize = 4;
 
@@ -57,13 +63,49 @@ pub enum TransferError {
     /// In the words that ollama's users know.
     #[error("pull model manifest: file does not exist ({registry} has no {repository}:{reference})")]
     RemoteUnknown { registry: String, repository: Repository, reference: Reference },
-    #[error("the other registry")]
+    /// The source repeats what a stranger sent, and is for the log only.
+    #[error("{}", .0.summary())]
     Remote(#[source] lode_client::Error),
-    #[error("the other registry sent a manifest that is none")]
-    Manifest(#[source] lode_model::manifest::ManifestError),
+    /// As above.
+    #[error("the registry at {registry} sent a manifest that cannot be used")]
+    Manifest {
+        registry: String,
+        #[source]
+        source: lode_model::manifest::ManifestError,
+    },
 }
 
 impl Registry {
+    /// The registry at `address`, a base URL or `host[:port]`, for a request that names it.
+    pub(crate) fn remote_registry(
+        &self,
+        address: &str,
+        login: Option<Login>,
+    ) -> Result<lode_client::Registry, TransferError> {
+        let url = lode_client::base_url(address, PlainHttp::default()).map_err(TransferError::Remote)?;
+        // Where the caller is on this machine anyway, they may name a registry on it. That registry may not name another.
+        let is_local = url.host_str().is_some_and(lode_client::is_loopback_host);
+        let egress = match is_local && self.config().is_open_to_this_machine_only() {
+            true => self.egress().permitting(&url),
+            false => self.egress().clone(),
+        };
+        let credentials = match login {
+            Some(login) => Credentials::fixed(host_and_port(&url), login),
+            None => Credentials::none(),
+        };
+        let retry =
+            RetryPolicy { attempts: 4, base: Duration::from_millis(200), cap: Duration::from_secs(5) };
+        let options = ClientOptions {
+            credentials,
+            retry,
+            response_timeout: RESPONSE_TIMEOUT,
+            egress: Some(egress),
+            ..ClientOptions::default()
+        };
+        let client = Client::new(options).map_err(TransferError::Remote)?;
+        client.registry(url.as_str()).map_err(TransferError::Remote)
+    }
+
     /// Fetches a model under a name here.
     pub async fn model_pull(
         &self,
@@ -104,7 +146,8 @@ impl Registry {
                 Err(error) => return Err(TransferError::Remote(error)),
             };
             let kind = Some(raw.media_type.as_str()).filter(|kind| !kind.is_empty());
-            let manifest = Manifest::parse(kind, &raw.bytes).map_err(TransferError::Manifest)?;
+            let manifest = Manifest::parse(kind, &raw.bytes)
+                .map_err(|source| TransferError::Manifest { registry: remote.registry.server(), source })?;
             let len = raw.bytes.len();
             walk.found(raw, manifest, len)?;
         }

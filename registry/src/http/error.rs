@@ -69,7 +69,7 @@ pub(crate) enum Failure {
     Role(UnknownRole),
     #[error("{}", chain(.0))]
     Create(CreateError),
-    #[error("{}", chain(.0))]
+    #[error(transparent)]
     Transfer(TransferError),
 
     #[error("model is required")]
@@ -135,6 +135,8 @@ impl Failure {
             | Failure::Unsupported(_) => StatusCode::BAD_REQUEST,
             Failure::Transfer(error) => match error {
                 TransferError::RemoteUnknown { .. } => StatusCode::NOT_FOUND,
+                TransferError::Remote(lode_client::Error::InvalidAddress { .. }) => StatusCode::BAD_REQUEST,
+                TransferError::Remote(lode_client::Error::Egress { .. }) => StatusCode::FORBIDDEN,
                 _ => StatusCode::BAD_GATEWAY,
             },
             Failure::TooManyRanges { can_merge: true, .. } => StatusCode::BAD_REQUEST,

@@ -4,6 +4,7 @@
 mod backup;
 mod bad_input;
 mod create;
+mod egress;
 mod gateway;
 mod layouts;
 mod maintenance;

@@ -29,13 +29,14 @@ const TIDY: Duration = Duration::from_secs(3600);
 /// How an attempt went wrong.
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    #[error("answered {0}")]
+    #[error("responded with {0}")]
     Refused(StatusCode),
     /// It wants no more events.
-    #[error("answered 410: it is gone")]
+    #[error("responded with 410: it is gone")]
     Gone,
-    #[error("did not answer")]
-    NoAnswer(#[source] reqwest::Error),
+    /// The source is for the log only: it tells what listens there.
+    #[error("gave no usable response")]
+    NoResponse(#[source] reqwest::Error),
 }
 
 /// Starts delivering what the registry announces.
@@ -53,16 +54,12 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
     if registry.config().webhook.is_empty() {
         return Ok(());
     }
-    let configure = || {
-        // A redirect is an answer of somebody else, and would be followed with the body left out.
-        reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .timeout(TIMEOUT)
-            .user_agent(concat!("lode/", env!("CARGO_PKG_VERSION")))
-    };
-    let client = lode_client::http_client(configure)
-        .map_err(|error| Error::Config { setting: "webhook", reason: error.to_string() })?;
     for webhook in registry.config().webhook.clone() {
+        // Permitted at exactly the address in the settings. It follows no redirects.
+        let egress = registry.egress().permitting(&webhook.url);
+        let client = egress
+            .http(&webhook.url)
+            .map_err(|error| Error::Config { setting: "webhook", reason: error.to_string() })?;
         let (this, client) = (registry.clone(), client.clone());
         registry.start(async move {
             loop {
@@ -114,6 +111,7 @@ async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) 
     let signature = sign(&webhook.secret, &delivery.event, timestamp, &delivery.payload);
     let response = client
         .post(webhook.url.clone())
+        .timeout(TIMEOUT)
         .header(header::CONTENT_TYPE, "application/json")
         .header("webhook-id", &delivery.event)
         .header("webhook-timestamp", timestamp)
@@ -122,7 +120,7 @@ async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) 
         .body(delivery.payload.clone())
         .send()
         .await
-        .map_err(|error| Problem::NoAnswer(error.without_url()))?;
+        .map_err(|error| Problem::NoResponse(error.without_url()))?;
     match response.status() {
         status if status.is_success() => Ok(()),
         StatusCode::GONE => Err(Problem::Gone),
@@ -145,7 +143,7 @@ async fn settle(
     let next_at = now + millis(pause_after(delivery.attempts));
     let last_at = delivery.created_at + millis(registry.config().webhook_give_up);
     let is_over = matches!(problem, Problem::Gone) || next_at > last_at;
-    let text = crate::error::chain(&problem);
+    let (text, detail) = (problem.to_string(), crate::error::chain(&problem));
     // Not all of the address: the rest of it may be what opens it.
     let host = webhook.url.host_str();
     if is_over {
@@ -154,7 +152,7 @@ async fn settle(
             host,
             event = delivery.event,
             attempts = delivery.attempts,
-            problem = text,
+            problem = detail,
             "webhook given up"
         );
         registry.store().delivery_give_up(delivery, &text, now).await
@@ -164,7 +162,7 @@ async fn settle(
             host,
             event = delivery.event,
             attempts = delivery.attempts,
-            problem = text,
+            problem = detail,
             "webhook not delivered"
         );
         registry.store().delivery_retry(delivery, &text, next_at).await

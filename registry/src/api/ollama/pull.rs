@@ -1,11 +1,10 @@
 //! `POST /api/pull`: a model of another registry becomes one of ours, under the part of its name behind the host.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use lode_client::{Client, ClientOptions, Credentials, Login, RetryPolicy};
+use lode_client::Login;
 use lode_model::reference::{Name, Reference, Repository};
 use serde::Deserialize;
 
@@ -41,7 +40,7 @@ pub(crate) async fn post(
     caller: Caller,
     Json(transfer): Json<Transfer>,
 ) -> Result<Response, Failure> {
-    let (remote, (repository, reference), host_given) = transfer.read()?;
+    let (remote, (repository, reference), host_given) = transfer.read(&registry)?;
     // A name without a host that is known here is here: this server is where it lives.
     let is_here = !host_given && registry.model_show(&caller, &repository, &reference).await?.is_some();
     records::answer(transfer.is_stream(), move |records| async move {
@@ -73,7 +72,10 @@ impl Transfer {
     }
 
     /// The model there, its name here, and whether the request named a host.
-    pub(super) fn read(&self) -> Result<(Remote, (Repository, Reference), bool), Failure> {
+    pub(super) fn read(
+        &self,
+        registry: &Registry,
+    ) -> Result<(Remote, (Repository, Reference), bool), Failure> {
         let text = self.named.name();
         if text.is_empty() {
             return Err(Failure::ModelMissing);
@@ -90,7 +92,8 @@ impl Transfer {
                 true => repository.clone(),
                 false => format!("library/{repository}").parse()?,
             };
-            let remote = self.remote(&format!("https://{DEFAULT_HOST}"), theirs, reference.clone())?;
+            let registry = registry.remote_registry(&format!("https://{DEFAULT_HOST}"), self.login())?;
+            let remote = Remote { registry, repository: theirs, reference: reference.clone() };
             return Ok((remote, (repository, reference), name.host.is_some()));
         };
         let address = match (self.insecure, scheme) {
@@ -98,27 +101,18 @@ impl Transfer {
             (false, Some(scheme)) => format!("{scheme}://{host}"),
             (false, None) => host,
         };
-        let remote = self.remote(&address, name.repository.clone(), name.reference.clone())?;
+        let registry = registry.remote_registry(&address, self.login())?;
+        let remote =
+            Remote { registry, repository: name.repository.clone(), reference: name.reference.clone() };
         // `library` is implied here as it is there.
         let ours = name.repository.as_str().strip_prefix("library/").unwrap_or(name.repository.as_str());
         Ok((remote, (ours.parse()?, name.reference), true))
     }
 
-    fn remote(&self, address: &str, repository: Repository, reference: Reference) -> Result<Remote, Failure> {
-        let failed = |error| Failure::Transfer(TransferError::Remote(error));
-        let credentials = match (self.username.as_str(), self.password.as_str()) {
-            ("", _) | (_, "") => Credentials::none(),
-            (username, password) => {
-                let host = address.split_once("://").map_or(address, |(_, host)| host);
-                let login = Login { username: username.to_owned(), password: password.to_owned() };
-                Credentials::fixed(host, login)
-            }
-        };
-        let retry =
-            RetryPolicy { attempts: 4, base: Duration::from_millis(200), cap: Duration::from_secs(5) };
-        let options = ClientOptions { credentials, retry, ..ClientOptions::default() };
-        let registry = Client::new(options).and_then(|client| client.registry(address)).map_err(failed)?;
-        Ok(Remote { registry, repository, reference })
+    /// The login that the request brought for the other registry.
+    fn login(&self) -> Option<Login> {
+        let is_given = !self.username.is_empty() && !self.password.is_empty();
+        is_given.then(|| Login { username: self.username.clone(), password: self.password.clone() })
     }
 }
 

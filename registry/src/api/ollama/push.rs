@@ -20,7 +20,7 @@ pub(crate) async fn post(
     caller: Caller,
     Json(transfer): Json<Transfer>,
 ) -> Result<Response, Failure> {
-    let (remote, (repository, reference), host_given) = transfer.read()?;
+    let (remote, (repository, reference), host_given) = transfer.read(&registry)?;
     if !host_given {
         return Err(Failure::Unsupported(
             "say where to push it: HOST/NAMESPACE/MODEL; under its own name the model is here already",
