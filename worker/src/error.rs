@@ -30,7 +30,7 @@ pub enum Error {
     LoadTimeout(std::time::Duration),
     #[error("the worker is shutting down")]
     Stopping,
-    #[error("cannot pull from `{repository}`: {source}")]
+    #[error("cannot pull the model: {}", .source.summary())]
     Pull { repository: Repository, source: Box<lode_client::Error> },
     #[error("cannot use the cache: {0}")]
     Cache(#[source] std::io::Error),

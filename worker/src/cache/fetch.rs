@@ -24,6 +24,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 use super::recognise::{Archives, Recognised, Recognition};
 use super::store::{Cache, Lease};
+use crate::engine::blob_name;
 use crate::error::Error;
 use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
 
@@ -111,11 +112,12 @@ impl Models {
         there
     }
 
-    /// Brings a model here. `name` is what messages call it.
-    pub async fn fetch(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<Model, Error> {
-        let (manifest, bytes) = self.manifest(repository, digest, name).await?;
+    /// Fetches a model to this machine. Its manifest's digest stands for its name in errors, here and in the runner: requests by
+    /// several names can share it, and each response puts in its own (`http/error.rs`).
+    pub async fn fetch(&self, repository: &Repository, digest: &Digest) -> Result<Model, Error> {
+        let (manifest, bytes) = self.manifest(repository, digest).await?;
         let unsupported =
-            |error: &dyn std::error::Error| Error::Unsupported(format!("cannot run {name}: {error}"));
+            |error: &dyn std::error::Error| Error::Unsupported(format!("cannot run {digest}: {error}"));
         let mut leases = HashMap::new();
         let model = match Recognition::read(&manifest).map_err(|error| unsupported(&error))? {
             Recognition::Known(model) => *model,
@@ -163,7 +165,7 @@ impl Models {
         let details = read(model.config.as_ref()).await?;
         let details = details.and_then(|bytes| ModelConfig::parse(&bytes).ok()).unwrap_or_default();
         let spec = ModelSpec {
-            name: name.to_owned(),
+            name: digest.to_string(),
             files: model.files.iter().map(|(name, file)| (name.clone(), small(file))).collect(),
             tensors: model.tensors.iter().map(tensor).collect(),
             template: model.template.as_ref().map(|blob| SmallFile::from(path(blob))),
@@ -173,7 +175,7 @@ impl Models {
             let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
             value
                 .map(Option::unwrap_or_default)
-                .map_err(|error| Error::Unsupported(format!("cannot run {name}: {what}: {error}")))
+                .map_err(|error| Error::Unsupported(format!("cannot run {digest}: {what}: {error}")))
         };
         let config = match model.files.get("config.json") {
             Some(file) => Some(read_small(path(&file.layer), file.offset, file.size).await?),
@@ -182,7 +184,7 @@ impl Models {
         let config = if spec.is_gguf() {
             gguf_config(spec.tensors.clone())
                 .await
-                .map_err(|reason| Error::Unsupported(format!("cannot run {name}: {reason}")))?
+                .map_err(|reason| Error::Unsupported(format!("cannot run {digest}: {reason}")))?
         } else {
             json("config.json", config)?
         };
@@ -233,23 +235,18 @@ impl Models {
     }
 
     /// The image manifest behind a digest; of an index, the one child that is a model.
-    async fn manifest(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        name: &str,
-    ) -> Result<(Manifest, Vec<u8>), Error> {
-        let mut digest = digest.clone();
+    async fn manifest(&self, repository: &Repository, model: &Digest) -> Result<(Manifest, Vec<u8>), Error> {
+        let mut digest = model.clone();
         for _ in 0..3 {
             let raw = match self.registry.manifest_get(repository, &Reference::Digest(digest.clone())).await {
                 Ok(raw) => raw,
-                Err(error) if error.is_not_found() => return Err(Error::ModelUnknown(name.to_owned())),
+                Err(error) if error.is_not_found() => return Err(Error::ModelUnknown(model.to_string())),
                 Err(source) => {
                     return Err(Error::Pull { repository: repository.clone(), source: Box::new(source) });
                 }
             };
             let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
-                .map_err(|error| Error::Unsupported(format!("cannot run {name}: {error}")))?;
+                .map_err(|error| Error::Unsupported(format!("cannot run {model}: {error}")))?;
             if !manifest.is_index() {
                 return Ok((manifest, raw.bytes.to_vec()));
             }
@@ -260,11 +257,11 @@ impl Models {
             };
             let child = manifest.children().find(is_model);
             digest = child
-                .ok_or_else(|| Error::Unsupported(format!("cannot run {name}: its index is empty")))?
+                .ok_or_else(|| Error::Unsupported(format!("cannot run {model}: its index is empty")))?
                 .digest
                 .clone();
         }
-        Err(Error::Unsupported(format!("cannot run {name}: its index lists indexes")))
+        Err(Error::Unsupported(format!("cannot run {model}: its index lists indexes")))
     }
 
     async fn remember(&self, digest: &Digest, model: &Recognised, bytes: Vec<u8>) {
@@ -315,7 +312,7 @@ async fn read_small(path: PathBuf, offset: u64, size: u64) -> Result<Vec<u8>, Er
 async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
     let read = move || {
         for TensorFile { path, extent, name, .. } in files {
-            let label = || name.clone().unwrap_or_else(|| path.display().to_string());
+            let label = || name.clone().unwrap_or_else(|| blob_name(&path));
             let opened = open(&path).map_err(|error| error.to_string())?;
             let whole = Extent { offset: 0, size: opened.len };
             let Extent { offset, size } = extent.unwrap_or(whole);

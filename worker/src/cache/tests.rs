@@ -213,7 +213,7 @@ async fn a_model_comes_whole() {
     let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
     let digest = bench.tiny.put_demo(1, false);
     assert!(models.cached().is_empty());
-    let model = models.fetch(&repository(), &digest, "demo").await.unwrap();
+    let model = models.fetch(&repository(), &digest).await.unwrap();
     assert_eq!(model.spec.tensors.len(), 1);
     assert!(model.spec.tensors[0].whole_file && model.spec.files.contains_key("tokenizer.json"));
     assert_eq!((model.tensor_bytes, model.config["model_type"].as_str()), (100, Some("llama")));
@@ -230,16 +230,16 @@ async fn a_model_comes_whole() {
         {"mediaType": mt::OCI_MANIFEST, "digest": Digest::sha256(b"x"), "size": 1, "platform": {"os": "unknown"}},
         {"mediaType": mt::DOCKER_MANIFEST, "digest": digest, "size": 1}]});
     let index = bench.tiny.put(mt::OCI_INDEX, index.to_string());
-    let model = models.fetch(&repository(), &index, "demo").await.unwrap();
+    let model = models.fetch(&repository(), &index).await.unwrap();
     assert_eq!(model.digest, index);
 
-    let refused =
-        async |digest: &Digest| models.fetch(&repository(), digest, "m").await.unwrap_err().to_string();
-    assert_eq!(refused(&Digest::sha256(b"nothing")).await, "model 'm' not found");
+    let refused = async |digest: &Digest| models.fetch(&repository(), digest).await.unwrap_err().to_string();
+    let absent = Digest::sha256(b"nothing");
+    assert_eq!(refused(&absent).await, format!("model '{absent}' not found"));
     let gguf = bench.tiny.put_model(&[(mt::OLLAMA_MODEL, "", vec![1])]);
     assert!(refused(&gguf).await.contains("is no GGUF"));
     let broken = bench
         .tiny
         .put_model(&[(mt::OLLAMA_TENSOR, "a", vec![1]), (mt::OLLAMA_JSON, "config.json", vec![b'{'])]);
-    assert!(refused(&broken).await.starts_with("cannot run m: config.json: "));
+    assert!(refused(&broken).await.starts_with(&format!("cannot run {broken}: config.json: ")));
 }

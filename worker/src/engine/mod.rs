@@ -1,7 +1,7 @@
 //! The seam between serving and computing: what a loaded model can be asked to do.
 //! The runner calls it from the one thread that owns the model; `native` implements it over the kernels.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -312,6 +312,11 @@ impl Default for LoadOptions {
     }
 }
 
+/// A blob's file as messages for clients name it: by its digest, without the folders of this machine.
+pub(crate) fn blob_name(path: &Path) -> String {
+    path.file_name().map_or_else(|| "a blob".to_owned(), |name| format!("blob {}", name.to_string_lossy()))
+}
+
 /// Why a model was refused. Always at load, always by name.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -322,11 +327,11 @@ pub enum LoadError {
     Metadata(crate::arch::ConfigError),
     #[error("architecture `{architecture}` is not supported (supported: {})", .supported.join(", "))]
     UnsupportedArchitecture { architecture: String, supported: &'static [&'static str] },
-    #[error("cannot map {}", .path.display())]
+    #[error("cannot map {}", blob_name(.path))]
     File { path: PathBuf, source: std::io::Error },
-    #[error("{}: {reason}", .path.display())]
+    #[error("{}: {reason}", blob_name(.path))]
     Header { path: PathBuf, reason: String },
-    #[error("tensor `{name}` occurs twice: in {} and in {}", .first.display(), .second.display())]
+    #[error("tensor `{name}` occurs twice: in {} and in {}", blob_name(.first), blob_name(.second))]
     DuplicateTensor { name: String, first: PathBuf, second: PathBuf },
     #[error("tensor `{name}` is missing")]
     MissingTensor { name: String },

@@ -1,11 +1,15 @@
-//! One match from what can go wrong to a status and ollama's `{"error": text}`.
+//! One match from what can go wrong to a status and ollama's `{"error": text}`. Errors call a model by its manifest's digest; the
+//! response puts the name in its place that the request has for it.
 //! A 503 makes the gateway try another worker; anything else is the caller's answer.
 
+use axum::extract::Request;
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
+use lode_model::digest::Digest;
 use serde_json::json;
 
-use super::stream;
+use super::{request, stream};
 use crate::error::Error;
 use crate::runner::protocol::{ErrorKind, RunnerError};
 
@@ -27,14 +31,38 @@ impl Error {
     }
 }
 
+/// An error's text on its way to [`name_model`].
+#[derive(Clone)]
+struct ErrorText(String);
+
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = self.status();
         if status.is_server_error() {
             tracing::warn!(error = %chain(&self), "a request failed");
         }
-        stream::json(status, &json!({ "error": self.to_string() }))
+        let text = self.to_string();
+        let mut response = stream::json(status, &json!({ "error": text }));
+        response.extensions_mut().insert(ErrorText(text));
+        response
     }
+}
+
+/// Puts the request's own name for its model into an error.
+pub(super) async fn name_model(request: Request, next: Next) -> Response {
+    let named = request::model_and_name(request.headers());
+    let response = next.run(request).await;
+    match (named, response.extensions().get::<ErrorText>()) {
+        (Some((digest, name)), Some(ErrorText(text))) => {
+            stream::json(response.status(), &json!({ "error": with_name(text, &digest, &name) }))
+        }
+        _ => response,
+    }
+}
+
+/// A message about the model with the digest as a request that calls it `name` gets it.
+pub(super) fn with_name(text: &str, digest: &Digest, name: &str) -> String {
+    text.replace(digest.as_str(), name)
 }
 
 /// What the gateway passes on and this worker does not know.

@@ -41,6 +41,7 @@ pub fn router(api: Api) -> Router {
         .route("/api/ps", get(ps::ps))
         .route("/lode/v1/score", post(score::score))
         .fallback(error::not_served)
+        .layer(axum::middleware::from_fn(error::name_model))
         .layer(axum::middleware::from_fn(traced::traced))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(api)

@@ -6,6 +6,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use futures::future::BoxFuture;
+use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use lode_model::digest::Digest;
@@ -93,10 +94,8 @@ impl<T: DeserializeOwned> FromRequest<Api> for Asked<T> {
         Authorized::from_request_parts(&mut parts, api).await?;
         let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
         let model = header(MODEL_HEADER).ok_or_else(|| Error::Invalid("model is required".into()))?;
-        let parsed = model.rsplit_once('@').and_then(|(repository, digest)| {
-            Some((repository.parse::<Repository>().ok()?, digest.parse::<Digest>().ok()?))
-        });
-        let (repository, digest) = parsed.ok_or_else(|| Error::Invalid("invalid model name".into()))?;
+        let (repository, digest) =
+            parse_model(model).ok_or_else(|| Error::Invalid("invalid model name".into()))?;
         let name = header(MODEL_NAME_HEADER).unwrap_or(model).to_owned();
         let body = Bytes::from_request(Request::from_parts(parts, body), &())
             .await
@@ -106,6 +105,19 @@ impl<T: DeserializeOwned> FromRequest<Api> for Asked<T> {
         }
         Ok(Asked { repository, digest, name, body: parse(&body)? })
     }
+}
+
+/// `REPOSITORY@DIGEST`.
+fn parse_model(text: &str) -> Option<(Repository, Digest)> {
+    let (repository, digest) = text.rsplit_once('@')?;
+    Some((repository.parse().ok()?, digest.parse().ok()?))
+}
+
+/// The model of a request, and how its caller called it.
+pub(super) fn model_and_name(headers: &HeaderMap) -> Option<(Digest, String)> {
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let model = header(MODEL_HEADER)?;
+    Some((parse_model(model)?.1, header(MODEL_NAME_HEADER).unwrap_or(model).to_owned()))
 }
 
 /// What a body says; where it says something else than is expected, the error names the field.

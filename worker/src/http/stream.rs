@@ -15,6 +15,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::Instant;
 
+use super::error::with_name;
 use crate::error::Error;
 use crate::runner::EventStream;
 use crate::runner::protocol::{Done, DoneReason, Event, GenerateRequest, TokenLogprob};
@@ -65,7 +66,7 @@ pub(super) async fn answer(
     if !stream {
         return whole(first, events, &records).await;
     }
-    let rest = Rest { first: Some(first), events, records, calls: 0, _ticket: ticket };
+    let rest = Rest { first: Some(first), events, records, calls: 0, ticket };
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rest.lines())).into_response())
 }
 
@@ -88,10 +89,17 @@ struct Rest {
     records: Records,
     /// How many calls there were.
     calls: usize,
-    _ticket: Ticket,
+    ticket: Ticket,
 }
 
 impl Rest {
+    fn event_lines(&mut self, mut event: Event) -> Vec<u8> {
+        if let Event::Error(error) = &mut event {
+            error.message = with_name(&error.message, self.ticket.model().digest(), &self.records.model);
+        }
+        self.records.lines(event, &mut self.calls)
+    }
+
     fn lines(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
         futures::stream::unfold(self, |mut rest| async move {
             loop {
@@ -99,10 +107,10 @@ impl Rest {
                     Some(event) => event,
                     None => rest.events.next().await?,
                 };
-                let mut lines = rest.records.lines(event, &mut rest.calls);
+                let mut lines = rest.event_lines(event);
                 // What is here already leaves with it.
                 while let Some(Some(event)) = rest.events.next().now_or_never() {
-                    lines.extend(rest.records.lines(event, &mut rest.calls));
+                    lines.extend(rest.event_lines(event));
                 }
                 if !lines.is_empty() {
                     return Some((Ok(Bytes::from(lines)), rest));

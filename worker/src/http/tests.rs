@@ -41,11 +41,15 @@ pub(super) async fn bench(launcher: InProcess, with_weights: bool) -> Bench {
 
 impl Bench {
     async fn send(&self, path: &str, body: &Value) -> reqwest::Response {
+        self.send_as("team/demo:latest", path, body).await
+    }
+
+    async fn send_as(&self, name: &str, path: &str, body: &Value) -> reqwest::Response {
         self.http
             .post(format!("http://{}{path}", self.worker.addr()))
             .bearer_auth(SECRET)
             .header("lode-model", format!("{}@{}", repository(), self.digest))
-            .header("lode-model-name", "team/demo:latest")
+            .header("lode-model-name", name)
             .body(body.to_string())
             .send()
             .await
@@ -60,7 +64,11 @@ impl Bench {
     }
 
     pub(super) async fn refused(&self, path: &str, body: Value) -> (StatusCode, String) {
-        let response = self.send(path, &body).await;
+        self.refused_as("team/demo:latest", path, body).await
+    }
+
+    async fn refused_as(&self, name: &str, path: &str, body: Value) -> (StatusCode, String) {
+        let response = self.send_as(name, path, &body).await;
         let status = response.status();
         let answer: Value = response.json().await.unwrap();
         (status, answer["error"].as_str().unwrap().to_owned())
@@ -140,6 +148,38 @@ async fn the_demo_model_answers_as_expected() {
     assert_eq!(sum("tokens"), 1024.0);
     let perplexity = (sum("nll") / 1024.0).exp();
     assert!((30.0..130.0).contains(&perplexity), "{perplexity}");
+    bench.worker.stop().await;
+}
+
+/// One loaded model can have several names, and a caller may be allowed to know only one of them.
+#[tokio::test]
+async fn errors_use_the_name_of_the_request() {
+    let mut bench = bench(InProcess::native(), true).await;
+    let ask = json!({"prompt": "x", "think": true});
+    for name in ["secret/one", "pub/two:latest"] {
+        let (status, error) = bench.refused_as(name, "/api/generate", ask.clone()).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert_eq!(error, format!("\"{name}\" does not support thinking"));
+    }
+    let unloadable = [
+        (vec![(mt::OCTET_STREAM, "model.safetensors", b"nonsense".to_vec())], ""),
+        (
+            vec![
+                (mt::OLLAMA_JSON, "config.json", std::fs::read(demo_file("config.json")).unwrap()),
+                (mt::OCTET_STREAM, "model.safetensors", b"nonsense".to_vec()),
+            ],
+            "blob ",
+        ),
+    ];
+    let folder = bench._folder.path().to_str().unwrap().to_owned();
+    for (layers, part) in unloadable {
+        bench.digest = bench.tiny.put_model(&layers);
+        for name in ["secret/one", "pub/two:latest"] {
+            let (_, error) = bench.refused_as(name, "/api/generate", json!({"prompt": "x"})).await;
+            assert!(error.contains(name) && error.contains(part), "{error}");
+            assert!(!error.contains(&folder) && !error.contains(bench.digest.as_str()), "{error}");
+        }
+    }
     bench.worker.stop().await;
 }
 

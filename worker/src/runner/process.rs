@@ -27,8 +27,9 @@ const SOCKET: &str = "s";
 /// Why a runner did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    #[error("cannot start a runner with {}", .program.display())]
-    Spawn { program: PathBuf, source: io::Error },
+    /// Which program it is, the log tells.
+    #[error("cannot start a runner")]
+    Spawn(#[source] io::Error),
     #[error("cannot make a folder for the runner's socket")]
     Socket(#[source] io::Error),
     #[error("the runner ended before it was ready")]
@@ -158,7 +159,10 @@ impl Launch for Program {
 
 /// Starts the child, hands out the means to end it, and waits for it.
 fn keep(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Process, ProcessError>>) {
-    let failed = |source| ProcessError::Spawn { program: program.path.clone(), source };
+    let failed = |source| {
+        tracing::error!(program = %program.path.display(), error = %source, "failed to start a runner");
+        ProcessError::Spawn(source)
+    };
     let child = Command::new(&program.path)
         .envs(program.env.iter().map(|(name, value)| (name, value)))
         .arg("runner")
@@ -265,7 +269,7 @@ mod tests {
     async fn what_does_not_start_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let error = Program { path: "/no/such/program".into(), env: Vec::new() }.launch().await.unwrap_err();
-        assert!(matches!(error, ProcessError::Spawn { .. }), "{error}");
+        assert!(matches!(error, ProcessError::Spawn(_)), "{error}");
         let error = script(folder.path(), "exit 3").launch().await.unwrap_err();
         assert!(matches!(error, ProcessError::Ended), "{error}");
     }

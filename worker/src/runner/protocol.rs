@@ -28,7 +28,7 @@ pub struct LoadRequest {
 /// A model as files on disk, whatever it was pushed as.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// For messages.
+    /// Stands for the model's name in messages: its manifest's digest, which the worker replaces.
     pub name: String,
     /// Small files by their name in the checkpoint: `config.json`, `tokenizer.json`, `chat_template.jinja`, ...
     pub files: BTreeMap<String, SmallFile>,

@@ -170,7 +170,7 @@ impl Inner {
 
     async fn load(self: Arc<Inner>, wanted: Wanted) -> Result<(), Error> {
         // Pulling takes long and needs no turn: the cache sees to it that nothing is pulled twice.
-        let model = self.models.fetch(&wanted.repository, &wanted.digest, &wanted.name).await?;
+        let model = self.models.fetch(&wanted.repository, &wanted.digest).await?;
         let _turn = self.loading.lock().await;
         if self.find(&wanted)?.is_some() {
             return Ok(());

@@ -423,13 +423,13 @@ fn what_cannot_run_is_refused_by_name() {
 }
 
 #[test]
-fn files_that_cannot_be_read_are_refused_by_path() {
+fn files_that_cannot_be_read_are_refused_by_name_without_their_folder() {
     let folder = tempfile::tempdir().unwrap();
     let good = llama().whole(folder.path());
     let check = |tensors: Vec<BlobFile>, expect: &str| {
         let files = ModelFiles { tensors, ..good.clone() };
         let error = load(&files, f32_cache()).err().expect(expect).to_string();
-        let error = error.replace(&folder.path().display().to_string(), "DIR");
+        assert!(!error.contains(&folder.path().display().to_string()), "{error}");
         assert!(error.starts_with(expect), "{error}");
     };
     let blob = |name: &str| BlobFile {
@@ -441,13 +441,13 @@ fn files_that_cannot_be_read_are_refused_by_path() {
     };
     std::fs::write(folder.path().join("short"), b"12345").unwrap();
     std::fs::write(folder.path().join("empty"), b"").unwrap();
-    check(vec![blob("absent")], "cannot map DIR/absent");
-    check(vec![blob(".")], "cannot map DIR/.");
-    check(vec![blob("short")], "DIR/short: file of 5 bytes is too short");
-    check(vec![blob("empty")], "DIR/empty: file of 0 bytes is too short");
+    check(vec![blob("absent")], "cannot map blob absent");
+    check(vec![blob(".")], "cannot map blob ");
+    check(vec![blob("short")], "blob short: file of 5 bytes is too short");
+    check(vec![blob("empty")], "blob empty: file of 0 bytes is too short");
     let twice = vec![good.tensors[0].clone(), good.tensors[0].clone()];
     check(
         twice,
-        "tensor `lm_head.weight` occurs twice: in DIR/model.safetensors and in DIR/model.safetensors",
+        "tensor `lm_head.weight` occurs twice: in blob model.safetensors and in blob model.safetensors",
     );
 }
