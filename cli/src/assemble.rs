@@ -3,15 +3,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs::{self, File, OpenOptions},
+    fs::File,
     io::{self, Write},
     os::unix::fs::FileExt,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
 use futures::{StreamExt, TryStreamExt};
-use lode_client::Progress;
+use lode_client::{Destination, OpenFolder, Progress};
 use lode_model::{
     digest::{Algorithm, Digest},
     files_view::{FileEntry, Segment},
@@ -21,7 +21,7 @@ use tokio::sync::Mutex;
 use crate::{
     connect::Target,
     error::{Failure, Outcome},
-    files,
+    files::{self, Destinations},
     send::hash_reader,
     ui,
 };
@@ -41,18 +41,22 @@ pub(crate) struct Written {
     pub(crate) kept: usize,
 }
 
-/// Makes `entries` be files of `folder`. `sizes` tells how long each blob is that they take bytes from.
+/// Makes `entries` be files of `folder`, without following a link below it. `sizes` tells how long each blob is that they take
+/// bytes from.
 pub(crate) async fn write(
     target: &Target,
     folder: &Path,
     entries: Vec<FileEntry>,
     sizes: &HashMap<Digest, u64>,
 ) -> Outcome<Written> {
-    fs::create_dir_all(folder)
-        .map_err(|error| Failure::because(format!("cannot create {}", folder.display()), &error))?;
+    // Every name is checked before the first file is written.
+    for entry in &entries {
+        files::below(folder, &entry.path)?;
+    }
+    let mut destinations = Destinations::create(folder)?;
     let wanted: Vec<Wanted> = entries
         .into_iter()
-        .map(|entry| Ok(Wanted { path: files::below(folder, &entry.path)?, entry }))
+        .map(|entry| Ok(Wanted { file: destinations.file(&entry.path)?, entry }))
         .collect::<Outcome<_>>()?;
     let mut written =
         Written { files: wanted.len(), bytes: wanted.iter().map(|wanted| wanted.entry.size).sum(), kept: 0 };
@@ -60,7 +64,7 @@ pub(crate) async fn write(
         let count = round.len();
         let missing = without_those_there(round).await?;
         written.kept += count - missing.len();
-        bring(target, folder, missing, sizes).await?;
+        bring(target, destinations.root(), missing, sizes).await?;
     }
     Ok(written)
 }
@@ -89,13 +93,10 @@ fn rounds(wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
 
 async fn bring(
     target: &Target,
-    folder: &Path,
+    folder: &OpenFolder,
     missing: Vec<Wanted>,
     sizes: &HashMap<Digest, u64>,
 ) -> Outcome {
-    for wanted in &missing {
-        files::create_folder_of(&wanted.path)?;
-    }
     let (whole, scattered): (Vec<Wanted>, Vec<Wanted>) =
         missing.into_iter().partition(|wanted| wanted.whole_blob(sizes).is_some());
     let total = whole.iter().map(|wanted| wanted.entry.size).sum::<u64>() + blob_bytes(&scattered, sizes);
@@ -106,7 +107,7 @@ async fn bring(
             let progress: Arc<dyn Progress> = meter.clone();
             target
                 .registry
-                .blob_pull_to_file(&target.repository, digest, wanted.entry.size, &wanted.path, progress)
+                .blob_pull_to(&target.repository, digest, wanted.entry.size, wanted.file.clone(), progress)
                 .await
         })
         .buffer_unordered(AT_ONCE)
@@ -120,7 +121,7 @@ async fn bring(
 }
 
 struct Wanted {
-    path: PathBuf,
+    file: Destination,
     entry: FileEntry,
 }
 
@@ -159,7 +160,9 @@ async fn without_those_there(wanted: Vec<Wanted>) -> Outcome<Vec<Wanted>> {
     let checked = files::on_all_cores(wanted, move |wanted| {
         let right = is_candidate(&wanted)
             && wanted.entry.digest.as_ref().is_some_and(|digest| {
-                let read = File::open(&wanted.path)
+                let read = wanted
+                    .file
+                    .open_to_read()
                     .and_then(|mut file| hash_reader(&mut file, digest.algorithm(), &*progress));
                 read.is_ok_and(|(got, size)| got == *digest && size == wanted.entry.size)
             });
@@ -171,21 +174,19 @@ async fn without_those_there(wanted: Vec<Wanted>) -> Outcome<Vec<Wanted>> {
 }
 
 fn is_candidate(wanted: &Wanted) -> bool {
-    wanted.entry.digest.is_some()
-        && fs::metadata(&wanted.path)
-            .is_ok_and(|metadata| metadata.is_file() && metadata.len() == wanted.entry.size)
+    wanted.entry.digest.is_some() && wanted.file.file_size() == Some(wanted.entry.size)
 }
 
 /// A file that is being put together.
 struct PartFile {
     file: File,
-    part: PathBuf,
+    part: Destination,
     wanted: Wanted,
 }
 
 impl PartFile {
     fn failed(&self, error: &io::Error) -> Failure {
-        Failure::because(format!("cannot write {}", self.part.display()), error)
+        Failure::because(format!("cannot write {}", self.part.path().display()), error)
     }
 }
 
@@ -200,18 +201,18 @@ struct Piece {
 
 async fn scatter(
     target: &Target,
-    folder: &Path,
+    folder: &OpenFolder,
     wanted: Vec<Wanted>,
     sizes: &HashMap<Digest, u64>,
     meter: &Arc<ui::Meter>,
 ) -> Outcome {
-    let journal_path = folder.join(JOURNAL);
+    let journal_file = folder.file(JOURNAL);
     let (parts, mut journal) = files::blocking({
-        let journal_path = journal_path.clone();
+        let journal_file = journal_file.clone();
         move || {
             let (parts, all_there) = open_parts(wanted)?;
             let key = key_of(&parts);
-            Ok::<_, Failure>((parts, Journal::open(&journal_path, &key, all_there)?))
+            Ok::<_, Failure>((parts, Journal::open(journal_file, &key, all_there)?))
         }
     })
     .await?;
@@ -260,7 +261,7 @@ async fn scatter(
         files::on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
     verifying.end();
     // Whole or spoilt, what it says is over.
-    let _gone = fs::remove_file(&journal_path);
+    let _gone = journal_file.remove();
     finished.map(drop)
 }
 
@@ -270,19 +271,14 @@ fn open_parts(wanted: Vec<Wanted>) -> Outcome<(Vec<PartFile>, bool)> {
     let parts = wanted
         .into_iter()
         .map(|wanted| {
-            let part = files::part_path(&wanted.path);
-            let failed =
-                |error: io::Error| Failure::because(format!("cannot write {}", part.display()), &error);
-            all_there &= fs::metadata(&part).is_ok_and(|metadata| metadata.len() == wanted.entry.size);
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&part)
-                .map_err(failed)?;
+            let part = wanted.file.beside(".part");
+            let failed = |error: io::Error| {
+                Failure::because(format!("cannot write {}", part.path().display()), &error)
+            };
+            all_there &= part.file_size() == Some(wanted.entry.size);
+            let file = part.open_or_create().map_err(failed)?;
             file.try_lock().map_err(|_| {
-                Failure::new(format!("{} is being written by another process", part.display()))
+                Failure::new(format!("{} is being written by another process", part.path().display()))
                     .hint("wait for it to end, or write to another folder")
             })?;
             file.set_len(wanted.entry.size).map_err(failed)?;
@@ -357,26 +353,29 @@ fn place(mut bytes: Vec<u8>, start: u64, pieces: &[Piece], parts: &[PartFile]) -
 /// Verifies a whole file, makes it durable and gives it its name.
 fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
     if let Some(expected) = &part.wanted.entry.digest {
-        let read = File::open(&part.part)
+        let read = part
+            .part
+            .open_to_read()
             .and_then(|mut file| hash_reader(&mut file, expected.algorithm(), progress));
         let (got, _) = read.map_err(|error| part.failed(&error))?;
         if got != *expected {
-            let _gone = fs::remove_file(&part.part);
+            let _gone = part.part.remove();
             return Err(Failure::new(format!(
                 "{} came out as {got}, expected {expected}",
-                part.wanted.path.display()
+                part.wanted.file.path().display()
             ))
             .hint("repeat the command: it starts this file again"));
         }
     }
     part.file.sync_all().map_err(|error| part.failed(&error))?;
-    files::rename(&part.part, &part.wanted.path)
+    part.part.rename_to(&part.wanted.file).map_err(|error| part.failed(&error))?;
+    part.part.folder().sync().map_err(|error| part.failed(&error))
 }
 
 /// Which blobs are in the part files for sure. A line each, under a first line that says of what.
 struct Journal {
     file: File,
-    path: PathBuf,
+    destination: Destination,
     landed: BTreeSet<Digest>,
     pending: Vec<Digest>,
     pending_bytes: u64,
@@ -384,15 +383,17 @@ struct Journal {
 }
 
 impl Journal {
-    fn open(path: &Path, key: &str, parts_are_there: bool) -> Outcome<Journal> {
-        let failed = |error: io::Error| Failure::because(format!("cannot write {}", path.display()), &error);
-        let text = fs::read_to_string(path).unwrap_or_default();
+    fn open(destination: Destination, key: &str, parts_are_there: bool) -> Outcome<Journal> {
+        let failed = |error: io::Error| {
+            Failure::because(format!("cannot write {}", destination.path().display()), &error)
+        };
+        let text = String::from_utf8(destination.read().unwrap_or_default()).unwrap_or_default();
         let mut lines = text.lines();
         let goes_on = parts_are_there && lines.next() == Some(key);
         // A line that was cut by a crash is no digest.
         let landed =
             if goes_on { lines.filter_map(|line| line.parse().ok()).collect() } else { BTreeSet::new() };
-        let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(failed)?;
+        let mut file = destination.open_to_append().map_err(failed)?;
         if !goes_on {
             file.set_len(0).map_err(failed)?;
             writeln!(file, "{key}").map_err(failed)?;
@@ -400,7 +401,7 @@ impl Journal {
             writeln!(file).map_err(failed)?;
         }
         let parts = Arc::new(Vec::new());
-        Ok(Journal { file, path: path.to_owned(), landed, pending: Vec::new(), pending_bytes: 0, parts })
+        Ok(Journal { file, destination, landed, pending: Vec::new(), pending_bytes: 0, parts })
     }
 
     async fn add(&mut self, digest: Digest, size: u64) -> Outcome {
@@ -416,14 +417,16 @@ impl Journal {
         })
         .await?;
         let text: String = self.pending.drain(..).map(|digest| format!("{digest}\n")).collect();
-        self.file
-            .write_all(text.as_bytes())
-            .map_err(|error| Failure::because(format!("cannot write {}", self.path.display()), &error))
+        self.file.write_all(text.as_bytes()).map_err(|error| {
+            Failure::because(format!("cannot write {}", self.destination.path().display()), &error)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -431,9 +434,9 @@ mod tests {
         let wanted = |path: &str| {
             let entry =
                 FileEntry { path: path.into(), size: 0, digest: None, assembled: false, segments: vec![] };
-            Wanted { path: path.into(), entry }
+            Wanted { file: Destination::at(Path::new(path)).unwrap(), entry }
         };
-        let names = [".lode-pull", "a.part", "a.part.part", "a", "b.part", "d/a.part.state", "d/a"];
+        let names = [".lode-pull", "a.part", "a.part.part", "a", "b.part", "d.a.part.state", "d.a"];
         let rounds = rounds(names.map(wanted).into());
         let rounds: Vec<Vec<&str>> = rounds
             .iter()
@@ -442,8 +445,8 @@ mod tests {
         assert_eq!(
             rounds,
             [
-                vec!["a", "b.part", "d/a"],
-                vec!["a.part", "d/a.part.state"],
+                vec!["a", "b.part", "d.a"],
+                vec!["a.part", "d.a.part.state"],
                 vec!["a.part.part"],
                 vec![".lode-pull"]
             ]
@@ -455,7 +458,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let entry =
             FileEntry { path: "f".into(), size: 10, digest: None, assembled: false, segments: vec![] };
-        let wanted = Wanted { path: folder.path().join("f"), entry };
+        let wanted = Wanted { file: Destination::at(&folder.path().join("f")).unwrap(), entry };
         let (parts, all_there) = open_parts(vec![wanted]).unwrap();
         assert!(!all_there);
         // Blob 0..10 is "abcdefghij"; the file wants ghij then abcdef.
@@ -473,12 +476,13 @@ mod tests {
     fn a_journal_is_believed_only_for_the_same_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(JOURNAL);
+        let file = || Destination::at(&path).unwrap();
         let digest = Digest::of(Algorithm::Sha256, b"x");
         fs::write(&path, format!("key\n{digest}\nsha256:cut")).unwrap();
-        assert_eq!(Journal::open(&path, "key", true).unwrap().landed.len(), 1);
-        assert_eq!(Journal::open(&path, "key", false).unwrap().landed.len(), 0);
+        assert_eq!(Journal::open(file(), "key", true).unwrap().landed.len(), 1);
+        assert_eq!(Journal::open(file(), "key", false).unwrap().landed.len(), 0);
         fs::write(&path, format!("key\n{digest}\n")).unwrap();
-        assert_eq!(Journal::open(&path, "other", true).unwrap().landed.len(), 0);
+        assert_eq!(Journal::open(file(), "other", true).unwrap().landed.len(), 0);
         assert_eq!(fs::read_to_string(&path).unwrap(), "other\n");
     }
 }

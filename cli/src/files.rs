@@ -1,6 +1,7 @@
 //! Files of this machine: walked, read at offsets, and written so that they are complete or not there.
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     os::unix::fs::FileExt,
@@ -8,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use lode_client::Content;
+use lode_client::{Content, Destination, OpenFolder};
 use lode_model::{gguf::PartName, onnx, read_at::ReadAt};
 
 use crate::error::{Failure, Outcome};
@@ -177,6 +178,44 @@ pub(crate) fn part_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
     PathBuf::from(name)
+}
+
+/// The files below one folder, as places to write to. No link below the folder is followed.
+pub(crate) struct Destinations {
+    root: OpenFolder,
+    open: HashMap<PathBuf, OpenFolder>,
+}
+
+impl Destinations {
+    /// Creates the folder where it is missing. Links on the way to it are followed: its user chose it.
+    pub(crate) fn create(folder: &Path) -> Outcome<Destinations> {
+        let failed =
+            |error: io::Error| Failure::because(format!("cannot create {}", folder.display()), &error);
+        fs::create_dir_all(folder).map_err(failed)?;
+        Ok(Destinations { root: OpenFolder::open(folder).map_err(failed)?, open: HashMap::new() })
+    }
+
+    pub(crate) fn root(&self) -> &OpenFolder {
+        &self.root
+    }
+
+    /// The file called `name` below the folder; the folders between are created.
+    pub(crate) fn file(&mut self, name: &str) -> Outcome<Destination> {
+        let path = below(Path::new(""), name)?;
+        let parent = path.parent().unwrap_or(Path::new("")).to_owned();
+        let file = path.file_name().unwrap_or_default().to_owned();
+        let folder = match self.open.get(&parent) {
+            Some(folder) => folder.clone(),
+            None => {
+                let folder = self.root.create_below(&parent).map_err(|error| {
+                    let shown = self.root.path().join(&parent);
+                    Failure::because(format!("cannot create {}", shown.display()), &error)
+                })?;
+                self.open.entry(parent).or_insert(folder).clone()
+            }
+        };
+        Ok(folder.file(file))
+    }
 }
 
 /// Gives a synced file its name, durably.

@@ -2,25 +2,24 @@
 //! Only pull.rs uses it.
 
 use std::{
-    fs::{File, OpenOptions},
-    io,
+    fs::File,
+    io::{self, Write},
     ops::Range,
     os::unix::fs::FileExt,
-    path::{Path, PathBuf},
     sync::Arc,
 };
 
 use lode_model::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Destination, Error};
 
 /// `<path>.part`, locked, and the notes beside it.
 pub(crate) struct Part {
     pub(crate) file: Arc<File>,
-    path: PathBuf,
-    part: PathBuf,
-    state: PathBuf,
+    whole: Destination,
+    part: Destination,
+    state: Destination,
 }
 
 /// What `<path>.part.state` holds. Only a hint: the digest of the whole is compared in the end.
@@ -32,26 +31,24 @@ struct State {
 }
 
 impl Part {
-    pub(crate) async fn open(path: &Path, digest: &Digest, size: u64) -> Result<(Part, Landed), Error> {
-        let (path, digest) = (path.to_owned(), digest.clone());
+    pub(crate) async fn open(
+        whole: Destination,
+        digest: &Digest,
+        size: u64,
+    ) -> Result<(Part, Landed), Error> {
+        let digest = digest.clone();
         blocking(move || {
-            let part = with_suffix(&path, ".part");
-            let state = with_suffix(&path, ".part.state");
+            let (part, state) = (whole.beside(".part"), whole.beside(".part.state"));
             let failed =
-                |action: &'static str, source: io::Error| Error::File { action, path: part.clone(), source };
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&part)
-                .map_err(|source| failed("create", source))?;
+                |action: &'static str, source: io::Error| Error::File { action, path: part.path(), source };
+            let file = part.open_or_create().map_err(|source| failed("create", source))?;
             match file.try_lock() {
                 Ok(()) => {}
-                Err(std::fs::TryLockError::WouldBlock) => return Err(Error::Busy { path: part.clone() }),
+                Err(std::fs::TryLockError::WouldBlock) => return Err(Error::Busy { path: part.path() }),
                 Err(std::fs::TryLockError::Error(source)) => return Err(failed("lock", source)),
             }
-            let known = std::fs::read(&state)
+            let known = state
+                .read()
                 .ok()
                 .and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok())
                 .filter(|known| {
@@ -67,7 +64,7 @@ impl Part {
                 }
             };
             file.set_len(size).map_err(|source| failed("reserve", source))?;
-            Ok((Part { file: Arc::new(file), path, part, state }, landed))
+            Ok((Part { file: Arc::new(file), whole, part, state }, landed))
         })
         .await
     }
@@ -90,49 +87,47 @@ impl Part {
 
     pub(crate) async fn save(&self, digest: &Digest, size: u64, landed: &Landed) -> Result<(), Error> {
         let state = State { digest: digest.clone(), size_bytes: size, landed: landed.clone() };
-        let path = self.state.clone();
+        let destination = self.state.clone();
         let saved = blocking(move || {
             let text = serde_json::to_vec(&state)?;
-            let fresh = with_suffix(&path, ".tmp");
-            std::fs::write(&fresh, text)?;
-            std::fs::rename(&fresh, &path)
+            let fresh = destination.beside(".tmp");
+            let mut file = fresh.open_or_create()?;
+            file.set_len(0)?;
+            file.write_all(&text)?;
+            fresh.rename_to(&destination)
         })
         .await;
-        saved.map_err(|source| Error::File { action: "write", path: self.state.clone(), source })
+        saved.map_err(|source| Error::File { action: "write", path: self.state.path(), source })
     }
 
     pub(crate) fn forget_state(&self) {
-        let _absent = std::fs::remove_file(&self.state);
+        let _absent = self.state.remove();
     }
 
     pub(crate) fn discard(&self) {
         self.forget_state();
-        let _absent = std::fs::remove_file(&self.part);
+        let _absent = self.part.remove();
     }
 
     /// Makes the bytes durable and gives them their name.
     pub(crate) async fn commit(self) -> Result<(), Error> {
         blocking(move || {
             self.file.sync_all().map_err(|source| self.failed("sync", source))?;
-            std::fs::rename(&self.part, &self.path).map_err(|source| self.failed("rename", source))?;
+            self.part.rename_to(&self.whole).map_err(|source| self.failed("rename", source))?;
             self.forget_state();
-            let folder =
-                self.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let synced = File::open(folder).and_then(|folder| folder.sync_all());
-            synced.map_err(|source| Error::File { action: "sync", path: folder.to_owned(), source })
+            let folder = self.whole.folder();
+            folder.sync().map_err(|source| Error::File {
+                action: "sync",
+                path: folder.path().to_owned(),
+                source,
+            })
         })
         .await
     }
 
     pub(crate) fn failed(&self, action: &'static str, source: io::Error) -> Error {
-        Error::File { action, path: self.part.clone(), source }
+        Error::File { action, path: self.part.path(), source }
     }
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
 }
 
 /// Runs file work off the async threads. Such a task is never cancelled, and a panic in it is ours.

@@ -17,7 +17,7 @@ use lode_model::{
 };
 
 use crate::{
-    Error, Progress, Registry,
+    Destination, Error, Progress, Registry,
     part::{Landed, Part},
 };
 
@@ -37,8 +37,25 @@ impl Registry {
         path: &Path,
         progress: Arc<dyn Progress>,
     ) -> Result<(), Error> {
+        let destination = Destination::at(path).map_err(|source| Error::File {
+            action: "write",
+            path: path.to_owned(),
+            source,
+        })?;
+        self.blob_pull_to(repository, digest, size, destination, progress).await
+    }
+
+    /// As [`Registry::blob_pull_to_file`], into a folder that is held open.
+    pub async fn blob_pull_to(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        size: u64,
+        destination: Destination,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(), Error> {
         let pull = Pull { registry: self, repository, digest, size, progress: &progress };
-        let (part, landed) = Part::open(path, digest, size).await?;
+        let (part, landed) = Part::open(destination, digest, size).await?;
         let resumed = landed.total() > 0;
         match pull.fill(&part, landed).await {
             // What an earlier run left may be wrong where this run's bytes are not.

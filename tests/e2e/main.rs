@@ -29,6 +29,7 @@ mod modelfile;
 mod moving;
 mod ollama;
 mod oras;
+mod outgoing;
 mod postgres;
 mod prompts;
 mod push_pull;
@@ -46,6 +47,7 @@ mod start_stop;
 mod steps;
 mod tags;
 mod text;
+mod untrusted_names;
 mod visibility;
 mod wire;
 

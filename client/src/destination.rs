@@ -1,0 +1,210 @@
+//! Where files are written: a folder that is held open, and a name in it. Below the folder that the caller chose no symbolic link
+//! is followed, not even where another process exchanges a folder for a link in between.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, Read},
+    os::fd::OwnedFd,
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{self, AtFlags, FileType, Mode, OFlags},
+    io::Errno,
+};
+
+/// A folder, whatever its path leads to later.
+#[derive(Clone, Debug)]
+pub struct OpenFolder {
+    fd: Arc<OwnedFd>,
+    /// For messages.
+    path: PathBuf,
+}
+
+impl OpenFolder {
+    /// Opens a folder that the caller chose; links in its path are followed.
+    pub fn open(path: &Path) -> io::Result<OpenFolder> {
+        let opened = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let fd = fs::open(opened, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(OpenFolder { fd: Arc::new(fd), path: path.to_owned() })
+    }
+
+    /// The folder at `relative` below this one; missing folders are created. A link on the way is an error.
+    pub fn create_below(&self, relative: &Path) -> io::Result<OpenFolder> {
+        relative.components().try_fold(self.clone(), |folder, part| match part {
+            Component::Normal(name) => folder.create_child(name),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        })
+    }
+
+    fn create_child(&self, name: &OsStr) -> io::Result<OpenFolder> {
+        match fs::mkdirat(&*self.fd, name, Mode::from_raw_mode(0o777)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd =
+            fs::openat(&*self.fd, name, flags, Mode::empty()).map_err(|error| self.explain(name, error))?;
+        Ok(OpenFolder { fd: Arc::new(fd), path: self.path.join(name) })
+    }
+
+    /// A file of this folder. `name` is one part of a path.
+    pub fn file(&self, name: impl Into<OsString>) -> Destination {
+        Destination { folder: self.clone(), name: name.into() }
+    }
+
+    /// Makes names in this folder durable.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(fs::fsync(&*self.fd)?)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the system calls "too many levels of symbolic links", or "not a directory", is one link.
+    fn explain(&self, name: &OsStr, error: Errno) -> io::Error {
+        let is_link = || {
+            let found = fs::statat(&*self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+            found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink)
+        };
+        match error {
+            Errno::LOOP | Errno::NOTDIR if is_link() => io::Error::other(format!(
+                "{} is a symbolic link, and files are not written through links; remove it or choose another folder",
+                self.path.join(name).display()
+            )),
+            error => error.into(),
+        }
+    }
+}
+
+/// A file to be written: a name in a folder that is held open.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    folder: OpenFolder,
+    name: OsString,
+}
+
+impl Destination {
+    /// The file at `path`; links on the way to its folder are followed.
+    pub fn at(path: &Path) -> io::Result<Destination> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(OpenFolder::open(path.parent().unwrap_or(Path::new("")))?.file(name))
+    }
+
+    pub fn folder(&self) -> &OpenFolder {
+        &self.folder
+    }
+
+    /// Its path, for messages.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path.join(&self.name)
+    }
+
+    /// The file beside it whose name has `suffix` at its end.
+    pub fn beside(&self, suffix: &str) -> Destination {
+        let mut name = self.name.clone();
+        name.push(suffix);
+        Destination { folder: self.folder.clone(), name }
+    }
+
+    /// Opens it for reading and writing at any offset, and creates it empty where it is missing.
+    pub fn open_or_create(&self) -> io::Result<File> {
+        self.open(OFlags::RDWR | OFlags::CREATE)
+    }
+
+    /// Opens it for writing at its end, and creates it empty where it is missing.
+    pub fn open_to_append(&self) -> io::Result<File> {
+        self.open(OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
+    }
+
+    pub fn open_to_read(&self) -> io::Result<File> {
+        self.open(OFlags::RDONLY)
+    }
+
+    fn open(&self, flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = fs::openat(&*self.folder.fd, &self.name, flags, Mode::from_raw_mode(0o666))
+            .map_err(|error| self.folder.explain(&self.name, error))?;
+        Ok(File::from(fd))
+    }
+
+    pub fn read(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_to_read()?.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The length of the regular file that is there. A link is none.
+    pub fn file_size(&self) -> Option<u64> {
+        let found = fs::statat(&*self.folder.fd, &self.name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        is_file.then(|| u64::try_from(found.st_size).ok()).flatten()
+    }
+
+    /// Gives it the name of `other`, in place of what has that name; a link of that name is replaced, not followed.
+    pub fn rename_to(&self, other: &Destination) -> io::Result<()> {
+        Ok(fs::renameat(&*self.folder.fd, &self.name, &*other.folder.fd, &other.name)?)
+    }
+
+    pub fn remove(&self) -> io::Result<()> {
+        Ok(fs::unlinkat(&*self.folder.fd, &self.name, AtFlags::empty())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn no_link_is_followed_below_the_folder() {
+        let outside = tempfile::tempdir().unwrap();
+        let inside = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("victim"), "untouched").unwrap();
+        symlink(outside.path(), inside.path().join("folder")).unwrap();
+        symlink(outside.path().join("victim"), inside.path().join("file")).unwrap();
+        symlink(outside.path().join("fresh"), inside.path().join("dangling")).unwrap();
+        let folder = OpenFolder::open(inside.path()).unwrap();
+
+        let error = folder.create_below(Path::new("folder/x")).unwrap_err().to_string();
+        assert!(error.contains("folder is a symbolic link"), "{error}");
+        for name in ["file", "dangling"] {
+            for opened in [
+                folder.file(name).open_or_create(),
+                folder.file(name).open_to_append(),
+                folder.file(name).open_to_read(),
+            ] {
+                let error = opened.unwrap_err().to_string();
+                assert!(error.contains(&format!("{name} is a symbolic link")), "{error}");
+            }
+            assert_eq!(folder.file(name).file_size(), None);
+        }
+        for path in ["../x", "/etc", "."] {
+            assert!(folder.create_below(Path::new(path)).is_err(), "{path}");
+        }
+        // A link is replaced by the file that takes its name.
+        let fresh = folder.file("file").beside(".part");
+        fresh.open_or_create().unwrap().write_all(b"new").unwrap();
+        fresh.rename_to(&folder.file("file")).unwrap();
+        assert_eq!(std::fs::read_to_string(inside.path().join("file")).unwrap(), "new");
+        assert_eq!(std::fs::read_to_string(outside.path().join("victim")).unwrap(), "untouched");
+        assert!(!outside.path().join("fresh").exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_exchanged_for_a_link_stays_the_folder() {
+        let outside = tempfile::tempdir().unwrap();
+        let inside = tempfile::tempdir().unwrap();
+        let folder = OpenFolder::open(inside.path()).unwrap().create_below(Path::new("a/b")).unwrap();
+        std::fs::rename(inside.path().join("a"), inside.path().join("moved")).unwrap();
+        std::fs::create_dir(outside.path().join("b")).unwrap();
+        symlink(outside.path(), inside.path().join("a")).unwrap();
+        folder.file("x").open_or_create().unwrap();
+        assert!(inside.path().join("moved/b/x").exists());
+        assert!(!outside.path().join("b/x").exists());
+    }
+}
