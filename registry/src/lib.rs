@@ -34,7 +34,7 @@ pub use app::{
     Descendant, Device, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FsckReport,
     GcReport, Heartbeat, JoinProof, Lineage, LoadedModel, MadeFrom, ManifestPut, MigrateReport, Model,
     ModelPage, ModelState, ModelSummary, Moved, NewModel, Page, Referrer, Registration, Registry, Relative,
-    Remote, Removal, RemovalPage, Restored, Step, StoredManifest, TaggedModel, Tell, TensorDiff,
+    Remote, Removal, RemovalPage, Restored, Spellings, Step, StoredManifest, TaggedModel, Tell, TensorDiff,
     TransferError, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
 };
 pub use backup::{BackupReport, backup};

@@ -24,6 +24,8 @@ async fn the_storage_sends_what_it_has() {
     let answer = registry.get(&path).await.expect(307);
     let address = answer.header("location").unwrap().to_owned();
     assert!(address.starts_with(&format!("http://{}/", s3_address())), "{address}");
+    // Also where several ranges are asked for.
+    registry.send(registry.request("GET", &path).header("range", "bytes=0-1,9-10")).await.expect(307);
     // It needs nothing but its address, and takes ranges.
     assert!(registry.get(&address).await.expect(200).body == bytes);
     let part = registry.send(registry.request("GET", &address).header("range", "bytes=5999990-")).await;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::model_name::ReadName;
 use crate::Registry;
 use crate::auth::Caller;
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, OwnHosts};
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -19,10 +19,15 @@ struct Copy {
 
 /// The route of a surface that reads names its own way.
 pub(crate) fn copy(read_name: ReadName) -> MethodRouter<Registry> {
-    post(move |State(registry): State<Registry>, caller: Caller, Json(copy): Json<Copy>| async move {
-        let (source, destination) = (read_name(&copy.source)?, read_name(&copy.destination)?);
-        let (source, destination) = ((&source.0, &source.1), (&destination.0, &destination.1));
-        let found = registry.model_copy(&caller, source, destination).await?;
-        if found { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: copy.source }) }
-    })
+    post(
+        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, Json(copy): Json<Copy>| async move {
+            let (source, destination) = (read_name(&copy.source, &own)?, read_name(&copy.destination, &own)?);
+            let from =
+                registry.spelling_of_manifest(&caller, &source.repositories, &source.reference).await?;
+            let to = registry.spelling_to_write(&destination.repositories).await?;
+            let (from, to) = ((&from, &source.reference), (&to, &destination.reference));
+            let found = registry.model_copy(&caller, from, to).await?;
+            if found { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: copy.source }) }
+        },
+    )
 }

@@ -24,7 +24,8 @@ pub(crate) async fn get(
     query: Query,
 ) -> Result<Response, Failure> {
     let with = query.get("with").unwrap_or_default();
-    let (other, other_reference) = model_name::parse_any(with)?;
+    let other = model_name::parse_exact(with)?;
+    let (other, other_reference) = (other.repositories.first().clone(), other.reference);
     let compared =
         registry.model_diff(&caller, (&repository, &reference), (&other, &other_reference)).await?;
     let records = match compared {

@@ -1,45 +1,92 @@
-//! Model names as ollama's clients write them, and as we show them to those clients.
-//! They know `[namespace/]model[:tag]`, imply the namespace `library`, and do not care about case.
+//! Model names as ollama's clients write them, and as they are shown to those clients.
+//! They know `[host/][namespace/]model[:tag]`, imply the namespace `library`, and do not care about case.
 
 use lode_model::reference::{Name, Reference, Repository, Tag};
 
-use crate::http::Failure;
+use crate::app::Spellings;
+use crate::http::{Failure, OwnHosts};
 
 /// How the names of a surface are read.
-pub(crate) type ReadName = fn(&str) -> Result<(Repository, Reference), Failure>;
+pub(crate) type ReadName = fn(&str, &OwnHosts) -> Result<ModelName, Failure>;
+
+/// The model that a request names.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelName {
+    pub(crate) repositories: Spellings,
+    pub(crate) reference: Reference,
+}
 
 /// The host that ollama's clients put before a name that has none.
 const OLLAMA_HOST: &str = "registry.ollama.ai";
 const IMPLIED_NAMESPACE: &str = "library/";
 
-/// The repository that such a client means: lower case, without the implied namespace, of two parts at most.
-pub(crate) fn repository(text: &str) -> Result<Repository, Failure> {
+/// The repositories that ollama's registry clients mean by the name in a path. They send `library/x` where their user wrote `x`.
+pub(crate) fn sent_by_client(text: &str) -> Result<Spellings, Failure> {
     let folded = text.to_ascii_lowercase();
-    let bare = folded.strip_prefix(IMPLIED_NAMESPACE).unwrap_or(&folded);
-    if bare.matches('/').count() > 1 {
+    spellings(folded.strip_prefix(IMPLIED_NAMESPACE).filter(|bare| !bare.contains('/')).unwrap_or(&folded))
+}
+
+/// The repositories that a name means, the spelling given first: lower case, of two parts at most.
+pub(crate) fn spellings(text: &str) -> Result<Spellings, Failure> {
+    let folded = text.to_ascii_lowercase();
+    if folded.matches('/').count() > 1 {
         let reason = "ollama's names have at most a namespace and a model; longer ones are served under /lode/v1 and /v2";
         return Err(Failure::ModelName { name: text.to_owned(), reason });
     }
-    Ok(bare.parse()?)
+    let other = match folded.strip_prefix(IMPLIED_NAMESPACE) {
+        Some(bare) => Some(bare.to_owned()),
+        None if folded.contains('/') => None,
+        None => Some(format!("{IMPLIED_NAMESPACE}{folded}")),
+    };
+    let given: Repository = folded.parse()?;
+    // A name that is too long with the namespace before it has no other spelling.
+    Ok(match other.and_then(|other| other.parse().ok()) {
+        Some(other) => Spellings::two(given, other),
+        None => given.into(),
+    })
 }
 
-/// The model that a request under `/api` names.
-pub(crate) fn parse(text: &str) -> Result<(Repository, Reference), Failure> {
+/// The model that a request under `/api` names. A host in front has to be this server's own.
+pub(crate) fn parse(text: &str, own: &OwnHosts) -> Result<ModelName, Failure> {
     if text.is_empty() {
         return Err(Failure::ModelMissing);
     }
     let bare = text.strip_prefix("https://").or(text.strip_prefix("http://")).unwrap_or(text);
-    let bare = bare.strip_prefix(OLLAMA_HOST).and_then(|rest| rest.strip_prefix('/')).unwrap_or(bare);
-    let after_slash = bare.rfind('/').map_or(0, |at| at + 1);
-    let (name, tag) = match bare[after_slash..].find(':') {
-        Some(colon) => (&bare[..after_slash + colon], bare[after_slash + colon + 1..].parse()?),
-        None => (bare, Tag::default()),
+    match bare.split_once('/') {
+        Some((host, rest)) if host == OLLAMA_HOST => parse_local(rest, sent_by_client),
+        Some((host, rest)) if own.contains(host) => parse_local(rest, spellings),
+        // Ollama takes the first of two parts for a namespace, whatever it looks like.
+        Some((host, rest)) if host.contains(':') || (is_host(host) && rest.contains('/')) => {
+            Err(Failure::OtherHost { name: bare.to_owned(), host: host.to_owned(), rest: rest.to_owned() })
+        }
+        _ => parse_local(bare, spellings),
+    }
+}
+
+fn is_host(part: &str) -> bool {
+    part.contains('.') || part == "localhost"
+}
+
+/// The rest of a name, behind its host.
+fn parse_local(
+    text: &str,
+    read: impl FnOnce(&str) -> Result<Spellings, Failure>,
+) -> Result<ModelName, Failure> {
+    let after_slash = text.rfind('/').map_or(0, |at| at + 1);
+    let (name, tag) = match text[after_slash..].find(':') {
+        Some(colon) => (&text[..after_slash + colon], text[after_slash + colon + 1..].parse()?),
+        None => (text, Tag::default()),
     };
-    Ok((repository(name)?, Reference::Tag(tag)))
+    Ok(ModelName { repositories: read(name)?, reference: Reference::Tag(tag) })
 }
 
 /// The model that a request under `/lode/v1` names: any repository, by tag or digest, on this server.
-pub(crate) fn parse_any(text: &str) -> Result<(Repository, Reference), Failure> {
+pub(crate) fn parse_any(text: &str, _: &OwnHosts) -> Result<ModelName, Failure> {
+    parse_exact(text)
+}
+
+/// As `parse_any`, where no request is at hand.
+pub(crate) fn parse_exact(text: &str) -> Result<ModelName, Failure> {
     if text.is_empty() {
         return Err(Failure::ModelMissing);
     }
@@ -48,46 +95,101 @@ pub(crate) fn parse_any(text: &str) -> Result<(Repository, Reference), Failure> 
         let reason = "it names a host; ask that host";
         return Err(Failure::ModelName { name: text.to_owned(), reason });
     }
-    Ok((name.repository, name.reference))
+    Ok(ModelName { repositories: name.repository.into(), reference: name.reference })
 }
 
-/// Whether ollama's clients can name this repository at all.
-pub(crate) fn is_sayable(repository: &Repository) -> bool {
-    repository.as_str().matches('/').count() <= 1 && !repository.as_str().starts_with(IMPLIED_NAMESPACE)
+/// What ollama's clients call this repository: without the implied namespace. None where they have no name for it.
+pub(crate) fn shown(repository: &Repository) -> Option<&str> {
+    let name = repository.as_str();
+    let bare = name.strip_prefix(IMPLIED_NAMESPACE).filter(|bare| !bare.contains('/')).unwrap_or(name);
+    (bare.matches('/').count() <= 1).then_some(bare)
+}
+
+/// As `shown`, of a name that ends in a tag or digest.
+pub(crate) fn shown_with_tag(name: &str) -> Option<String> {
+    let repository = name.split([':', '@']).next()?.parse().ok()?;
+    Some(format!("{}{}", shown(&repository)?, &name[repository.as_str().len()..]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> Result<String, Failure> {
+        let own = OwnHosts::new(["models.example", "localhost:5000"].map(str::to_owned).into());
+        let ModelName { repositories, reference } = parse(text, &own)?;
+        let names: Vec<&str> = repositories.iter().map(Repository::as_str).collect();
+        Ok(format!("{} {reference}", names.join(" ")))
+    }
+
     #[test]
     fn names_fold() {
         let cases = [
-            ("mini", "mini:latest"),
-            ("library/mini", "mini:latest"),
-            ("Library/Mini:Q4_K_M", "mini:Q4_K_M"),
-            ("Team/Mini", "team/mini:latest"),
-            ("registry.ollama.ai/library/mini:8b", "mini:8b"),
-            ("http://registry.ollama.ai/team/mini", "team/mini:latest"),
+            ("mini", "mini library/mini latest"),
+            ("library/mini", "library/mini mini latest"),
+            ("Library/Mini:Q4_K_M", "library/mini mini Q4_K_M"),
+            ("Team/Mini", "team/mini latest"),
+            ("my.team/mini", "my.team/mini latest"),
+            ("registry.ollama.ai/library/mini:8b", "mini library/mini 8b"),
+            ("http://registry.ollama.ai/team/mini", "team/mini latest"),
+            ("models.example/team/mini:8b", "team/mini 8b"),
+            ("https://Models.Example/team/mini", "team/mini latest"),
+            ("localhost:5000/team/mini", "team/mini latest"),
+            ("localhost:5000/mini", "mini library/mini latest"),
+            ("localhost:5000/library/mini", "library/mini mini latest"),
+            ("127.0.0.1:5000/team/mini", "team/mini latest"),
         ];
         for (text, expect) in cases {
-            let (repository, reference) = parse(text).unwrap();
-            assert_eq!(format!("{repository}:{reference}"), expect);
+            assert_eq!(read(text).unwrap(), expect, "{text}");
         }
+    }
+
+    #[test]
+    fn names_in_paths_imply_the_namespace() {
+        for (text, expect) in [("library/mini", "mini library/mini"), ("Team/Mini", "team/mini")] {
+            let names: Vec<_> = sent_by_client(text).unwrap().iter().map(|name| name.to_string()).collect();
+            assert_eq!(names.join(" "), expect);
+        }
+        assert!(sent_by_client("library/team/mini").is_err());
+        let long = "a".repeat(250);
+        assert_eq!(spellings(&long).unwrap().iter().count(), 1, "library/ in front would be too long");
     }
 
     #[test]
     fn what_such_clients_cannot_say_is_refused() {
-        for text in ["", "a/b/c", "host:5000/a/b", "a//b", "a:b:c", "a@sha256:00", "-a", "a/", ":x", "a:"] {
-            assert!(parse(text).is_err(), "{text}");
+        for text in ["", "a/b/c", "a//b", "a:b:c", "a@sha256:00", "-a", "a/", ":x", "a:", "library/a/b"] {
+            assert!(read(text).is_err(), "{text}");
         }
-        assert!(parse("team/sub/mini").unwrap_err().to_string().contains("team/sub/mini"));
+        assert!(read("team/sub/mini").unwrap_err().to_string().contains("team/sub/mini"));
+        for text in
+            ["host:5000/a/b", "host:5000/b", "other.example/a/b", "localhost:5001/a/b", "localhost/a/b"]
+        {
+            let error = read(text).unwrap_err().to_string();
+            assert!(
+                error.contains("another host") && error.contains(&format!("ollama push {text}")),
+                "{error}"
+            );
+        }
     }
 
     #[test]
     fn our_own_names_are_any() {
-        assert!(parse_any("team/sub/mini").is_ok());
-        assert!(parse_any("localhost:5000/mini").is_err());
-        assert!(parse_any("Mini").is_err());
+        assert!(parse_exact("team/sub/mini").is_ok());
+        assert!(parse_exact("localhost:5000/mini").is_err());
+        assert!(parse_exact("Mini").is_err());
+    }
+
+    #[test]
+    fn repositories_as_ollamas_clients_call_them() {
+        let cases = [
+            ("mini", Some("mini")),
+            ("library/mini", Some("mini")),
+            ("team/mini", Some("team/mini")),
+            ("a/b/c", None),
+            ("library/a/b", None),
+        ];
+        for (repository, expect) in cases {
+            assert_eq!(shown(&repository.parse().unwrap()), expect, "{repository}");
+        }
     }
 }

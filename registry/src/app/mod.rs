@@ -17,6 +17,7 @@ mod models;
 mod read_at;
 mod receive;
 mod referrers;
+mod spellings;
 mod staging;
 mod tags;
 #[cfg(test)]
@@ -62,6 +63,7 @@ pub use links::BlobLink;
 pub use migrate::{MigrateReport, migrate};
 pub use models::{Model, ModelPage, ModelState, ModelSummary, TaggedModel};
 pub use referrers::Referrer;
+pub use spellings::Spellings;
 pub use transfer::{Moved, Remote, Tell, TransferError};
 use uploads::UploadTimeouts;
 pub use webhooks::WebhookDelivery;

@@ -14,7 +14,7 @@ use crate::Error;
 
 pub(crate) use forward::{Answer, Ask, forward};
 pub(crate) use passed_on::{embeddings, passed_on, read_json, resolve};
-pub(crate) use ps::ps;
+pub(crate) use ps::{ps, ps_for_ollama};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 

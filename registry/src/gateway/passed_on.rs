@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 
 use super::{Answer, Ask, GatewayError, forward};
 use crate::Registry;
-use crate::api::model_name::{self, ReadName};
+use crate::api::model_name::{self, ModelName, ReadName};
 use crate::auth::Caller;
 use crate::http::extract::{RawJson, null_as_default, parse};
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, OwnHosts};
 
 /// The largest answer that is read whole before anything of it is passed on.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
@@ -29,33 +29,39 @@ struct Named {
 
 /// A route that passes its body to `path` on a worker.
 pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
-    post(move |State(registry): State<Registry>, caller: Caller, RawJson(body): RawJson| async move {
-        let Named { model } = parse(&body)?;
-        let (repository, digest) = resolve(&registry, &caller, &model, read_name).await?;
-        forward(&registry, Ask { repository, digest, name: model, path, body }).await
-    })
+    post(
+        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, RawJson(body): RawJson| async move {
+            let Named { model } = parse(&body)?;
+            let (repository, digest) = resolve(&registry, &caller, &model, read_name(&model, &own)?).await?;
+            forward(&registry, Ask { repository, digest, name: model, path, body }).await
+        },
+    )
 }
 
-/// The model that `name` means to this caller.
+/// The model that a name means to this caller; `asked` is the name as the request has it.
 pub(crate) async fn resolve(
     registry: &Registry,
     caller: &Caller,
-    name: &str,
-    read_name: ReadName,
+    asked: &str,
+    name: ModelName,
 ) -> Result<(Repository, Digest), Failure> {
-    let (repository, reference) = read_name(name)?;
-    let digest = registry.model_resolve(caller, &repository, &reference).await?;
-    Ok((repository, digest.ok_or_else(|| Failure::ModelUnknown { name: name.to_owned() })?))
+    for repository in name.repositories.iter() {
+        if let Some(digest) = registry.model_resolve(caller, repository, &name.reference).await? {
+            return Ok((repository.clone(), digest));
+        }
+    }
+    Err(Failure::ModelUnknown { name: asked.to_owned() })
 }
 
 /// `POST /api/embeddings`, the older form of `/api/embed`: one prompt, one vector.
 pub(crate) async fn embeddings(
     State(registry): State<Registry>,
     caller: Caller,
+    own: OwnHosts,
     Json(mut request): Json<Map<String, Value>>,
 ) -> Result<Response, Failure> {
     let name = request.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse).await?;
+    let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse(&name, &own)?).await?;
     let prompt = match request.remove("prompt").unwrap_or(Value::Null) {
         Value::String(prompt) => prompt,
         Value::Null => String::new(),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::Gateway;
 use super::forward::address;
 use crate::Registry;
+use crate::api::model_name;
 use crate::app::Worker;
 use crate::auth::Caller;
 use crate::http::{Failure, Json};
@@ -24,12 +25,34 @@ struct Loaded {
 }
 
 pub(crate) async fn ps(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
-    let workers = registry.worker_list(&caller).await?;
+    Ok(Json(json!({ "models": loaded(&registry, &caller).await? })))
+}
+
+/// As `ps`, with the names that `/api/tags` lists.
+pub(crate) async fn ps_for_ollama(
+    State(registry): State<Registry>,
+    caller: Caller,
+) -> Result<Json<Value>, Failure> {
+    let mut models = loaded(&registry, &caller).await?;
+    for model in &mut models {
+        for field in ["name", "model"] {
+            if let Some(name) = model.get_mut(field)
+                && let Some(bare) = name.as_str().and_then(model_name::shown_with_tag)
+            {
+                *name = bare.into();
+            }
+        }
+    }
+    Ok(Json(json!({ "models": models })))
+}
+
+async fn loaded(registry: &Registry, caller: &Caller) -> Result<Vec<Value>, Failure> {
+    let workers = registry.worker_list(caller).await?;
     let answers = join_all(workers.iter().map(|worker| loaded_by(registry.gateway(), worker))).await;
     let mut models: Vec<Value> = answers.into_iter().flatten().flat_map(|loaded| loaded.models).collect();
     // The longest remaining comes first, as RFC 3339 times of one zone compare.
     models.sort_by(|a, b| b["expires_at"].as_str().cmp(&a["expires_at"].as_str()));
-    Ok(Json(json!({ "models": models })))
+    Ok(models)
 }
 
 async fn loaded_by(gateway: &Gateway, worker: &Worker) -> Option<Loaded> {

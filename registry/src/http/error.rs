@@ -31,6 +31,10 @@ pub(crate) enum Failure {
     Name(ReferenceError),
     #[error("model name `{name}` is not usable here: {reason}")]
     ModelName { name: String, reason: &'static str },
+    #[error(
+        "model name `{name}` names another host; leave out `{host}/` for this server. `ollama push {name}` sends `{rest}` there, `ollama pull {name}` fetches it (--insecure where {host} speaks plain http)"
+    )]
+    OtherHost { name: String, host: String, rest: String },
     #[error("`{id}` is no id that was given out here")]
     Id { id: String },
     #[error("the path is not UTF-8")]
@@ -74,6 +78,11 @@ pub(crate) enum Failure {
 
     #[error("model is required")]
     ModelMissing,
+    /// A push by a name without a host.
+    #[error(
+        "'{name}' is stored on this server already. To send it to another registry, name its host: `ollama cp {name} NAMESPACE/MODEL`, then `ollama push HOST/NAMESPACE/MODEL`"
+    )]
+    PushedAlready { name: String },
     #[error("model '{name}' not found")]
     ModelUnknown { name: String },
     /// A worker's own refusal, in its words.
@@ -117,6 +126,8 @@ impl Failure {
             | Failure::RouteUnknown => StatusCode::NOT_FOUND,
             Failure::Name(_)
             | Failure::ModelName { .. }
+            | Failure::OtherHost { .. }
+            | Failure::PushedAlready { .. }
             | Failure::ModelMissing
             | Failure::Path
             | Failure::HostInvalid { .. }

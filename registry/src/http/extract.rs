@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::{Failure, agent};
 use crate::api::model_name;
+use crate::app::Spellings;
 use crate::auth::Caller;
 
 /// The largest JSON body that our own APIs take, prompts and base64 images included.
@@ -32,8 +33,18 @@ pub(crate) trait Segment: Sized {
 }
 
 impl Segment for Repository {
+    fn parse(text: &str, _: &HeaderMap) -> Result<Self, Failure> {
+        Ok(text.parse()?)
+    }
+}
+
+/// A repository as ollama's registry clients and all others name it.
+impl Segment for Spellings {
     fn parse(text: &str, headers: &HeaderMap) -> Result<Self, Failure> {
-        if agent::is_ollama(headers) { model_name::repository(text) } else { Ok(text.parse()?) }
+        match agent::is_ollama(headers) {
+            true => model_name::sent_by_client(text),
+            false => Ok(text.parse::<Repository>()?.into()),
+        }
     }
 }
 

@@ -11,8 +11,10 @@ use http::{HeaderValue, header};
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use url::Position;
 use uuid::Uuid;
 
+use super::origin::is_loopback;
 use super::{agent, forwarded};
 use crate::app::BlobLink;
 use crate::serve::Arrival;
@@ -84,6 +86,47 @@ impl FromRequestParts<Registry> for Links {
         };
         Ok(Links { base })
     }
+}
+
+/// The hosts by which clients reach this server. In the name of a model they mean the server itself.
+pub(crate) struct OwnHosts(Vec<String>);
+
+impl OwnHosts {
+    #[cfg(test)]
+    pub(crate) fn new(hosts: Vec<String>) -> OwnHosts {
+        OwnHosts(hosts)
+    }
+
+    /// Is `HOST` or `HOST:PORT` one of them? On loopback every name of this machine is as good as another.
+    pub(crate) fn contains(&self, host: &str) -> bool {
+        self.0.iter().any(|own| {
+            own.eq_ignore_ascii_case(host)
+                || (is_loopback(own) && is_loopback(host) && port(own) == port(host))
+        })
+    }
+}
+
+impl FromRequestParts<Registry> for OwnHosts {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
+        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+        let config = registry.config();
+        let seen = forwarded::seen(&parts.headers, &config.trusted_proxies, peer);
+        let mut hosts: Vec<String> =
+            seen.host.or_else(|| host(parts)).map(str::to_owned).into_iter().collect();
+        if let Some(url) = &config.public_url {
+            hosts.push(url[Position::BeforeHost..Position::AfterPort].to_owned());
+            if let (Some(name), Some(port)) = (url.host_str(), url.port_or_known_default()) {
+                hosts.push(format!("{name}:{port}"));
+            }
+        }
+        Ok(OwnHosts(hosts))
+    }
+}
+
+fn port(host: &str) -> Option<&str> {
+    host.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'))
 }
 
 /// `scheme://host` as the client wrote it, where it can be told. Forwarded headers count only from a proxy we trust.

@@ -18,4 +18,4 @@ pub(crate) mod stall;
 
 pub(crate) use error::Failure;
 pub(crate) use extract::{Json, Path, Query};
-pub(crate) use links::{Links, page};
+pub(crate) use links::{Links, OwnHosts, page};

@@ -72,12 +72,16 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-fn is_ours(config: &Config, name: &str) -> bool {
-    let bare = name.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
+/// Does `HOST` or `HOST:PORT` name this machine to itself?
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let bare = without_port(host).trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
     let top = bare.rsplit_once('.').map_or(bare, |(_, top)| top);
-    let loopback = top.eq_ignore_ascii_case("localhost")
-        || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
-    loopback
+    top.eq_ignore_ascii_case("localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+fn is_ours(config: &Config, name: &str) -> bool {
+    is_loopback(name)
         || config
             .public_url
             .as_ref()

@@ -16,7 +16,7 @@ use lode_model::reference::Repository;
 use url::Url;
 
 use super::DOCKER_CONTENT_DIGEST;
-use crate::app::{BlobInfo, BlobStream, StoredBlob};
+use crate::app::{BlobInfo, BlobStream, Spellings, StoredBlob};
 use crate::auth::Caller;
 use crate::http::conditional::{etag, not_modified};
 use crate::http::links::header_value;
@@ -32,10 +32,13 @@ pub(crate) async fn get(
     caller: Caller,
     links: Links,
     request: Parts,
-    Path((repository, digest)): Path<(Repository, Digest)>,
+    Path((names, digest)): Path<(Spellings, Digest)>,
     query: Query,
 ) -> Result<Response, Failure> {
-    let caller = signed_caller(&registry, caller, &repository, &digest, &query).await?;
+    let (caller, repository) = match signed_caller(&registry, &names, &digest, &query).await? {
+        Some(signed) => signed,
+        None => (caller, registry.spelling_of_blob(&names, &digest).await?),
+    };
     let blob = registry.blob_visible(&caller, &repository, &digest).await?;
     if let Some(same) = not_modified(&request.headers, &digest) {
         return Ok(same);
@@ -89,8 +92,9 @@ pub(crate) async fn head(
     State(registry): State<Registry>,
     caller: Caller,
     headers: HeaderMap,
-    Path((repository, digest)): Path<(Repository, Digest)>,
+    Path((names, digest)): Path<(Spellings, Digest)>,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_of_blob(&names, &digest).await?;
     let info = registry.blob_stat(&caller, &repository, &digest).await?;
     if let Some(same) = not_modified(&headers, &digest) {
         return Ok(same);
@@ -101,8 +105,9 @@ pub(crate) async fn head(
 pub(crate) async fn delete(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((repository, digest)): Path<(Repository, Digest)>,
+    Path((names, digest)): Path<(Spellings, Digest)>,
 ) -> Result<StatusCode, Failure> {
+    let repository = registry.spelling_of_blob(&names, &digest).await?;
     registry.blob_delete(&caller, &repository, &digest).await?;
     Ok(StatusCode::ACCEPTED)
 }
@@ -171,18 +176,22 @@ fn may_follow(request: &Parts, address: &Url) -> bool {
     !storage.eq_ignore_ascii_case(asked.host())
 }
 
-/// Who asks, where the address itself may carry the right to this blob.
+/// The caller that a signed address speaks for, and the repository that it names. None for an address without a signature.
 async fn signed_caller(
     registry: &Registry,
-    caller: Caller,
-    repository: &Repository,
+    names: &Spellings,
     digest: &Digest,
     query: &Query,
-) -> Result<Caller, Failure> {
+) -> Result<Option<(Caller, Repository)>, Failure> {
     let (Some(expires), Some(signature)) = (query.get("expires"), query.get("signature")) else {
-        return Ok(caller);
+        return Ok(None);
     };
-    registry.blob_link_verify(repository, digest, expires, signature).await?.ok_or(Failure::Link)
+    for repository in names.iter() {
+        if let Some(caller) = registry.blob_link_verify(repository, digest, expires, signature).await? {
+            return Ok(Some((caller, repository.clone())));
+        }
+    }
+    Err(Failure::Link)
 }
 
 fn headers_of(info: &BlobInfo, etag: &str) -> HeaderMap {

@@ -6,17 +6,17 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
 use lode_model::manifest::MAX_MANIFEST_BYTES;
-use lode_model::reference::{Reference, Repository, Tag};
+use lode_model::reference::{Reference, Tag};
 
 use super::{DOCKER_CONTENT_DIGEST, OCI_SUBJECT, OCI_TAG};
-use crate::Registry;
-use crate::app::StoredManifest;
+use crate::app::{Spellings, StoredManifest};
 use crate::auth::Caller;
 use crate::http::conditional::{etag, not_modified};
 use crate::http::extract::read_to_end;
 use crate::http::links::header_value;
 use crate::http::range::content_length;
 use crate::http::{Failure, Links, Path, Query};
+use crate::{Error, Registry};
 
 /// How many `?tag=` one push may carry; the specification asks for ten at least.
 const MAX_TAGS: usize = 100;
@@ -26,8 +26,9 @@ pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
     headers: HeaderMap,
-    Path((repository, reference)): Path<(Repository, Reference)>,
+    Path((names, reference)): Path<(Spellings, Reference)>,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_of_manifest(&caller, &names, &reference).await?;
     let manifest = registry.manifest_get(&caller, &repository, &reference).await?;
     if let Some(same) = not_modified(&headers, &manifest.digest) {
         return Ok(same);
@@ -40,7 +41,7 @@ pub(crate) async fn put(
     caller: Caller,
     links: Links,
     headers: HeaderMap,
-    Path((repository, reference)): Path<(Repository, Reference)>,
+    Path((names, reference)): Path<(Spellings, Reference)>,
     query: Query,
     body: Body,
 ) -> Result<Response, Failure> {
@@ -51,7 +52,18 @@ pub(crate) async fn put(
     }
     let bytes = read_to_end(body, MAX_MANIFEST_BYTES).await?;
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let put = registry.manifest_put(&caller, &repository, &reference, content_type, bytes, &tags).await?;
+    let repository = registry.spelling_to_write(&names).await?;
+    let store = async || {
+        registry.manifest_put(&caller, &repository, &reference, content_type, bytes.clone(), &tags).await
+    };
+    let put = match store().await {
+        Err(Error::ManifestBlobsUnknown(missing))
+            if registry.link_from_other_spelling(&caller, &names, &repository, &missing).await? =>
+        {
+            store().await?
+        }
+        put => put?,
+    };
 
     let location = links.manifest(&repository, &Reference::Digest(put.digest.clone()));
     let mut answer = HeaderMap::from_iter([
@@ -70,8 +82,9 @@ pub(crate) async fn put(
 pub(crate) async fn delete(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((repository, reference)): Path<(Repository, Reference)>,
+    Path((names, reference)): Path<(Spellings, Reference)>,
 ) -> Result<StatusCode, Failure> {
+    let repository = registry.spelling_of_manifest(&caller, &names, &reference).await?;
     registry.manifest_delete(&caller, &repository, &reference).await?;
     Ok(StatusCode::ACCEPTED)
 }

@@ -8,12 +8,11 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
 use lode_model::digest::Digest;
 use lode_model::media_type::OCI_INDEX;
-use lode_model::reference::Repository;
 use serde::Serialize;
 
 use super::OCI_FILTERS_APPLIED;
 use crate::Registry;
-use crate::app::Referrer;
+use crate::app::{Referrer, Spellings};
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Path, Query};
 
@@ -44,9 +43,10 @@ pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
     links: Links,
-    Path((repository, subject)): Path<(Repository, Digest)>,
+    Path((names, subject)): Path<(Spellings, Digest)>,
     query: Query,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_that_exists(&names).await?;
     let artifact_type = query.get("artifactType").filter(|wanted| !wanted.is_empty());
     let n = query.limit("n")?.unwrap_or(PAGE).min(PAGE);
     let page = registry

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::MAX_PAGE;
 use crate::Registry;
+use crate::app::Spellings;
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Path, Query};
 
@@ -21,9 +22,10 @@ pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
     links: Links,
-    Path(repository): Path<Repository>,
+    Path(names): Path<Spellings>,
     query: Query,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_that_exists(&names).await?;
     let n = query.limit("n")?.unwrap_or(MAX_PAGE).min(MAX_PAGE);
     let page = registry.tag_list(&caller, &repository, Some(n), query.get("last")).await?;
     let next = page.items.last().filter(|_| page.more).map(|last| {

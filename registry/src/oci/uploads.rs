@@ -11,7 +11,7 @@ use lode_model::reference::Repository;
 use uuid::Uuid;
 
 use super::{DOCKER_CONTENT_DIGEST, DOCKER_UPLOAD_UUID};
-use crate::app::{self, ChunkRange, UploadStatus};
+use crate::app::{self, ChunkRange, Spellings, UploadStatus};
 use crate::auth::Caller;
 use crate::http::links::header_value;
 use crate::http::range::{chunk, content_length};
@@ -24,10 +24,11 @@ pub(crate) async fn post(
     caller: Caller,
     links: Links,
     headers: HeaderMap,
-    Path(repository): Path<Repository>,
+    Path(names): Path<Spellings>,
     query: Query,
     body: Body,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_to_write(&names).await?;
     let algorithm: Option<Algorithm> = query.get("digest-algorithm").map(str::parse).transpose()?;
     let held = match (query.digest("mount")?, query.digest("digest")?) {
         // A 201 to a mount makes that client skip a later upload elsewhere.
@@ -63,8 +64,9 @@ pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
     links: Links,
-    Path((repository, id)): Path<(Repository, Uuid)>,
+    Path((names, id)): Path<(Spellings, Uuid)>,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_of_upload(&names, id).await?;
     let upload = registry.upload_status(&caller, &repository, id).await?;
     Ok(standing(StatusCode::NO_CONTENT, &links, &repository, &upload))
 }
@@ -74,9 +76,10 @@ pub(crate) async fn patch(
     caller: Caller,
     links: Links,
     headers: HeaderMap,
-    Path((repository, id)): Path<(Repository, Uuid)>,
+    Path((names, id)): Path<(Spellings, Uuid)>,
     body: Body,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_of_upload(&names, id).await?;
     let upload = registry
         .upload_append(&caller, &repository, id, declared(&headers)?, stream(body))
         .await
@@ -89,10 +92,11 @@ pub(crate) async fn put(
     caller: Caller,
     links: Links,
     headers: HeaderMap,
-    Path((repository, id)): Path<(Repository, Uuid)>,
+    Path((names, id)): Path<(Spellings, Uuid)>,
     query: Query,
     body: Body,
 ) -> Result<Response, Failure> {
+    let repository = registry.spelling_of_upload(&names, id).await?;
     let digest = query.digest("digest")?;
     let digest =
         digest.ok_or(Failure::QueryMissing { name: "digest", expected: "the digest of the whole blob" })?;
@@ -106,8 +110,9 @@ pub(crate) async fn put(
 pub(crate) async fn delete(
     State(registry): State<Registry>,
     caller: Caller,
-    Path((repository, id)): Path<(Repository, Uuid)>,
+    Path((names, id)): Path<(Spellings, Uuid)>,
 ) -> Result<StatusCode, Failure> {
+    let repository = registry.spelling_of_upload(&names, id).await?;
     registry.upload_cancel(&caller, &repository, id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

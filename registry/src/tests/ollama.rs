@@ -1,12 +1,16 @@
 //! The dialect of ollama's two registry clients, as their requests are on the wire.
 
+use std::collections::BTreeSet;
+
+use axum::response::IntoResponse;
 use http::Request;
 use http::request::Builder;
 use lode_model::digest::Digest;
 use lode_model::media_type;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Answer, App, failure, image};
+use super::models::push_model;
+use super::{Answer, App, failure, gateway, image};
 
 const CLASSIC: &str = "ollama/0.33.0 (amd64 linux) Go/go1.26";
 const TRANSFER: &str = "ollama-transfer/1.0";
@@ -145,4 +149,220 @@ async fn greetings() {
     assert!(app.get("/api/version").await.json()["version"].is_string());
     assert_eq!(app.get("/api/tags").await.json(), json!({"models": []}));
     assert_eq!(app.get("/api/ps").await.json(), json!({"models": []}));
+}
+
+#[tokio::test]
+async fn ollama_reads_the_spelling_that_has_the_content() {
+    let app = App::new().await;
+    app.push_image("library/theirs", "latest", "with the namespace").await;
+    app.push_image("both", "old", "without").await;
+    app.push_image("library/both", "new", "with").await;
+    app.push_image("library/both", "old", "with, older").await;
+    let digest = async |path: &str, agent: Option<&str>| {
+        let request = Request::get(path);
+        let request = match agent {
+            Some(agent) => by(agent, request),
+            None => request,
+        };
+        let answer = app.send(request, "").await;
+        (answer.status == 200).then(|| answer.header("docker-content-digest").to_owned())
+    };
+    // The client sends the namespace for names without one.
+    for (sent, stored) in [
+        ("library/theirs/manifests/latest", "library/theirs/manifests/latest"),
+        ("library/both/manifests/old", "both/manifests/old"),
+        ("library/both/manifests/new", "library/both/manifests/new"),
+    ] {
+        let got = digest(&format!("/v2/{sent}"), Some(CLASSIC)).await;
+        assert!(got.is_some() && got == digest(&format!("/v2/{stored}"), None).await, "{sent}");
+    }
+    // To everyone else they are two repositories.
+    for path in ["/v2/theirs/manifests/latest", "/v2/both/manifests/new", "/v2/library/theirs/manifests/gone"]
+    {
+        assert_eq!(digest(path, None).await, None, "{path}");
+    }
+    assert_eq!(digest("/v2/library/neither/manifests/latest", Some(CLASSIC)).await, None);
+
+    // Blobs too; the address that they are fetched from names the repository that has them.
+    let manifest = classic(&app, Request::get("/v2/library/theirs/manifests/latest"), "").await.json();
+    let layer = manifest["layers"][0]["digest"].as_str().unwrap();
+    let path = format!("/v2/library/theirs/blobs/{layer}");
+    assert_eq!(classic(&app, Request::head(&path), "").await.status, 200);
+    let probe = classic(&app, Request::get(&path), "").await;
+    let direct = probe.header("location").to_owned();
+    assert!(direct.starts_with("http://localhost:5000/v2/library/theirs/blobs/"), "{direct}");
+    for agent in [TRANSFER, "Go-http-client/1.1"] {
+        let part = app.send(by(agent, Request::get(&direct)), "").await;
+        assert_eq!((part.status.as_u16(), part.text()), (200, "with the namespace"), "{agent}");
+    }
+    let tags = classic(&app, Request::get("/v2/library/theirs/tags/list"), "").await;
+    assert_eq!(tags.json()["tags"], json!(["latest"]));
+}
+
+#[tokio::test]
+async fn ollama_writes_to_the_spelling_that_exists() {
+    let app = App::new().await;
+    app.push_image("library/theirs", "latest", "theirs").await;
+    app.push_image("both", "latest", "bare").await;
+    let held = app.push_blob("library/both", "only with the namespace").await;
+    for (sent, stored) in [("theirs", "library/theirs"), ("both", "both"), ("fresh", "fresh")] {
+        let path = format!("/v2/library/{sent}");
+        let digest = Digest::sha256(b"pushed");
+        let opened = classic(&app, Request::post(format!("{path}/blobs/uploads/")), "").await;
+        assert_eq!(opened.status, 202, "{}", opened.text());
+        let location = opened.header("location").to_owned();
+        assert!(
+            location.starts_with(&format!("http://localhost:5000/v2/{stored}/blobs/uploads/")),
+            "{location}"
+        );
+        let patch = Request::patch(&location).header("content-range", "0-5");
+        assert_eq!(classic(&app, patch, "pushed").await.status, 202);
+        assert_eq!(classic(&app, Request::get(&location), "").await.status, 204);
+        assert_eq!(classic(&app, Request::put(format!("{location}?digest={digest}")), "").await.status, 201);
+
+        // Asked before the push, the client is told that the other spelling's blob is there; the manifest may name it.
+        let mut layers = vec![json!({"mediaType": media_type::OLLAMA_MODEL, "digest": digest, "size": 6})];
+        if sent == "both" {
+            assert_eq!(classic(&app, Request::head(format!("{path}/blobs/{held}")), "").await.status, 200);
+            layers.push(json!({"mediaType": media_type::OLLAMA_SYSTEM, "digest": held, "size": 23}));
+        }
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
+            "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": digest, "size": 6}, "layers": layers,
+        });
+        let push =
+            Request::put(format!("{path}/manifests/new")).header("content-type", media_type::DOCKER_MANIFEST);
+        let pushed = app.send(by(CLASSIC, push), manifest.to_string()).await;
+        assert_eq!(pushed.status, 201, "{}", pushed.text());
+        assert_eq!(app.get(&format!("/v2/{stored}/manifests/new")).await.text(), manifest.to_string());
+        let elsewhere = if stored == sent { format!("library/{sent}") } else { sent.to_owned() };
+        assert_eq!(app.get(&format!("/v2/{elsewhere}/manifests/new")).await.status, 404);
+        assert_eq!(classic(&app, Request::delete(format!("{path}/manifests/new")), "").await.status, 202);
+        assert_eq!(app.get(&format!("/v2/{stored}/manifests/new")).await.status, 404);
+    }
+    // A blob that neither spelling has is still missed.
+    let absent =
+        json!({"mediaType": media_type::OLLAMA_MODEL, "digest": Digest::sha256(b"absent"), "size": 6});
+    let manifest = json!({"schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
+        "config": {"mediaType": media_type::DOCKER_CONFIG, "digest": Digest::sha256(b"{}"), "size": 2}, "layers": [absent]});
+    let push =
+        Request::put("/v2/library/both/manifests/new").header("content-type", media_type::DOCKER_MANIFEST);
+    let refused = app.send(by(CLASSIC, push), manifest.to_string()).await;
+    assert_eq!(refused.failure(), failure(400, "MANIFEST_BLOB_UNKNOWN"));
+}
+
+#[tokio::test]
+async fn the_api_takes_both_spellings_and_returns_one() {
+    let app = App::new().await;
+    push_model(&app, "library/theirs", "8b").await;
+    push_model(&app, "both", "latest").await;
+    push_model(&app, "library/both", "latest").await;
+    push_model(&app, "library/both", "small").await;
+    push_model(&app, "team/mini", "latest").await;
+    push_model(&app, "library/team/mini", "latest").await;
+    let names = async || {
+        let tags = app.get("/api/tags").await.json();
+        let names =
+            tags["models"].as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap().to_owned());
+        names.collect::<BTreeSet<String>>()
+    };
+    let expected = ["both:latest", "both:small", "team/mini:latest", "theirs:8b"].map(str::to_owned);
+    assert_eq!(names().await, BTreeSet::from(expected));
+    for name in ["theirs:8b", "library/theirs:8b", "both:small", "registry.ollama.ai/library/theirs:8b"] {
+        assert_eq!(app.post_json("/api/show", json!({"model": name})).await.status, 200, "{name}");
+    }
+    assert_eq!(app.post_json("/api/show", json!({"model": "library/team/mini"})).await.status, 400);
+    // Under other surfaces names are exact.
+    assert_eq!(app.post_json("/lode/v1/show", json!({"model": "theirs:8b"})).await.status, 404);
+    assert_eq!(app.get("/v1/models/theirs:8b").await.status, 404);
+
+    // Copies go to the spelling that exists, else to the bare one.
+    for (destination, stored) in [
+        ("theirs:copy", "library/theirs"),
+        ("library/fresh:copy", "fresh"),
+        ("library/both:copy", "library/both"),
+    ] {
+        let copy = json!({"source": "theirs:8b", "destination": destination});
+        assert_eq!(app.post_json("/api/copy", copy).await.status, 200, "{destination}");
+        assert_eq!(app.get(&format!("/v2/{stored}/manifests/copy")).await.status, 200, "{destination}");
+    }
+    let create = json!({"model": "theirs:made", "from": "both:small", "system": "short", "stream": false});
+    assert_eq!(app.post_json("/api/create", create).await.status, 200);
+    assert_eq!(app.get("/v2/library/theirs/manifests/made").await.status, 200);
+    let delete = json!({"model": "both:small"}).to_string();
+    assert_eq!(app.send(Request::delete("/api/delete"), delete).await.status, 200);
+    assert_eq!(app.get("/v2/library/both/manifests/small").await.status, 404);
+    assert!(!names().await.contains("both:small"));
+}
+
+#[tokio::test]
+async fn names_may_carry_this_servers_own_host() {
+    let public_url = "https://models.example/".parse().ok();
+    let app = App::with(crate::Config { public_url, ..Default::default() }).await;
+    push_model(&app, "mini", "latest").await;
+    let post = async |path: &str, body: Value| {
+        app.send(Request::post(path).header("host", "127.0.0.1:5000"), body.to_string()).await
+    };
+    for host in
+        ["127.0.0.1:5000", "localhost:5000", "models.example", "models.example:443", "http://127.0.0.1:5000"]
+    {
+        let copy = json!({"source": "mini", "destination": format!("{host}/ns/m:1")});
+        let copied = post("/api/copy", copy).await;
+        assert_eq!(copied.status, 200, "{host}: {}", copied.text());
+        assert_eq!(app.get("/v2/ns/m/manifests/1").await.status, 200);
+        assert_eq!(post("/api/show", json!({"model": format!("{host}/ns/m:1")})).await.status, 200);
+        // It is here: nothing has to be sent or fetched.
+        for path in ["/api/push", "/api/pull"] {
+            let moved = post(path, json!({"model": format!("{host}/ns/m:1"), "stream": false})).await;
+            assert_eq!((moved.status.as_u16(), moved.json()), (200, json!({"status": "success"})), "{host}");
+        }
+        let gone = post("/api/pull", json!({"model": format!("{host}/ns/gone"), "stream": false})).await;
+        assert_eq!(gone.status, 404, "{}", gone.text());
+        let delete = Request::delete("/api/delete").header("host", "127.0.0.1:5000");
+        let delete = app.send(delete, json!({"model": format!("{host}/ns/m:1")}).to_string()).await;
+        assert_eq!(delete.status, 200, "{host}");
+    }
+    for host in ["127.0.0.1:5001", "localhost", "other.example", "registry.example:5000"] {
+        let name = format!("{host}/ns/m");
+        let refused = post("/api/copy", json!({"source": "mini", "destination": name})).await;
+        let error = refused.json()["error"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(refused.status, 400, "{error}");
+        assert!(error.contains(&format!("ollama push {name}")), "it says how: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_push_by_a_bare_name_says_where_to_push() {
+    let app = App::new().await;
+    push_model(&app, "mini", "latest").await;
+    // Before it pushes a name without a host, `ollama push` asks who is signed in, and ends at any error.
+    let me = app.send(Request::post("/api/me"), "").await;
+    assert_eq!(me.status, 200, "{}", me.text());
+    assert_eq!(me.json()["name"], "anonymous");
+    assert!(me.json()["id"].as_str().is_some_and(|id| id.parse::<uuid::Uuid>().is_ok()));
+    let pushed = app.post_json("/api/push", json!({"model": "mini", "stream": true})).await;
+    assert_eq!(pushed.status, 400);
+    let error = pushed.json()["error"].as_str().unwrap().to_owned();
+    for part in ["'mini' is stored on this server already", "ollama push HOST/NAMESPACE/MODEL"] {
+        assert!(error.contains(part), "{error}");
+    }
+    // Words that make the client print advice about ollama.com in place of the error.
+    assert!(!error.contains("access denied") && !error.contains("unauthorized"));
+    assert_eq!(app.post_json("/api/push", json!({"model": "gone"})).await.status, 404);
+}
+
+#[tokio::test]
+async fn loaded_models_are_listed_under_their_short_names() {
+    let app = App::new().await;
+    let loaded = r#"{"models":[{"name":"library/mini:8b","model":"library/mini:8b"},{"name":"team/mini:1","model":"team/mini:1"}]}"#;
+    let (address, _) = gateway::worker(move || loaded.into_response()).await;
+    gateway::join(&app, address).await;
+    for (path, expected) in
+        [("/api/ps", ["mini:8b", "team/mini:1"]), ("/lode/v1/ps", ["library/mini:8b", "team/mini:1"])]
+    {
+        let models = app.get(path).await.json()["models"].clone();
+        for (model, expected) in models.as_array().unwrap().iter().zip(expected) {
+            assert_eq!((&model["name"], &model["model"]), (&json!(expected), &json!(expected)), "{path}");
+        }
+    }
 }

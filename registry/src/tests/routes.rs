@@ -45,6 +45,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("POST", "/api/pull", r#"{"model":"m"}"#),
     ("POST", "/api/push", r#"{"model":"127.0.0.1:1/n/m"}"#),
     ("GET", "/api/ps", ""),
+    ("POST", "/api/me", ""),
     ("POST", "/api/generate", r#"{"model":"m"}"#),
     ("POST", "/api/chat", r#"{"model":"m"}"#),
     ("POST", "/api/embed", r#"{"model":"m"}"#),

@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 
 use super::{Named, blobs, records};
 use crate::Registry;
-use crate::api::model_name;
+use crate::api::model_name::{self, ModelName};
 use crate::app::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
 use crate::auth::Caller;
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, OwnHosts};
 
 /// What ollama's clients show a bar for that stands for no layer.
 const NO_DIGEST: &str = "0000000000000000000";
@@ -63,10 +63,11 @@ struct Message {
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
+    own: OwnHosts,
     Json(create): Json<Create>,
 ) -> Result<Response, Failure> {
     let is_stream = create.stream.unwrap_or(true);
-    let new = create.read()?;
+    let new = create.read(&registry, &caller, &own).await?;
     registry.model_create_check(&caller, &new).await?;
     records::answer(is_stream, move |records| async move {
         let told = |step| match step {
@@ -87,8 +88,9 @@ pub(crate) async fn post(
 
 impl Create {
     /// What is asked for, in our own terms.
-    fn read(self) -> Result<NewModel, Failure> {
-        let (repository, reference) = model_name::parse(self.named.name())?;
+    async fn read(self, registry: &Registry, caller: &Caller, own: &OwnHosts) -> Result<NewModel, Failure> {
+        let ModelName { repositories, reference } = model_name::parse(self.named.name(), own)?;
+        let repository = registry.spelling_to_write(&repositories).await?;
         if said(&self.remote_host).is_some() {
             return Err(Failure::Unsupported("models of other hosts are not served here; pull them"));
         }
@@ -104,7 +106,8 @@ impl Create {
         }
         let from = match (said(&self.from), self.files) {
             (Some(name), _) => {
-                let (repository, reference) = model_name::parse(name)?;
+                let ModelName { repositories, reference } = model_name::parse(name, own)?;
+                let repository = registry.spelling_of_manifest(caller, &repositories, &reference).await?;
                 MadeFrom::Model { repository, reference, name: name.to_owned() }
             }
             (None, Some(files)) => MadeFrom::Files(read_files(files)?),

@@ -14,12 +14,13 @@ use http::StatusCode;
 use lode_model::config::{ModelConfig, parameter_size};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
-use super::model_name;
+use super::model_name::{self, ModelName};
 use crate::Registry;
 use crate::app::ModelSummary;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, OwnHosts};
 
 /// The version of ollama whose API this is; its clients refuse servers that seem too old.
 const API_VERSION: &str = "0.33.0";
@@ -71,12 +72,20 @@ pub(crate) async fn version(caller: Caller) -> Result<Json<Value>, Failure> {
     Ok(Json(json!({ "version": API_VERSION, "lode": env!("CARGO_PKG_VERSION") })))
 }
 
+/// Who is signed in: nobody has to be. With an error in its place `ollama push NAME` ends before it asks this server to push.
+pub(crate) async fn me(caller: Caller) -> Result<Json<Value>, Failure> {
+    allow(&caller, Action::Pull, Target::Server)?;
+    Ok(Json(json!({ "id": Uuid::nil(), "email": "", "name": "anonymous" })))
+}
+
 pub(crate) async fn delete(
     State(registry): State<Registry>,
     caller: Caller,
+    own: OwnHosts,
     Json(named): Json<Named>,
 ) -> Result<StatusCode, Failure> {
-    let (repository, reference) = model_name::parse(named.name())?;
+    let ModelName { repositories, reference } = model_name::parse(named.name(), &own)?;
+    let repository = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;
     let deleted = registry.model_delete(&caller, &repository, &reference).await?;
     if deleted { Ok(StatusCode::OK) } else { Err(Failure::ModelUnknown { name: named.name().to_owned() }) }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use lode_client::Login;
-use lode_model::reference::{Name, Reference, Repository};
+use lode_model::reference::Name;
 use serde::Deserialize;
 
 use super::{Named, records};
 use crate::Registry;
-use crate::api::model_name;
+use crate::api::model_name::{self, ModelName};
 use crate::app::{Moved, Remote, Tell, TransferError};
 use crate::auth::Caller;
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, OwnHosts};
 
 /// Where a name without a host is looked for, as ollama's clients do.
 const DEFAULT_HOST: &str = "registry.ollama.ai";
@@ -35,19 +35,35 @@ pub(crate) struct Transfer {
     password: String,
 }
 
+/// Where a model comes from or goes to.
+pub(super) struct Place {
+    /// None where the name has this server's own host.
+    pub(super) remote: Option<Remote>,
+    /// What it is called here.
+    pub(super) name: ModelName,
+    pub(super) host_given: bool,
+}
+
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
+    own: OwnHosts,
     Json(transfer): Json<Transfer>,
 ) -> Result<Response, Failure> {
-    let (remote, (repository, reference), host_given) = transfer.read(&registry)?;
+    let Place { remote, name: ModelName { repositories, reference }, host_given } =
+        transfer.read(&registry, &own)?;
     // A name without a host that is known here is here: this server is where it lives.
-    let is_here = !host_given && registry.model_show(&caller, &repository, &reference).await?.is_some();
+    let here = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;
+    let is_here =
+        (!host_given || remote.is_none()) && registry.model_show(&caller, &here, &reference).await?.is_some();
+    let repository = registry.spelling_to_write(&repositories).await?;
+    let unknown = Failure::ModelUnknown { name: transfer.named.name().to_owned() };
     records::answer(transfer.is_stream(), move |records| async move {
         if is_here {
             records.status("pulling manifest");
             return Ok(());
         }
+        let remote = remote.ok_or(unknown)?;
         let telling = records.clone();
         let tell: Tell = Arc::new(move |moved: Moved| match moved {
             Moved::Manifest => telling.status("pulling manifest"),
@@ -71,11 +87,8 @@ impl Transfer {
         self.stream.unwrap_or(true)
     }
 
-    /// The model there, its name here, and whether the request named a host.
-    pub(super) fn read(
-        &self,
-        registry: &Registry,
-    ) -> Result<(Remote, (Repository, Reference), bool), Failure> {
+    /// The model in another registry and its name here.
+    pub(super) fn read(&self, registry: &Registry, own: &OwnHosts) -> Result<Place, Failure> {
         let text = self.named.name();
         if text.is_empty() {
             return Err(Failure::ModelMissing);
@@ -84,17 +97,19 @@ impl Transfer {
             Some((scheme @ ("http" | "https"), bare)) => (Some(scheme), bare),
             _ => (None, text),
         };
+        if bare.split_once('/').is_some_and(|(host, _)| own.contains(host)) {
+            return Ok(Place { remote: None, name: model_name::parse(bare, own)?, host_given: true });
+        }
         let name: Name = bare.parse()?;
         let host = name.host.clone().filter(|host| host != DEFAULT_HOST);
         let Some(host) = host else {
-            let (repository, reference) = model_name::parse(bare)?;
-            let theirs = match repository.as_str().contains('/') {
-                true => repository.clone(),
-                false => format!("library/{repository}").parse()?,
-            };
+            let ours = model_name::parse(bare, own)?;
+            // Of two spellings, that registry knows the one with the namespace.
+            let theirs = ours.repositories.iter().find(|repository| repository.as_str().contains('/'));
+            let theirs = theirs.unwrap_or(ours.repositories.first()).clone();
             let registry = registry.remote_registry(&format!("https://{DEFAULT_HOST}"), self.login())?;
-            let remote = Remote { registry, repository: theirs, reference: reference.clone() };
-            return Ok((remote, (repository, reference), name.host.is_some()));
+            let remote = Remote { registry, repository: theirs, reference: ours.reference.clone() };
+            return Ok(Place { remote: Some(remote), name: ours, host_given: name.host.is_some() });
         };
         let address = match (self.insecure, scheme) {
             (true, _) => format!("http://{host}"),
@@ -104,9 +119,11 @@ impl Transfer {
         let registry = registry.remote_registry(&address, self.login())?;
         let remote =
             Remote { registry, repository: name.repository.clone(), reference: name.reference.clone() };
-        // `library` is implied here as it is there.
-        let ours = name.repository.as_str().strip_prefix("library/").unwrap_or(name.repository.as_str());
-        Ok((remote, (ours.parse()?, name.reference), true))
+        // `library` is implied here as it is there. A name of more parts has one spelling.
+        let repositories = model_name::sent_by_client(name.repository.as_str());
+        let repositories = repositories.unwrap_or_else(|_| name.repository.clone().into());
+        let name = ModelName { repositories, reference: name.reference };
+        Ok(Place { remote: Some(remote), name, host_given: true })
     }
 
     /// The login that the request brought for the other registry.

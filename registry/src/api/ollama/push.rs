@@ -5,12 +5,13 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::pull::Transfer;
+use super::pull::{Place, Transfer};
 use super::records;
 use crate::Registry;
+use crate::api::model_name::ModelName;
 use crate::app::{Moved, Tell};
 use crate::auth::Caller;
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, OwnHosts};
 
 /// How much of a digest a record shows.
 const SHOWN_DIGITS: usize = 12;
@@ -18,18 +19,21 @@ const SHOWN_DIGITS: usize = 12;
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
+    own: OwnHosts,
     Json(transfer): Json<Transfer>,
 ) -> Result<Response, Failure> {
-    let (remote, (repository, reference), host_given) = transfer.read(&registry)?;
-    if !host_given {
-        return Err(Failure::Unsupported(
-            "say where to push it: HOST/NAMESPACE/MODEL; under its own name the model is here already",
-        ));
-    }
+    let Place { remote, name: ModelName { repositories, reference }, host_given } =
+        transfer.read(&registry, &own)?;
+    let repository = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;
     let known = registry.model_show(&caller, &repository, &reference).await?;
     known.ok_or_else(|| Failure::ModelUnknown { name: format!("{repository}:{reference}") })?;
+    if !host_given {
+        return Err(Failure::PushedAlready { name: transfer.named.name().to_owned() });
+    }
     records::answer(transfer.is_stream(), move |records| async move {
         records.status("retrieving manifest");
+        // To this server itself, where it is already.
+        let Some(remote) = remote else { return Ok(()) };
         let telling = records.clone();
         let tell: Tell = Arc::new(move |moved: Moved| match moved {
             Moved::Manifest => {}

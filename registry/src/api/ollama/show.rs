@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 
 use super::{Details, Named};
 use crate::Registry;
-use crate::api::model_name::ReadName;
+use crate::api::model_name::{ModelName, ReadName};
 use crate::app::Model;
 use crate::auth::Caller;
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, OwnHosts};
 use crate::time::rfc3339;
 
 #[derive(Deserialize)]
@@ -69,19 +69,22 @@ struct Tensor {
 
 /// The route of a surface that reads names its own way.
 pub(crate) fn show(read_name: ReadName) -> MethodRouter<Registry> {
-    post(move |State(registry): State<Registry>, caller: Caller, Json(show): Json<Show>| async move {
-        shown(&registry, &caller, &show, read_name).await.map(Json)
-    })
+    post(
+        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, Json(show): Json<Show>| async move {
+            let name = read_name(show.named.name(), &own)?;
+            shown(&registry, &caller, &show, name).await.map(Json)
+        },
+    )
 }
 
 async fn shown(
     registry: &Registry,
     caller: &Caller,
     show: &Show,
-    read_name: ReadName,
+    ModelName { repositories, reference }: ModelName,
 ) -> Result<Shown, Failure> {
     let name = show.named.name();
-    let (repository, reference) = read_name(name)?;
+    let repository = registry.spelling_of_manifest(caller, &repositories, &reference).await?;
     let unknown = || Failure::ModelUnknown { name: name.to_owned() };
     let model = registry.model_show(caller, &repository, &reference).await?.ok_or_else(unknown)?;
     let summary = model.summary.clone().ok_or_else(unknown)?;

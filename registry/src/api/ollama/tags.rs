@@ -2,13 +2,14 @@
 //! Repositories that ollama's clients have no name for are left out.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use axum::extract::State;
 use serde::Serialize;
 
 use super::Details;
 use crate::Registry;
-use crate::api::model_name::is_sayable;
+use crate::api::model_name::shown;
 use crate::app::TaggedModel;
 use crate::auth::Caller;
 use crate::http::{Failure, Json};
@@ -32,14 +33,23 @@ struct Entry {
 
 pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Result<Json<Tags>, Failure> {
     let mut models = registry.model_list_all(&caller).await?;
-    models.retain(|model| is_sayable(&model.repository));
     models.sort_by_key(|model| Reverse(model.modified_at));
-    Ok(Json(Tags { models: models.into_iter().map(Entry::from).collect() }))
+    // Where both spellings of a name have a tag, reads find the one without the namespace.
+    let bare: HashSet<String> = models
+        .iter()
+        .filter(|model| !model.repository.as_str().contains('/'))
+        .map(|model| format!("{}:{}", model.repository, model.tag))
+        .collect();
+    let entry = |model: TaggedModel| {
+        let name = format!("{}:{}", shown(&model.repository)?, model.tag);
+        let is_hidden = model.repository.as_str().contains('/') && bare.contains(&name);
+        (!is_hidden).then(|| Entry::new(name, &model))
+    };
+    Ok(Json(Tags { models: models.into_iter().filter_map(entry).collect() }))
 }
 
-impl From<TaggedModel> for Entry {
-    fn from(model: TaggedModel) -> Entry {
-        let name = format!("{}:{}", model.repository, model.tag);
+impl Entry {
+    fn new(name: String, model: &TaggedModel) -> Entry {
         // One that was not read yet is listed without details: it can be used already.
         let summary = model.summary().cloned().unwrap_or_default();
         Entry {

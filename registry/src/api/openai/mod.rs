@@ -106,7 +106,7 @@ async fn ask(
     path: &'static str,
     body: Value,
 ) -> Result<Answer, Failure> {
-    let (repository, digest) = resolve(registry, caller, model, model_name::parse_any).await?;
+    let (repository, digest) = resolve(registry, caller, model, model_name::parse_exact(model)?).await?;
     let body = Bytes::from(body.to_string());
     let answer = forward(registry, Ask { repository, digest, name: model.to_owned(), path, body }).await?;
     if answer.status.is_success() {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::Registry;
-use crate::api::model_name;
+use crate::api::model_name::{self, ModelName};
 use crate::app::TaggedModel;
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Path};
@@ -33,10 +33,10 @@ pub(crate) async fn show(
     caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<Model>, Failure> {
-    let (repository, reference) = model_name::parse_any(&name)?;
-    let model = registry.model_show(&caller, &repository, &reference).await?;
+    let ModelName { repositories, reference } = model_name::parse_exact(&name)?;
+    let model = registry.model_show(&caller, repositories.first(), &reference).await?;
     let model = model.ok_or_else(|| Failure::ModelUnknown { name: name.clone() })?;
-    Ok(Json(Model::new(name, &repository, model.modified_at)))
+    Ok(Json(Model::new(name, repositories.first(), model.modified_at)))
 }
 
 impl Model {

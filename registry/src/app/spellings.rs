@@ -1,0 +1,137 @@
+//! Names that ollama's clients spell in two ways: to them `x` and `library/x` are one model, here they may be two repositories.
+//! Reads use the spelling that has the content, writes the one that exists. The edge decides which names have two spellings.
+
+use lode_model::digest::Digest;
+use lode_model::reference::{Reference, Repository};
+use uuid::Uuid;
+
+use super::Registry;
+use crate::Error;
+use crate::auth::Caller;
+use crate::upstream::upstream_of;
+
+/// The repositories that a name can mean, in the order in which they are tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spellings {
+    first: Repository,
+    second: Option<Repository>,
+}
+
+impl Spellings {
+    pub fn two(first: Repository, second: Repository) -> Spellings {
+        Spellings { first, second: Some(second) }
+    }
+
+    pub fn first(&self) -> &Repository {
+        &self.first
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Repository> {
+        std::iter::once(&self.first).chain(&self.second)
+    }
+
+    /// The spelling that is not this one, if there is another.
+    pub fn other_than(&self, repository: &Repository) -> Option<&Repository> {
+        self.iter().find(|spelling| *spelling != repository)
+    }
+}
+
+/// A name of one spelling.
+impl From<Repository> for Spellings {
+    fn from(repository: Repository) -> Spellings {
+        Spellings { first: repository, second: None }
+    }
+}
+
+impl Registry {
+    /// The spelling that has a manifest which the caller may read; the first where neither has.
+    pub async fn spelling_of_manifest(
+        &self,
+        caller: &Caller,
+        names: &Spellings,
+        reference: &Reference,
+    ) -> Result<Repository, Error> {
+        if let Some(second) = &names.second {
+            for repository in [&names.first, second] {
+                match self.manifest_get(caller, repository, reference).await {
+                    Ok(_) => return Ok(repository.clone()),
+                    Err(
+                        Error::ManifestUnknown { .. }
+                        | Error::NameUnknown { .. }
+                        | Error::Denied
+                        | Error::Unauthorized,
+                    ) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(names.first.clone())
+    }
+
+    /// The spelling that has a blob; where neither has, the one that exists, for a mirrored one may fetch it.
+    pub async fn spelling_of_blob(&self, names: &Spellings, digest: &Digest) -> Result<Repository, Error> {
+        if names.second.is_some() {
+            for repository in names.iter() {
+                if self.store.blob_find(repository, digest).await?.is_some() {
+                    return Ok(repository.clone());
+                }
+            }
+        }
+        self.spelling_that_exists(names).await
+    }
+
+    /// The spelling that an upload was opened under; the first where there is no such upload.
+    pub async fn spelling_of_upload(&self, names: &Spellings, id: Uuid) -> Result<Repository, Error> {
+        if names.second.is_some()
+            && let Some(upload) = self.store.upload_find_anywhere(id).await?
+            && let Some(repository) = names.iter().find(|repository| **repository == upload.repository)
+        {
+            return Ok(repository.clone());
+        }
+        Ok(names.first.clone())
+    }
+
+    /// The spelling that exists; the first where both do, or neither.
+    pub async fn spelling_that_exists(&self, names: &Spellings) -> Result<Repository, Error> {
+        if let Some(second) = &names.second
+            && !self.store.repository_exists(&names.first).await?
+            && self.store.repository_exists(second).await?
+        {
+            return Ok(second.clone());
+        }
+        Ok(names.first.clone())
+    }
+
+    /// The spelling that a write goes to: the one that exists, else the one without a namespace. Mirrored repositories take no writes,
+    /// so they are not chosen where the other spelling is none.
+    pub async fn spelling_to_write(&self, names: &Spellings) -> Result<Repository, Error> {
+        let Some(second) = &names.second else { return Ok(names.first.clone()) };
+        for repository in [&names.first, second] {
+            if upstream_of(&self.upstreams, repository).is_none()
+                && self.store.repository_exists(repository).await?
+            {
+                return Ok(repository.clone());
+            }
+        }
+        let is_bare = |repository: &&Repository| !repository.as_str().contains('/');
+        Ok(names.iter().find(is_bare).unwrap_or(&names.first).clone())
+    }
+
+    /// Links the blobs that only the other spelling of `repository` has. A client that takes the two for one repository was told that
+    /// they are there. True if all of them are linked now.
+    pub async fn link_from_other_spelling(
+        &self,
+        caller: &Caller,
+        names: &Spellings,
+        repository: &Repository,
+        blobs: &[Digest],
+    ) -> Result<bool, Error> {
+        let Some(other) = names.other_than(repository) else { return Ok(false) };
+        for digest in blobs {
+            if self.blob_mount(caller, repository, digest, Some(other)).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
