@@ -29,6 +29,7 @@ use super::staging::staging;
 use super::{Body, BodyError, ChunkRange, Registry, models};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
+use crate::error::chain;
 
 /// How many layers are made at a time.
 const LAYERS_AT_ONCE: usize = 4;
@@ -438,7 +439,7 @@ impl Source for Staged {
             self.registry.blob_file(&blob).await
         });
         // A folder's file is read where it lies; object storage is asked for each part.
-        Ok(match found.map_err(io::Error::other)? {
+        Ok(match found.map_err(|error| hide_place(error, &file.digest))? {
             Some(opened) => Box::new(Lying { file: opened, size: file.size }),
             None => Box::new(Held {
                 registry: self.registry.clone(),
@@ -449,6 +450,12 @@ impl Source for Staged {
             }),
         })
     }
+}
+
+/// What the caller may learn of a blob that cannot be read: the cause names places in the storage, and goes to the log.
+fn hide_place(error: Error, digest: &Digest) -> io::Error {
+    tracing::error!(%digest, error = chain(&error), "failed to read a staged blob");
+    io::Error::other("the storage cannot read it; the server's log has the reason")
 }
 
 struct Lying {
@@ -483,7 +490,7 @@ impl ReadAt for Held {
         let range = offset..offset.saturating_add(buf.len() as u64);
         let staging = staging();
         let part = self.registry.blob_part(&self.caller, &staging, &self.digest, range);
-        let bytes = self.runtime.block_on(part).map_err(io::Error::other)?;
+        let bytes = self.runtime.block_on(part).map_err(|error| hide_place(error, &self.digest))?;
         if bytes.len() != buf.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

@@ -66,6 +66,18 @@ async fn files_are_sent_before_they_have_a_name() {
 }
 
 #[tokio::test]
+async fn a_blob_that_cannot_be_read_does_not_tell_its_place() {
+    let app = App::new().await;
+    let digest = stage(&app, &safetensors("a", 2)).await;
+    std::fs::remove_file(app._data.path().join("blobs/sha256").join(digest.hex())).unwrap();
+    let body = json!({"model": "a/b", "files": {"model.safetensors": digest}, "stream": false});
+    let answer = app.post_json("/api/create", body).await;
+    assert!(!answer.status.is_success(), "{}", answer.text());
+    assert!(answer.text().contains("model.safetensors"), "{}", answer.text());
+    assert!(!answer.text().contains("blobs/") && !answer.text().contains("os error"), "{}", answer.text());
+}
+
+#[tokio::test]
 async fn a_derived_model_shares_its_base() {
     let app = App::new().await;
     push_model(&app, "team/base", "8b").await;
