@@ -140,7 +140,7 @@ impl Registry {
         if !tx.unlink(repository, digest).await? {
             return Err(unknown());
         }
-        tx.blob_removed(Some(repository), digest, size_bytes, &self.why_blob_deleted()).await?;
+        tx.blob_removed(repository, digest, size_bytes, &self.why_blob_deleted()).await?;
         tx.commit().await
     }
 

@@ -201,6 +201,8 @@ impl Registry {
             }
         }
         tx.blobs_share(&named.all()).await?;
+        // The lock of the repository comes before any row of it.
+        tx.repository_lock_or_create(repository).await?;
         tx.link(repository, digest, self.lease_ms()).await?;
         // What it names is marked first, which keeps the collection from it, and then looked at.
         let missing_blobs = tx.links_reference(repository, &named.blobs).await?;
@@ -251,7 +253,8 @@ impl Registry {
         let why = self.why_deleted();
         let found = match reference {
             Reference::Digest(digest) => {
-                self.manifest_take_away(&mut tx, repository, digest, why.at, &why).await?
+                let manifest = (repository.clone(), digest.clone(), why.at);
+                self.manifests_take_away(&mut tx, &[manifest], &why).await? > 0
             }
             Reference::Tag(tag) => match tx.tag_delete(repository, tag, &why).await? {
                 Some(digest) => {

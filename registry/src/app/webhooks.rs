@@ -1,7 +1,7 @@
 //! Telling webhooks: an event is written down with the change that it tells of, all or nothing, and delivered afterwards.
 
 use lode_model::digest::Digest;
-use lode_model::reference::{Repository, Tag};
+use lode_model::reference::Tag;
 use serde::Serialize;
 use url::Url;
 use uuid::Uuid;
@@ -10,7 +10,7 @@ use super::Registry;
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::config::hide_password;
-use crate::store::{Delivery, Tx, Why, now_ms};
+use crate::store::{Delivery, Tx, Unreferenced, Why, now_ms};
 use crate::webhooks::{Event, Webhook};
 
 /// How many deliveries a listing shows.
@@ -74,26 +74,28 @@ impl Registry {
         Ok(())
     }
 
-    /// Removes a manifest with its tags, and tells of it; `at` starts the grace of what it named. False if it was not there.
-    /// The repository is locked.
-    pub(super) async fn manifest_take_away(
+    /// Removes manifests with their tags, and announces it; the time with each starts the grace of what it named. Returns how many
+    /// existed. The repositories are locked.
+    pub(super) async fn manifests_take_away(
         &self,
         tx: &mut Tx,
-        repository: &Repository,
-        digest: &Digest,
-        at: i64,
+        manifests: &[Unreferenced],
         why: &Why,
-    ) -> Result<bool, Error> {
-        let tags = match self.config.webhook.is_empty() {
-            true => Vec::new(),
-            false => tx.tags_naming(repository, digest).await?,
-        };
-        let gone = tx.manifest_delete(repository, digest, at, why).await?;
-        if gone {
-            let reason = why.reason.word();
-            self.announce(tx, Event::Delete { repository, digest, tags: &tags, reason }).await?;
+    ) -> Result<u64, Error> {
+        let mut tags = Vec::new();
+        if !self.config.webhook.is_empty() {
+            for (repository, digest, _) in manifests {
+                tags.push((repository, digest, tx.tags_naming(repository, digest).await?));
+            }
         }
-        Ok(gone)
+        let gone = tx.manifests_delete(manifests, why).await?;
+        let reason = why.reason.word();
+        for (repository, digest, tags) in &tags {
+            if gone.iter().any(|(r, d, _)| (r, d) == (*repository, *digest)) {
+                self.announce(tx, Event::Delete { repository, digest, tags, reason }).await?;
+            }
+        }
+        Ok(gone.len() as u64)
     }
 
     /// Events that wait for their delivery or were given up, the newest first.

@@ -49,11 +49,11 @@ impl Store {
 
     /// Are there bytes to be found there: a blob's, or ones that still have to be deleted?
     pub(crate) async fn key_is_known(&self, store_key: &str) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
-            "select (select count(*) from blobs where store_key = $1)
-                  + (select count(*) from tombstones where store_key = $1)")
+        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+            "select exists (select 1 from blobs where store_key = $1)
+                 or exists (select 1 from tombstones where store_key = $1)")
             .bind(store_key).fetch_one(c).await)?;
-        Ok(count > 0)
+        Ok(exists)
     }
 
     /// Keeps a link for a while. False if it is gone.
@@ -158,7 +158,7 @@ impl Tx {
                 }
                 let old =
                     Doomed { digest: digest.clone(), size_bytes: old.size_bytes, store_key: old.store_key };
-                self.tombstone_put(&old, "damaged").await?;
+                self.tombstones_put(&[old], "damaged").await?;
             }
             on!(self.conn(), c => sqlx::query(
                 "update blobs set size_bytes = $2, store_key = $3, state = 'live' where digest = $1")
@@ -180,19 +180,14 @@ impl Tx {
         lease: i64,
     ) -> Result<(), Error> {
         let now = now_ms();
-        // Writing the row, even unchanged, keeps the collection from removing an empty repository under us.
-        on!(self.conn(), c => sqlx::query(
-            "insert into repositories (name, created_at) values ($1, $2)
-             on conflict (name) do update set name = excluded.name")
-            .bind(repository.as_str()).bind(now).execute(c).await.map(drop))?;
+        self.repository_keep(repository).await?;
         on!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest = $1 and unlinked_at is not null")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
+        // A new link counts as unreferenced until a manifest that names it is pushed, or the collection finds one: whether there
+        // is one cannot be decided here, where manifests of the repository may come and go at the same time.
         on!(self.conn(), c => sqlx::query(
-            "insert into links (repository, digest, leased_until, unreferenced_at)
-             values ($1, $2, $3, case when exists
-                 (select 1 from manifest_blobs where repository = $1 and digest = $2)
-                 then null else cast($4 as bigint) end)
+            "insert into links (repository, digest, leased_until, unreferenced_at) values ($1, $2, $3, $4)
              on conflict (repository, digest) do update set
                  leased_until = case when links.leased_until < excluded.leased_until
                      then excluded.leased_until else links.leased_until end,
@@ -208,12 +203,12 @@ impl Tx {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
-            "select count(*) from links where repository = $1 and digest = $2 and (
-                 exists (select 1 from manifest_blobs where repository = $1 and digest = $2)
-                 or exists (select 1 from manifests where repository = $1 and digest = $2))")
+        let (exists,): (bool,) = on!(self.conn(), c => sqlx::query_as(
+            "select exists (select 1 from links where repository = $1 and digest = $2)
+                 and (exists (select 1 from manifest_blobs where repository = $1 and digest = $2)
+                     or exists (select 1 from manifests where repository = $1 and digest = $2))")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
-        Ok(count > 0)
+        Ok(exists)
     }
 
     /// Takes a blob out of a repository. False if it was not there.

@@ -1,14 +1,18 @@
-//! What the collection asks of the index: candidates past their grace, rechecked as they go.
-//! Every condition is checked again by the statement that removes, on rows that a racing push locks too.
+//! The collection's queries: candidates past their grace, and their removal. Each statement reads or changes one batch, in the
+//! order of time and then of an id, which an index follows. Every condition is checked again by the statement that removes, on
+//! rows that a racing push locks too.
+
+use std::collections::BTreeMap;
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use sqlx::AssertSqlSafe;
 
-use super::removals::Why;
-use super::{Store, Tx, bigint, now_ms, on, parsed, size};
+use super::removals::{RemovalRow, Why};
+use super::{Store, Tx, digest_list, now_ms, on, parsed, placeholders, size};
 use crate::Error;
 
-/// A blob on its way out.
+/// A blob that is to be deleted.
 #[derive(Clone, Debug)]
 pub(crate) struct Doomed {
     pub(crate) digest: Digest,
@@ -16,39 +20,62 @@ pub(crate) struct Doomed {
     pub(crate) store_key: String,
 }
 
-/// Where a walk over (repository, digest) stands.
-pub(crate) type Place = (String, String);
+/// Content of a repository, and since when nothing references it.
+pub(crate) type Unreferenced = (Repository, Digest, i64);
+
+/// Where a walk in the order of time has come: a time, and what orders rows of the same time.
+#[derive(Clone, Debug)]
+pub(crate) struct Place(i64, String, String);
+
+impl Default for Place {
+    fn default() -> Place {
+        Place(i64::MIN, String::new(), String::new())
+    }
+}
+
+/// The candidates of one page, and where the next page begins. The last page has none.
+pub(crate) struct Page<T> {
+    pub(crate) found: Vec<T>,
+    pub(crate) next: Option<Place>,
+}
 
 impl Store {
     /// Blobs that no repository links since before `cutoff`, and that no undo needs.
     pub(crate) async fn blobs_unlinked(
         &self,
         cutoff: i64,
-        after: &str,
+        after: &Place,
         limit: i64,
-    ) -> Result<Vec<Doomed>, Error> {
-        let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
-            "select digest, size_bytes, store_key from blobs
-             where state = 'live' and unlinked_at <= $1 and digest > $2
-               and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $4)
-             order by digest limit $3")
-            .bind(cutoff).bind(after).bind(limit).bind(now_ms()).fetch_all(c).await)?;
-        rows.into_iter().map(doomed).collect()
+    ) -> Result<Page<Doomed>, Error> {
+        type Row = (String, i64, String, i64, bool);
+        // What an undo needs is read and skipped here, so that one statement never reads more than a page.
+        let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
+            "select digest, size_bytes, store_key, unlinked_at, state = 'live' and not exists
+                 (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $5)
+             from blobs where unlinked_at <= $1 and (unlinked_at, digest) > ($2, $3)
+             order by unlinked_at, digest limit $4")
+            .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(limit).bind(now_ms()).fetch_all(c).await)?;
+        let next = rows.last().map(|(digest, _, _, at, _)| Place(*at, digest.clone(), String::new()));
+        let found = rows.into_iter().filter(|row| row.4);
+        let found =
+            found.map(|(digest, size, key, ..)| doomed((digest, size, key))).collect::<Result<_, _>>()?;
+        Ok(Page { found, next })
     }
 
-    /// Manifests that nothing names since before `cutoff`: their repository, digest, and since when.
+    /// Manifests that nothing names since before `cutoff`.
     pub(crate) async fn manifests_unreferenced(
         &self,
         cutoff: i64,
         after: &Place,
         limit: i64,
-    ) -> Result<Vec<(Repository, Digest, i64)>, Error> {
+    ) -> Result<Page<Unreferenced>, Error> {
         let rows: Vec<(String, String, i64)> = on!(self.read(), c => sqlx::query_as(
             "select repository, digest, unreferenced_at from manifests
-             where unreferenced_at <= $1 and (repository, digest) > ($2, $3)
-             order by repository, digest limit $4")
-            .bind(cutoff).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
-        rows.into_iter().map(placed).collect()
+             where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
+             order by unreferenced_at, repository, digest limit $5")
+            .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(&after.2[..]).bind(limit).fetch_all(c).await)?;
+        let next = rows.last().map(|(repository, digest, at)| Place(*at, repository.clone(), digest.clone()));
+        Ok(Page { found: rows.into_iter().map(placed).collect::<Result<_, _>>()?, next })
     }
 
     /// Links that no manifest of their repository names since before `cutoff` and that no lease keeps.
@@ -57,13 +84,20 @@ impl Store {
         cutoff: i64,
         after: &Place,
         limit: i64,
-    ) -> Result<Vec<(Repository, Digest, i64)>, Error> {
-        let rows: Vec<(String, String, i64)> = on!(self.read(), c => sqlx::query_as(
-            "select repository, digest, unreferenced_at from links
-             where unreferenced_at <= $1 and leased_until <= $2 and (repository, digest) > ($3, $4)
-             order by repository, digest limit $5")
-            .bind(cutoff).bind(now_ms()).bind(&after.0[..]).bind(&after.1[..]).bind(limit).fetch_all(c).await)?;
-        rows.into_iter().map(placed).collect()
+    ) -> Result<Page<Unreferenced>, Error> {
+        let rows: Vec<(String, String, i64, i64)> = on!(self.read(), c => sqlx::query_as(
+            "select repository, digest, unreferenced_at, leased_until from links
+             where unreferenced_at <= $1 and (unreferenced_at, repository, digest) > ($2, $3, $4)
+             order by unreferenced_at, repository, digest limit $5")
+            .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(&after.2[..]).bind(limit).fetch_all(c).await)?;
+        let next =
+            rows.last().map(|(repository, digest, at, _)| Place(*at, repository.clone(), digest.clone()));
+        let now = now_ms();
+        let free = rows.into_iter().filter(|row| row.3 <= now);
+        let found = free
+            .map(|(repository, digest, at, _)| placed((repository, digest, at)))
+            .collect::<Result<_, _>>()?;
+        Ok(Page { found, next })
     }
 
     /// Bytes that are to be deleted, in the order of their keys.
@@ -84,13 +118,17 @@ impl Store {
         rows.into_iter().map(doomed).collect()
     }
 
-    /// Repositories that hold nothing: few, for each goes with the collection that finds it.
-    pub(crate) async fn repositories_empty(&self) -> Result<Vec<Repository>, Error> {
-        let rows: Vec<(String,)> = on!(patiently self.read(), c => sqlx::query_as(
-            "select name from repositories
-             where not exists (select 1 from links where repository = repositories.name)")
-            .fetch_all(c).await)?;
-        rows.iter().map(|(name,)| parsed("repository", name)).collect()
+    /// The next repositories after `after` in name order, and whether each holds nothing.
+    pub(crate) async fn repositories_emptiness(
+        &self,
+        after: &str,
+        limit: i64,
+    ) -> Result<Vec<(Repository, bool)>, Error> {
+        let rows: Vec<(String, bool)> = on!(self.read(), c => sqlx::query_as(
+            "select name, not exists (select 1 from links where repository = repositories.name)
+             from repositories where name > $1 order by name limit $2")
+            .bind(after).bind(limit).fetch_all(c).await)?;
+        rows.into_iter().map(|(name, is_empty)| Ok((parsed("repository", &name)?, is_empty))).collect()
     }
 }
 
@@ -103,89 +141,139 @@ fn placed((repository, digest, at): (String, String, i64)) -> Result<(Repository
 }
 
 impl Tx {
-    /// Locks a manifest that is still past its grace. False if a push came first.
-    pub(crate) async fn manifest_lock(
+    /// Of these manifests, those that still nothing names since before `cutoff`, that have no subject here, and that no lease
+    /// keeps. Those that a tag or an index names are no longer candidates. The repositories are locked.
+    pub(crate) async fn manifests_recheck(
         &mut self,
-        repository: &Repository,
-        digest: &Digest,
+        candidates: &[Unreferenced],
         cutoff: i64,
-    ) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
-            "update manifests set unreferenced_at = unreferenced_at
-             where repository = $1 and digest = $2 and unreferenced_at <= $3")
-            .bind(repository.as_str()).bind(digest.as_str()).bind(cutoff)
-            .execute(c).await.map(|r| r.rows_affected()))?;
-        Ok(rows > 0)
+    ) -> Result<Vec<Unreferenced>, Error> {
+        if candidates.is_empty() {
+            return Ok(Vec::new());
+        }
+        let text = format!(
+            "select m.repository, m.digest, m.unreferenced_at,
+                 exists (select 1 from tags t where t.repository = m.repository and t.digest = m.digest)
+                 or exists (select 1 from manifest_blobs n
+                     where n.repository = m.repository and n.digest = m.digest and n.kind = 'child'),
+                 exists (select 1 from referrers r
+                     join manifests s on s.repository = r.repository and s.digest = r.subject
+                     where r.repository = m.repository and r.digest = m.digest)
+                 or exists (select 1 from links l
+                     where l.repository = m.repository and l.digest = m.digest and l.leased_until > $2)
+             from manifests m where m.unreferenced_at <= $1 and (m.repository, m.digest) in (values {})",
+            placeholders(candidates.len(), "(?, ?)", 3)
+        );
+        let rows: Vec<(String, String, i64, bool, bool)> = on!(self.conn(), c => {
+            let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
+            for (repository, digest, _) in candidates {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.fetch_all(c).await
+        })?;
+        let (mut named, mut free) = (Vec::new(), Vec::new());
+        for (repository, digest, at, is_named, is_kept) in rows {
+            let candidate = placed((repository, digest, at))?;
+            match (is_named, is_kept) {
+                (true, _) => named.push(candidate),
+                (false, false) => free.push(candidate),
+                (false, true) => {}
+            }
+        }
+        if !named.is_empty() {
+            let text = format!(
+                "update manifests set unreferenced_at = null where (repository, digest) in (values {})",
+                placeholders(named.len(), "(?, ?)", 1)
+            );
+            on!(self.conn(), c => {
+                let mut query = sqlx::query(AssertSqlSafe(text));
+                for (repository, digest, _) in &named {
+                    query = query.bind(repository.as_str()).bind(digest.as_str());
+                }
+                query.execute(c).await.map(drop)
+            })?;
+        }
+        Ok(free)
     }
 
-    /// Does a tag or an index name this manifest?
-    pub(crate) async fn manifest_is_named(
+    /// Removes those of these links that are still past their grace and lease, and returns how many. Those that a manifest names
+    /// are no longer candidates. The rows of the blobs, and then the repositories, are locked.
+    pub(crate) async fn links_collect(
         &mut self,
-        repository: &Repository,
-        digest: &Digest,
-    ) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
-            "select (select count(*) from tags where repository = $1 and digest = $2)
-                  + (select count(*) from manifest_blobs where repository = $1 and digest = $2 and kind = 'child')")
-            .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
-        Ok(count > 0)
+        candidates: &[Unreferenced],
+        cutoff: i64,
+    ) -> Result<u64, Error> {
+        if candidates.is_empty() {
+            return Ok(0);
+        }
+        const NAMED: &str = "(exists (select 1 from manifest_blobs n
+                 where n.repository = links.repository and n.digest = links.digest)
+             or exists (select 1 from manifests m
+                 where m.repository = links.repository and m.digest = links.digest))";
+        // 1. What a manifest of the repository names.
+        let text = format!(
+            "update links set unreferenced_at = null
+             where (repository, digest) in (values {}) and {NAMED}",
+            placeholders(candidates.len(), "(?, ?)", 1)
+        );
+        on!(self.conn(), c => {
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for (repository, digest, _) in candidates {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.execute(c).await.map(drop)
+        })?;
+        // 2. The others go.
+        let text = format!(
+            "delete from links where unreferenced_at <= $1 and leased_until <= $2
+                 and (repository, digest) in (values {}) and not {NAMED}
+             returning repository, digest, unreferenced_at",
+            placeholders(candidates.len(), "(?, ?)", 3)
+        );
+        let gone: Vec<(String, String, i64)> = on!(self.conn(), c => {
+            let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(cutoff).bind(now_ms());
+            for (repository, digest, _) in candidates {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.fetch_all(c).await
+        })?;
+        // 3. A repository let go of its blob when its last manifest did, so that the grace is not waited for twice.
+        let mut released: BTreeMap<Digest, i64> = BTreeMap::new();
+        for (_, digest, at) in &gone {
+            let since = released.entry(parsed("digest", digest)?).or_insert(*at);
+            *since = (*at).max(*since);
+        }
+        self.blobs_release(&released).await?;
+        Ok(gone.len() as u64)
     }
 
-    /// Is its subject here? It goes when that does.
-    pub(crate) async fn manifest_has_subject(
-        &mut self,
-        repository: &Repository,
-        digest: &Digest,
-    ) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
-            "select count(*) from referrers r join manifests m on m.repository = r.repository and m.digest = r.subject
-             where r.repository = $1 and r.digest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
-        Ok(count > 0)
-    }
-
-    /// Is the link of this content leased?
-    pub(crate) async fn link_is_leased(
-        &mut self,
-        repository: &Repository,
-        digest: &Digest,
-    ) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(
-            "select count(*) from links where repository = $1 and digest = $2 and leased_until > $3")
-            .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_one(c).await)?;
-        Ok(count > 0)
-    }
-
-    /// Takes a manifest off the list of candidates.
-    pub(crate) async fn manifest_keep(
-        &mut self,
-        repository: &Repository,
-        digest: &Digest,
-    ) -> Result<(), Error> {
+    /// Notes when a repository last let go of each of these blobs. Where that was the last link, the grace counts from the latest
+    /// such time.
+    async fn blobs_release(&mut self, released: &BTreeMap<Digest, i64>) -> Result<(), Error> {
+        if released.is_empty() {
+            return Ok(());
+        }
+        let text = format!(
+            "with released (digest, at) as (values {})
+             update blobs set released_at = released.at from released
+             where blobs.digest = released.digest and blobs.released_at < released.at",
+            placeholders(released.len(), "(?, cast(? as bigint))", 1)
+        );
+        on!(self.conn(), c => {
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for (digest, at) in released {
+                query = query.bind(digest.as_str()).bind(*at);
+            }
+            query.execute(c).await.map(drop)
+        })?;
         on!(self.conn(), c => sqlx::query(
-            "update manifests set unreferenced_at = null where repository = $1 and digest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
+            "update blobs set unlinked_at = released_at where digest in (select value from json_each($1))
+                 and not exists (select 1 from links l where l.digest = blobs.digest)")
+            .bind(digest_list(released.keys())).execute(c).await.map(drop))?;
         Ok(())
     }
 
-    /// Removes a link that is still past its grace and lease. False if a push came first.
-    pub(crate) async fn link_collect(
-        &mut self,
-        repository: &Repository,
-        digest: &Digest,
-        cutoff: i64,
-    ) -> Result<bool, Error> {
-        let rows = on!(self.conn(), c => sqlx::query(
-            "delete from links
-             where repository = $1 and digest = $2 and unreferenced_at <= $3 and leased_until <= $4
-               and not exists (select 1 from manifest_blobs where repository = $1 and digest = $2)
-               and not exists (select 1 from manifests where repository = $1 and digest = $2)")
-            .bind(repository.as_str()).bind(digest.as_str()).bind(cutoff).bind(now_ms())
-            .execute(c).await.map(|r| r.rows_affected()))?;
-        Ok(rows > 0)
-    }
-
-    /// Turns those of these blobs into tombstones that nothing links. Not the ones that a push has in hand, or came first with.
+    /// Turns those of these blobs into tombstones that nothing links. Not the ones that a push has locked, or came first with.
     pub(crate) async fn blobs_condemn(
         &mut self,
         blobs: &[Doomed],
@@ -194,7 +282,7 @@ impl Tx {
     ) -> Result<Vec<Doomed>, Error> {
         // 1. Lock the rows. A link made before has cleared `unlinked_at`, one made later waits for us.
         let locked = self.blobs_take(blobs.iter().map(|blob| &blob.digest)).await?;
-        // 2. With the rows locked, look again: what marked them unlinked may have seen an older state of the links.
+        // 2. With the rows locked, check again: what marked them unlinked may have seen an older state of the links.
         on!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest in (select value from json_each($1))
                and exists (select 1 from links l where l.digest = blobs.digest)")
@@ -206,41 +294,67 @@ impl Tx {
                and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $3)
              returning digest, size_bytes, store_key")
             .bind(&locked[..]).bind(cutoff).bind(now_ms()).fetch_all(c).await)?;
-        // 3. From here on the bytes may go at any time.
+        // 3. From here on the bytes may be deleted at any time.
         let condemned: Vec<Doomed> = condemned.into_iter().map(doomed).collect::<Result<_, _>>()?;
-        for blob in &condemned {
-            self.tombstone_put(blob, why.reason.word()).await?;
-            self.blob_removed(None, &blob.digest, blob.size_bytes, why).await?;
-        }
+        self.tombstones_put(&condemned, why.reason.word()).await?;
+        let records: Vec<RemovalRow> = condemned
+            .iter()
+            .map(|blob| RemovalRow::of_blob(None, &blob.digest, blob.size_bytes, why))
+            .collect();
+        self.removals_put(&records).await?;
         Ok(condemned)
     }
 
-    pub(super) async fn tombstone_put(&mut self, blob: &Doomed, reason: &str) -> Result<(), Error> {
+    /// Notes the bytes of blobs, whose rows are locked and still lead to them, as to be deleted.
+    pub(super) async fn tombstones_put(&mut self, blobs: &[Doomed], reason: &str) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
-            "insert into tombstones (store_key, digest, size_bytes, reason, created_at) values ($1, $2, $3, $4, $5)
+            "insert into tombstones (store_key, digest, size_bytes, reason, created_at)
+             select store_key, digest, size_bytes, $2, cast($3 as bigint) from blobs
+             where digest in (select value from json_each($1))
              on conflict (store_key) do nothing")
-            .bind(&blob.store_key[..]).bind(blob.digest.as_str()).bind(bigint(blob.size_bytes))
-            .bind(reason).bind(now_ms()).execute(c).await.map(drop))?;
+            .bind(digest_list(blobs.iter().map(|blob| &blob.digest))).bind(reason).bind(now_ms())
+            .execute(c).await.map(drop))?;
         Ok(())
     }
 
-    /// Forgets bytes that are gone, and their blob unless it has come again under another key.
-    pub(crate) async fn tombstone_bury(&mut self, blob: &Doomed) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
-            "delete from blobs where digest = $1 and store_key = $2 and state = 'deleting'")
-            .bind(blob.digest.as_str()).bind(&blob.store_key[..]).execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query("delete from tombstones where store_key = $1")
-            .bind(&blob.store_key[..]).execute(c).await.map(drop))?;
+    /// Forgets bytes that were deleted, and their blobs except those that were pushed again under another key.
+    pub(crate) async fn tombstones_bury(&mut self, blobs: &[Doomed]) -> Result<(), Error> {
+        if blobs.is_empty() {
+            return Ok(());
+        }
+        let text = format!(
+            "delete from blobs where state = 'deleting' and (digest, store_key) in (values {})",
+            placeholders(blobs.len(), "(?, ?)", 1)
+        );
+        on!(self.conn(), c => {
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for blob in blobs {
+                query = query.bind(blob.digest.as_str()).bind(&blob.store_key[..]);
+            }
+            query.execute(c).await.map(drop)
+        })?;
+        let keys: Vec<&str> = blobs.iter().map(|blob| &blob.store_key[..]).collect();
+        on!(self.conn(), c => sqlx::query("delete from tombstones where store_key in (select value from json_each($1))")
+            .bind(serde_json::Value::from(keys).to_string()).execute(c).await.map(drop))?;
         Ok(())
     }
 
-    /// Forgets a repository that holds nothing.
-    pub(crate) async fn repository_collect(&mut self, repository: &Repository) -> Result<(), Error> {
-        // Locked first, as whoever links does: the next statement then sees every link, or its maker waits for us.
-        self.repository_lock(repository).await?;
+    /// Forgets those of these repositories that hold nothing. One in which a link is being made stays.
+    pub(crate) async fn repositories_collect(&mut self, repositories: &[Repository]) -> Result<(), Error> {
+        let names: Vec<&str> = repositories.iter().map(Repository::as_str).collect();
+        let mut list = serde_json::Value::from(names).to_string();
+        if self.locks_rows() {
+            // In a statement of its own: the next one then sees every link that was made before the lock.
+            let locked: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+                "select name from repositories where name in (select value from json_each($1))
+                 order by name for update skip locked")
+                .bind(list).fetch_all(c).await)?;
+            list = serde_json::Value::from_iter(locked.into_iter().map(|(name,)| name)).to_string();
+        }
         on!(self.conn(), c => sqlx::query(
-            "delete from repositories where name = $1 and not exists (select 1 from links where repository = $1)")
-            .bind(repository.as_str()).execute(c).await.map(drop))?;
+            "delete from repositories where name in (select value from json_each($1))
+                 and not exists (select 1 from links where repository = repositories.name)")
+            .bind(list).execute(c).await.map(drop))?;
         Ok(())
     }
 }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use sqlx::Postgres;
+use sqlx::pool::PoolConnection;
 
-use super::{Engine, Store, Tx, digest_list, on};
+use super::{Engine, Store, Tx, digest_list, measured, now_ms, on, postgres};
 use crate::Error;
 
 /// How often a turn that another replica has is asked for.
@@ -14,23 +16,21 @@ const TURN_POLL: Duration = Duration::from_millis(100);
 
 /// The turn of one among all replicas; dropping it lets the next one in. Between processes on SQLite there is nothing to
 /// agree on: a data folder has one.
-pub(crate) struct Turn(#[allow(dead_code, reason = "held, not read")] Option<Tx>);
+pub(crate) struct Turn(#[allow(dead_code, reason = "held, not read")] Option<PoolConnection<Postgres>>);
 
 impl Store {
     /// The turn of that name, unless another replica has it. It goes with the connection that holds it, so what is done in a
     /// turn must be safe to do twice.
     pub(crate) async fn turn_try(&self, name: &str) -> Result<Option<Turn>, Error> {
-        if matches!(self.0, Engine::Sqlite(_)) {
-            return Ok(Some(Turn(None)));
-        }
-        let mut tx = self.begin().await?;
-        let (ours,): (bool,) = on!(tx.conn(), c => sqlx::query_as(
-            "select pg_try_advisory_xact_lock(hashtext($1), hashtext(current_schema()))")
-            .bind(name).fetch_one(c).await)?;
-        match ours {
-            true => Ok(Some(Turn(Some(tx)))),
-            false => tx.rollback().await.map(|()| None),
-        }
+        let Engine::Postgres(pool) = &self.0 else { return Ok(Some(Turn(None))) };
+        // A lock of the session, not of a transaction: the server ends transactions that idle, and a turn may take hours. The
+        // pool unlocks a connection that is returned.
+        let mut connection = postgres::in_time(pool.acquire()).await?;
+        let asked = sqlx::query_as("select pg_try_advisory_lock(hashtext($1), hashtext(current_schema()))")
+            .bind(name)
+            .fetch_one(&mut *connection);
+        let (ours,): (bool,) = measured!(postgres::in_time(asked).await)?;
+        Ok(ours.then_some(Turn(Some(connection))))
     }
 
     /// The turn of that name, after whoever has it. Nobody keeps a connection while waiting.
@@ -67,10 +67,51 @@ impl Tx {
         Ok(serde_json::Value::from_iter(locked.into_iter().map(|(digest,)| digest)).to_string())
     }
 
-    /// Locks a repository's row, as everyone does who changes what is in it.
+    /// Locks a repository, if it exists: whoever changes its manifests and tags does so in turn. Links are made alongside.
     pub(crate) async fn repository_lock(&mut self, repository: &Repository) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query("update repositories set name = name where name = $1")
-            .bind(repository.as_str()).execute(c).await.map(drop))?;
+        self.repositories_lock([repository]).await
+    }
+
+    /// As `repository_lock`, for several.
+    pub(crate) async fn repositories_lock(
+        &mut self,
+        repositories: impl IntoIterator<Item = &Repository>,
+    ) -> Result<(), Error> {
+        if self.locks_rows() {
+            // The row is not written: a write would leave a dead version of it each time.
+            let names: Vec<&str> = repositories.into_iter().map(Repository::as_str).collect();
+            on!(self.conn(), c => sqlx::query(
+                "select name from repositories where name in (select value from json_each($1))
+                 order by name for no key update")
+                .bind(serde_json::Value::from(names).to_string()).execute(c).await.map(drop))?;
+        }
         Ok(())
+    }
+
+    /// Locks a repository, and creates it if there is none.
+    pub(crate) async fn repository_lock_or_create(&mut self, repository: &Repository) -> Result<(), Error> {
+        self.repository_keep(repository).await?;
+        self.repository_lock(repository).await
+    }
+
+    /// Creates a repository if there is none, and keeps the collection from removing it as empty until the transaction ends.
+    /// Any number of transactions may do so at once.
+    pub(super) async fn repository_keep(&mut self, repository: &Repository) -> Result<(), Error> {
+        loop {
+            if self.locks_rows() {
+                let kept: Option<(String,)> = on!(self.conn(), c => sqlx::query_as(
+                    "select name from repositories where name = $1 for key share")
+                    .bind(repository.as_str()).fetch_optional(c).await)?;
+                if kept.is_some() {
+                    return Ok(());
+                }
+            }
+            on!(self.conn(), c => sqlx::query(
+                "insert into repositories (name, created_at) values ($1, $2) on conflict (name) do nothing")
+                .bind(repository.as_str()).bind(now_ms()).execute(c).await.map(drop))?;
+            if !self.locks_rows() {
+                return Ok(());
+            }
+        }
     }
 }

@@ -6,11 +6,16 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
+use sqlx::AssertSqlSafe;
 
+use super::collect::Unreferenced;
 use super::recent::Known;
-use super::removals::Why;
-use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed, size};
+use super::removals::{RemovalRow, Why};
+use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed, placeholders, size};
 use crate::Error;
+
+/// How many rows one statement of a deletion names.
+const ROWS: usize = 1000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct ManifestRow {
@@ -75,10 +80,10 @@ impl Store {
     }
 
     pub(crate) async fn repository_exists(&self, repository: &Repository) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
-            "select count(*) from repositories where name = $1")
+        let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
+            "select exists (select 1 from repositories where name = $1)")
             .bind(repository.as_str()).fetch_one(c).await)?;
-        Ok(count > 0)
+        Ok(exists)
     }
 
     /// The sizes of those of these blobs that the repository links.
@@ -238,69 +243,182 @@ impl Tx {
         Ok(())
     }
 
-    /// Removes a manifest with its tags, says why, and starts the grace (at `at`) of what it alone named. False if it was not
-    /// there. The repository is locked.
-    pub(crate) async fn manifest_delete(
+    /// Removes manifests with their tags, records why, and starts the grace of what they alone named at the time given with each.
+    /// Returns those that existed. The repositories are locked.
+    pub(crate) async fn manifests_delete(
         &mut self,
-        repository: &Repository,
-        digest: &Digest,
-        at: i64,
+        manifests: &[Unreferenced],
         why: &Why,
-    ) -> Result<bool, Error> {
-        // 1. Children of an index may now be alone, and so may the blobs; keep their names past the cascade.
-        let named: Vec<(String, String)> = on!(self.conn(), c => sqlx::query_as(
-            "select digest, kind from manifest_blobs where repository = $1 and manifest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
-        // 2. The manifest goes with its tags; what it names and its place among referrers go by cascade.
-        let (found,): (i64,) = on!(self.conn(), c => sqlx::query_as(
-            "select count(*) from manifests where repository = $1 and digest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
-        if found == 0 {
-            return Ok(false);
+    ) -> Result<Vec<Unreferenced>, Error> {
+        let mut gone = Vec::new();
+        for batch in manifests.chunks(ROWS) {
+            gone.extend(self.manifests_delete_batch(batch, why).await?);
         }
-        let tags: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
-            "delete from tags where repository = $1 and digest = $2 returning name")
-            .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
-        for (tag,) in tags {
-            self.tag_removed(repository, &tag, digest, why).await?;
+        Ok(gone)
+    }
+
+    async fn manifests_delete_batch(
+        &mut self,
+        manifests: &[Unreferenced],
+        why: &Why,
+    ) -> Result<Vec<Unreferenced>, Error> {
+        // 1. Which of them exist?
+        let text = format!(
+            "select repository, digest, media_type, cast(length(bytes) as bigint) from manifests
+             where (repository, digest) in (values {})",
+            placeholders(manifests.len(), "(?, ?)", 1)
+        );
+        let found: Vec<(String, String, String, i64)> = on!(self.conn(), c => {
+            let mut query = sqlx::query_as(AssertSqlSafe(text));
+            for (repository, digest, _) in manifests {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.fetch_all(c).await
+        })?;
+        if found.is_empty() {
+            return Ok(Vec::new());
         }
-        self.manifest_removed(repository, digest, why).await?;
-        on!(self.conn(), c => sqlx::query("delete from manifests where repository = $1 and digest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
-        // 3. An index that lists it goes on without it.
-        on!(self.conn(), c => sqlx::query(
-            "update manifest_blobs set required = 0 where repository = $1 and digest = $2 and kind = 'child'")
-            .bind(repository.as_str()).bind(digest.as_str()).execute(c).await.map(drop))?;
-        // 4. What nothing names any more starts its grace.
-        let of_kind = |wanted: &str| -> Vec<&str> {
-            named.iter().filter(|(_, kind)| kind == wanted).map(|(digest, _)| digest.as_str()).collect()
+        let found: BTreeMap<(&str, &str), (&str, i64)> = found
+            .iter()
+            .map(|(repository, digest, media_type, size)| {
+                ((&repository[..], &digest[..]), (&media_type[..], *size))
+            })
+            .collect();
+        let key = |(repository, digest, _): &Unreferenced| {
+            (repository.as_str().to_owned(), digest.as_str().to_owned())
         };
-        let children = serde_json::Value::from(of_kind("child")).to_string();
-        on!(self.conn(), c => sqlx::query(
-            "update manifests set unreferenced_at = $3
-             where repository = $1 and digest in (select value from json_each($2)) and unreferenced_at is null
+        let manifests: Vec<Unreferenced> = manifests
+            .iter()
+            .filter(|manifest| found.contains_key(&(manifest.0.as_str(), manifest.1.as_str())))
+            .cloned()
+            .collect();
+        let since: BTreeMap<(String, String), i64> =
+            manifests.iter().map(|manifest| (key(manifest), manifest.2)).collect();
+        let pairs = |rows: usize, first: usize| placeholders(rows, "(?, ?)", first);
+        // 2. What they name, for after the cascade.
+        let text = format!(
+            "select repository, manifest, digest, kind from manifest_blobs where (repository, manifest) in (values {})",
+            pairs(manifests.len(), 1)
+        );
+        let named: Vec<(String, String, String, String)> = on!(self.conn(), c => {
+            let mut query = sqlx::query_as(AssertSqlSafe(text));
+            for (repository, digest, _) in &manifests {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.fetch_all(c).await
+        })?;
+        // 3. Their tags, and the records of both.
+        let text = format!(
+            "delete from tags where (repository, digest) in (values {}) returning repository, name, digest",
+            pairs(manifests.len(), 1)
+        );
+        let tags: Vec<(String, String, String)> = on!(self.conn(), c => {
+            let mut query = sqlx::query_as(AssertSqlSafe(text));
+            for (repository, digest, _) in &manifests {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.fetch_all(c).await
+        })?;
+        let mut records = Vec::with_capacity(tags.len() + manifests.len());
+        for (repository, tag, digest) in &tags {
+            let (repository, digest) = (parsed("repository", repository)?, parsed("digest", digest)?);
+            records.push(RemovalRow::of_tag(&repository, tag, &digest, why));
+        }
+        let mut removals = Vec::with_capacity(manifests.len());
+        for (repository, digest, _) in &manifests {
+            let (media_type, size_bytes) = found[&(repository.as_str(), digest.as_str())];
+            let record = RemovalRow {
+                repository: Some(repository.as_str().to_owned()),
+                media_type: Some(media_type.to_owned()),
+                size_bytes: Some(size_bytes),
+                ..RemovalRow::new("manifest", digest, why)
+            };
+            removals.push((repository.as_str().to_owned(), digest.as_str().to_owned(), record.id.clone()));
+            records.push(record);
+        }
+        self.removals_put(&records).await?;
+        if why.undo_until > why.at {
+            self.removal_blobs_put(&removals, why.undo_until).await?;
+        }
+        // 4. The manifests; what they name and their places among referrers are deleted by cascade.
+        let text = format!(
+            "delete from manifests where (repository, digest) in (values {})",
+            pairs(manifests.len(), 1)
+        );
+        on!(self.conn(), c => {
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for (repository, digest, _) in &manifests {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.execute(c).await.map(drop)
+        })?;
+        // 5. An index that lists one of them stays valid without it.
+        let text = format!(
+            "update manifest_blobs set required = 0 where kind = 'child' and (repository, digest) in (values {})",
+            pairs(manifests.len(), 1)
+        );
+        on!(self.conn(), c => {
+            let mut query = sqlx::query(AssertSqlSafe(text));
+            for (repository, digest, _) in &manifests {
+                query = query.bind(repository.as_str()).bind(digest.as_str());
+            }
+            query.execute(c).await.map(drop)
+        })?;
+        // 6. What nothing names any more starts its grace.
+        let (mut children, mut links) = (BTreeMap::new(), since.clone());
+        for (repository, manifest, digest, kind) in named {
+            let at = since.get(&(repository.clone(), manifest)).copied().unwrap_or(why.at);
+            let latest = |times: &mut BTreeMap<(String, String), i64>| {
+                let time = times.entry((repository.clone(), digest.clone())).or_insert(at);
+                *time = at.max(*time);
+            };
+            latest(&mut links);
+            if kind == "child" {
+                latest(&mut children);
+            }
+        }
+        const CHILDREN: &str = "update manifests set unreferenced_at = let_go.at from let_go
+             where manifests.repository = let_go.repository and manifests.digest = let_go.digest
+               and manifests.unreferenced_at is null
                and not exists (select 1 from manifest_blobs n
-                   where n.repository = $1 and n.digest = manifests.digest and n.kind = 'child')
-               and not exists (select 1 from tags t where t.repository = $1 and t.digest = manifests.digest)")
-            .bind(repository.as_str()).bind(children).bind(at).execute(c).await.map(drop))?;
-        let mut links = of_kind("blob");
-        links.extend(of_kind("child"));
-        links.push(digest.as_str());
-        let links = serde_json::Value::from(links).to_string();
+                   where n.repository = manifests.repository and n.digest = manifests.digest and n.kind = 'child')
+               and not exists (select 1 from tags t
+                   where t.repository = manifests.repository and t.digest = manifests.digest)";
+        const LINKS: &str = "update links set unreferenced_at = let_go.at from let_go
+             where links.repository = let_go.repository and links.digest = let_go.digest
+               and (links.unreferenced_at is null or links.unreferenced_at < let_go.at)
+               and not exists (select 1 from manifest_blobs n
+                   where n.repository = links.repository and n.digest = links.digest)
+               and not exists (select 1 from manifests m
+                   where m.repository = links.repository and m.digest = links.digest)";
+        for (times, update) in [(children, CHILDREN), (links, LINKS)] {
+            let times: Vec<((String, String), i64)> = times.into_iter().collect();
+            for times in times.chunks(ROWS) {
+                let text = format!(
+                    "with let_go (repository, digest, at) as (values {}) {update}",
+                    placeholders(times.len(), "(?, ?, cast(? as bigint))", 1)
+                );
+                on!(self.conn(), c => {
+                    let mut query = sqlx::query(AssertSqlSafe(text));
+                    for ((repository, digest), at) in times {
+                        query = query.bind(&repository[..]).bind(&digest[..]).bind(*at);
+                    }
+                    query.execute(c).await.map(drop)
+                })?;
+            }
+        }
+        // 7. What was read out of them as models, where no other repository has them.
         on!(self.conn(), c => sqlx::query(
-            "update links set unreferenced_at = $3
-             where repository = $1 and digest in (select value from json_each($2)) and unreferenced_at is null
-               and not exists (select 1 from manifest_blobs n where n.repository = $1 and n.digest = links.digest)
-               and not exists (select 1 from manifests m where m.repository = $1 and m.digest = links.digest)")
-            .bind(repository.as_str()).bind(links).bind(at).execute(c).await.map(drop))?;
-        // 5. What was read out of it as a model, if no other repository has it.
+            "delete from models where digest in (select value from json_each($1))
+               and not exists (select 1 from manifests m where m.digest = models.digest)")
+            .bind(digest_list(manifests.iter().map(|(_, digest, _)| digest)))
+            .execute(c).await.map(drop))?;
         on!(self.conn(), c => sqlx::query(
-            "delete from models where digest = $1 and not exists (select 1 from manifests where digest = $1)")
-            .bind(digest.as_str()).execute(c).await.map(drop))?;
-        on!(self.conn(), c => sqlx::query(
-            "delete from index_queue where digest = $1 and not exists (select 1 from manifests where digest = $1)")
-            .bind(digest.as_str()).execute(c).await.map(drop))?;
-        Ok(true)
+            "delete from index_queue where digest in (select value from json_each($1))
+               and not exists (select 1 from manifests m where m.digest = index_queue.digest)")
+            .bind(digest_list(manifests.iter().map(|(_, digest, _)| digest)))
+            .execute(c).await.map(drop))?;
+        Ok(manifests)
     }
 
     /// Starts the grace of a manifest that lost a tag, if nothing else names it.

@@ -7,13 +7,14 @@ mod check;
 mod collect;
 mod counts;
 mod index_queue;
+mod indexes;
 mod keys;
 mod locks;
 mod manifests;
 mod mirror;
 mod models;
 mod plan;
-mod postgres;
+pub(crate) mod postgres;
 mod recent;
 mod removals;
 mod retention;
@@ -46,7 +47,7 @@ use recent::{Known, Look, Recent};
 pub(crate) use backup::{index_file, snapshot};
 pub(crate) use blobs::StoredBlob;
 pub(crate) use check::DanglingKind;
-pub(crate) use collect::{Doomed, Place};
+pub(crate) use collect::{Doomed, Place, Unreferenced};
 pub(crate) use index_queue::IndexClaim;
 pub(crate) use locks::Turn;
 pub(crate) use manifests::{Named, ReferrerRow};
@@ -80,13 +81,19 @@ macro_rules! measured {
 }
 pub(crate) use measured;
 
-/// Runs one query text on whichever engine is behind `$target`. `patiently`: one that looks at the whole index, however long
-/// that takes.
+/// Runs one query text on whichever engine is behind `$target`. `patiently`: a read of a whole table, which takes longer than
+/// other statements may.
 macro_rules! on {
     (patiently $target:expr, $c:ident => $run:expr) => {
         $crate::store::measured!(match $target {
             $crate::store::Engine::Sqlite($c) => $run,
-            $crate::store::Engine::Postgres($c) => $run,
+            $crate::store::Engine::Postgres(pool) => {
+                let mut patient = $crate::store::postgres::begin_patient(pool).await?;
+                let $c = &mut *patient;
+                let outcome = $run?;
+                patient.commit().await?;
+                Ok(outcome)
+            }
         })
     };
     ($target:expr, $c:ident => $run:expr) => {
@@ -155,13 +162,13 @@ impl Store {
         };
         match &store.0 {
             Engine::Sqlite(pools) => sqlx::migrate!("../migrations/sqlite").run(&pools.write).await,
-            // Under a lock of the database's: of several replicas that start at once, one does it.
-            Engine::Postgres(pool) => sqlx::migrate!("../migrations/postgres").run(pool).await,
+            Engine::Postgres(pool) => postgres::migrate(pool, sqlx::migrate!("../migrations/postgres")).await,
         }
         .map_err(|error| match error {
             MigrateError::VersionMissing(version) => Error::SchemaNewer { version },
             error => Error::Migrate(error),
         })?;
+        store.build_indexes().await?;
         Ok(store)
     }
 
@@ -248,7 +255,7 @@ impl Store {
 
     /// Does the index answer?
     pub(crate) async fn ping(&self) -> Result<(), Error> {
-        on!(self.read(), c => sqlx::query("select count(*) from repositories where name = ''").execute(c).await.map(drop))?;
+        on!(self.read(), c => sqlx::query("select 1 from repositories limit 1").execute(c).await.map(drop))?;
         Ok(())
     }
 
@@ -347,6 +354,24 @@ fn digest_list<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> String {
     serde_json::Value::from(texts).to_string()
 }
 
+/// `rows` times `row` for a list of values: each `?` of it becomes the next parameter, from `first` on.
+fn placeholders(rows: usize, row: &str, first: usize) -> String {
+    let (mut text, mut next) = (String::new(), first);
+    for nth in 0..rows {
+        text.push_str(if nth == 0 { "" } else { ", " });
+        for part in row.split_inclusive('?') {
+            match part.strip_suffix('?') {
+                Some(before) => {
+                    text.push_str(&format!("{before}${next}"));
+                    next += 1;
+                }
+                None => text.push_str(part),
+            }
+        }
+    }
+    text
+}
+
 /// A fresh schema on the Postgres server that LODE_TEST_POSTGRES names, if it names one.
 #[cfg(test)]
 pub(crate) async fn postgres_for_test() -> Option<Url> {
@@ -395,6 +420,15 @@ mod tests {
         let digest = Digest::sha256(b"");
         assert_eq!(digest_list([&digest]), format!("[\"{digest}\"]"));
         assert_eq!(digest_list([]), "[]");
+    }
+
+    #[test]
+    fn parameters_are_numbered() {
+        assert_eq!(
+            placeholders(2, "(?, cast(? as bigint))", 3),
+            "($3, cast($4 as bigint)), ($5, cast($6 as bigint))"
+        );
+        assert_eq!(placeholders(0, "(?)", 1), "");
     }
 
     #[tokio::test]

@@ -82,26 +82,26 @@ impl Store {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<Option<LinkHolders>, Error> {
-        let link: Option<(i64, i64)> = on!(self.read(), c => sqlx::query_as(
-            "select leased_until, (select count(*) from manifests m where m.repository = $1 and m.digest = $2)
+        let link: Option<(i64, bool)> = on!(self.read(), c => sqlx::query_as(
+            "select leased_until, exists (select 1 from manifests m where m.repository = $1 and m.digest = $2)
              from links where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_optional(c).await)?;
-        let Some((leased_until, manifests)) = link else { return Ok(None) };
+        let Some((leased_until, is_manifest)) = link else { return Ok(None) };
         let named: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select manifest from manifest_blobs where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str()).fetch_all(c).await)?;
         Ok(Some(LinkHolders {
             manifests: named.iter().map(|(digest,)| parsed("digest", digest)).collect::<Result<_, _>>()?,
-            is_manifest: manifests > 0,
+            is_manifest,
             leased: leased_until > now_ms(),
         }))
     }
 
     /// None if it is not live.
     pub(crate) async fn blob_holders(&self, digest: &Digest) -> Result<Option<BlobHolders>, Error> {
-        let row: Option<(i64, i64, i64)> = on!(self.read(), c => sqlx::query_as(
+        let row: Option<(i64, i64, bool)> = on!(self.read(), c => sqlx::query_as(
             "select size_bytes, released_at,
-                 (select count(*) from removal_blobs k where k.digest = $1 and k.undo_until > $2)
+                 exists (select 1 from removal_blobs k where k.digest = $1 and k.undo_until > $2)
              from blobs where digest = $1 and state = 'live'")
             .bind(digest.as_str()).bind(now_ms()).fetch_optional(c).await)?;
         let Some((size_bytes, released_at, kept)) = row else { return Ok(None) };
@@ -111,7 +111,7 @@ impl Store {
             size_bytes: size(size_bytes)?,
             released_at,
             repositories: links.iter().map(|(name,)| parsed("repository", name)).collect::<Result<_, _>>()?,
-            kept: kept > 0,
+            kept,
         }))
     }
 }

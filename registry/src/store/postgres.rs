@@ -5,8 +5,9 @@ use std::io;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Transaction};
 use url::Url;
 
 use crate::Error;
@@ -15,6 +16,17 @@ use crate::Error;
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
 /// How long one statement or commit may take. What takes longer waits for a database that does not answer.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 20 });
+/// How much longer than `STATEMENT_LIMIT` the server itself waits for a lock, and runs a statement. Only what this process
+/// abandoned, or can no longer abandon, gets there.
+const SERVER_LOCK_MARGIN: Duration = Duration::from_secs(5);
+const SERVER_STATEMENT_MARGIN: Duration = Duration::from_secs(10);
+/// How long the server keeps a transaction, and its locks, without a next statement.
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
+/// How long a read of a whole table may take.
+const PATIENT_LIMIT: Duration = Duration::from_secs(3600);
+/// How long a migration waits for a table lock before it lets the statements through that queue behind it.
+const MIGRATION_LOCK_LIMIT: Duration = Duration::from_secs(3);
+const MIGRATION_TRIES: u32 = 20;
 /// A connection that was used this recently is taken to be alive.
 const FRESH: Duration = Duration::from_secs(1);
 const PING_LIMIT: Duration = Duration::from_secs(2);
@@ -23,6 +35,9 @@ const FEWEST: u32 = 4;
 /// Makes the server notice within a minute that this machine is gone: what it held is free then.
 const KEEPALIVE: &str =
     "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3";
+/// For what takes as long as it takes: migrations and builds of indexes.
+const NO_LIMITS: &str =
+    "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0";
 /// How often a start looks whether the database is there by now.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -50,7 +65,10 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
         .max_connections(reach.connections.max(FEWEST))
         .acquire_timeout(ACQUIRE_LIMIT)
         .after_connect(|connection, _| {
-            Box::pin(async move { sqlx::raw_sql(KEEPALIVE).execute(connection).await.map(drop) })
+            Box::pin(async move {
+                sqlx::raw_sql(KEEPALIVE).execute(&mut *connection).await?;
+                sqlx::raw_sql(AssertSqlSafe(limits())).execute(connection).await.map(drop)
+            })
         })
         // What `before_acquire` does is cheaper: most connections were in use a moment ago.
         .test_before_acquire(false)
@@ -62,8 +80,8 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
                 }
             })
         })
-        // A statement that was given up may be under way still; without an answer the connection is closed.
-        .after_release(|connection, _| Box::pin(ping(connection)))
+        // An abandoned statement may still run; without a response the connection is closed. Locks of the session end.
+        .after_release(|connection, _| Box::pin(unlock(connection)))
         .connect_lazy_with(options))
 }
 
@@ -72,6 +90,93 @@ async fn ping(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
         Ok(answer) => answer.map(|()| true),
         Err(_) => Err(timed_out()),
     }
+}
+
+async fn unlock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let unlocked = sqlx::raw_sql("select pg_advisory_unlock_all()").execute(connection);
+    match tokio::time::timeout(PING_LIMIT, unlocked).await {
+        Ok(answer) => answer.map(|_| true),
+        Err(_) => Err(timed_out()),
+    }
+}
+
+/// The server's own limits, behind those of this process: it frees what a replica holds that crashed or was cut off.
+fn limits() -> String {
+    let statement = STATEMENT_LIMIT + SERVER_STATEMENT_MARGIN;
+    let lock = STATEMENT_LIMIT + SERVER_LOCK_MARGIN;
+    format!(
+        "set statement_timeout = {}; set lock_timeout = {}; set idle_in_transaction_session_timeout = {}",
+        statement.as_millis(),
+        lock.as_millis(),
+        IDLE_LIMIT.as_millis()
+    )
+}
+
+/// A transaction for one read of a whole table.
+pub(crate) async fn begin_patient(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    let mut tx = in_time(pool.begin()).await?;
+    let text = format!("set local statement_timeout = {}", PATIENT_LIMIT.as_millis());
+    in_time(sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *tx)).await?;
+    Ok(tx)
+}
+
+/// Brings the schema up to date. Of several replicas that start at once, one does it; the others wait.
+pub(super) async fn migrate(pool: &PgPool, mut migrator: Migrator) -> Result<(), MigrateError> {
+    // sqlx would wait for its lock within a statement, whose snapshot a concurrent build of an index would wait for.
+    migrator.set_locking(false);
+    let mut connection = pool.acquire().await?.detach();
+    sqlx::raw_sql(NO_LIMITS).execute(&mut connection).await?;
+    loop {
+        let (ours,): (bool,) =
+            sqlx::query_as("select pg_try_advisory_lock(hashtext('migrations'), hashtext(current_schema()))")
+                .fetch_one(&mut connection)
+                .await?;
+        if ours {
+            break;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    let limit = format!("set lock_timeout = {}", MIGRATION_LOCK_LIMIT.as_millis());
+    sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut connection).await?;
+    let mut tries = 1;
+    loop {
+        match migrator.run_direct(None, &mut connection, false).await {
+            Err(MigrateError::ExecuteMigration(error, version))
+                if is_lock_timeout(&error) && tries < MIGRATION_TRIES =>
+            {
+                tracing::warn!(version, "migration waits for transactions of other replicas; trying again");
+                tries += 1;
+            }
+            outcome => {
+                // The lock ends with the connection.
+                let _ = connection.close().await;
+                return outcome;
+            }
+        }
+    }
+}
+
+fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
+}
+
+/// Builds an index while others write to its table. An empty table needs no such care, which costs several waits.
+pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str) -> Result<(), sqlx::Error> {
+    let mut connection = pool.acquire().await?.detach();
+    sqlx::raw_sql(NO_LIMITS).execute(&mut connection).await?;
+    let text = format!("select exists (select 1 from {table})");
+    let (has_rows,): (bool,) = sqlx::query_as(AssertSqlSafe(text)).fetch_one(&mut connection).await?;
+    let how = if has_rows { "concurrently" } else { "" };
+    if has_rows {
+        tracing::info!(index = name, table, "building an index of the database");
+    }
+    // What an interrupted build left is invalid.
+    let statements =
+        [format!("drop index {how} if exists {name}"), format!("create index {how} {name} on {table} {on}")];
+    for text in statements {
+        sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await?;
+    }
+    connection.close().await
 }
 
 /// Returns once the database takes a connection; a database that is there and refuses it is not waited for.
@@ -102,7 +207,7 @@ async fn wait_for(url: &Url, options: &PgConnectOptions, limit: Duration) -> Res
 }
 
 /// Runs a statement, but not for ever: a database that fell silent must not keep the request, nor its connection.
-pub(super) async fn in_time<T>(
+pub(crate) async fn in_time<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
     match tokio::time::timeout(STATEMENT_LIMIT, statement).await {
@@ -113,4 +218,31 @@ pub(super) async fn in_time<T>(
 
 fn timed_out() -> sqlx::Error {
     sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_server_ends_what_this_process_abandoned() {
+        let Some(url) = crate::store::postgres_for_test().await else { return };
+        let pool = connect(&url, Reach::default()).await.unwrap();
+        let ours = STATEMENT_LIMIT.as_millis() as i64;
+        for name in ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"] {
+            let (limit,): (i64,) =
+                sqlx::query_as("select cast(setting as bigint) from pg_settings where name = $1")
+                    .bind(name)
+                    .fetch_one(&pool)
+                    .await
+                    .unwrap();
+            assert!(limit > ours && limit < 10 * ours, "{name} {limit}");
+        }
+        // A read of a whole table has a limit of its own, for itself alone.
+        let mut tx = begin_patient(&pool).await.unwrap();
+        let limit = "select cast(setting as bigint) from pg_settings where name = 'statement_timeout'";
+        let (patient,): (i64,) = sqlx::query_as(limit).fetch_one(&mut *tx).await.unwrap();
+        assert_eq!(patient, PATIENT_LIMIT.as_millis() as i64);
+        tx.commit().await.unwrap();
+    }
 }

@@ -2,13 +2,16 @@
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
+use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, Tx, bigint, now_ms, on, parsed};
+use super::{Store, Tx, bigint, now_ms, on, parsed, placeholders};
 use crate::Error;
 
-/// How many old records go in one statement.
-const EXPIRE_BATCH: i64 = 1000;
+/// How many old records one statement deletes: few enough that pushes do not wait for it.
+pub(super) const EXPIRE_BATCH: i64 = 1000;
+/// How many records one statement inserts: eleven parameters each stay below what the engines take.
+const INSERT_ROWS: usize = 500;
 
 /// Why something goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,14 +89,49 @@ impl RemovalRow {
     }
 }
 
+impl RemovalRow {
+    pub(super) fn of_tag(repository: &Repository, tag: &str, digest: &Digest, why: &Why) -> RemovalRow {
+        RemovalRow {
+            repository: Some(repository.as_str().to_owned()),
+            tag: Some(tag.to_owned()),
+            ..RemovalRow::new("tag", digest, why)
+        }
+    }
+
+    /// A blob that is removed: from one repository, or altogether.
+    pub(super) fn of_blob(
+        repository: Option<&Repository>,
+        digest: &Digest,
+        size_bytes: u64,
+        why: &Why,
+    ) -> RemovalRow {
+        RemovalRow {
+            repository: repository.map(|repository| repository.as_str().to_owned()),
+            size_bytes: Some(bigint(size_bytes)),
+            ..RemovalRow::new("blob", digest, why)
+        }
+    }
+}
+
 impl Tx {
-    pub(super) async fn removal_put(&mut self, row: &RemovalRow) -> Result<(), Error> {
-        on!(self.conn(), c => sqlx::query(
-            "insert into removals (id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until)
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)")
-            .bind(&row.id[..]).bind(&row.kind[..]).bind(row.repository.as_deref()).bind(row.tag.as_deref())
-            .bind(&row.digest[..]).bind(row.media_type.as_deref()).bind(row.size_bytes).bind(&row.reason[..])
-            .bind(row.rule).bind(row.removed_at).bind(row.undo_until).execute(c).await.map(drop))?;
+    pub(super) async fn removals_put(&mut self, rows: &[RemovalRow]) -> Result<(), Error> {
+        for rows in rows.chunks(INSERT_ROWS) {
+            let text = format!(
+                "insert into removals (id, kind, repository, tag, digest, media_type, size_bytes, reason, rule, removed_at, undo_until)
+                 values {}",
+                placeholders(rows.len(), "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", 1)
+            );
+            on!(self.conn(), c => {
+                let mut query = sqlx::query(AssertSqlSafe(text));
+                for row in rows {
+                    query = query.bind(&row.id[..]).bind(&row.kind[..]).bind(row.repository.as_deref())
+                        .bind(row.tag.as_deref()).bind(&row.digest[..]).bind(row.media_type.as_deref())
+                        .bind(row.size_bytes).bind(&row.reason[..]).bind(row.rule).bind(row.removed_at)
+                        .bind(row.undo_until);
+                }
+                query.execute(c).await.map(drop)
+            })?;
+        }
         Ok(())
     }
 
@@ -104,58 +142,48 @@ impl Tx {
         digest: &Digest,
         why: &Why,
     ) -> Result<(), Error> {
-        self.removal_put(&RemovalRow {
-            repository: Some(repository.as_str().to_owned()),
-            tag: Some(tag.to_owned()),
-            ..RemovalRow::new("tag", digest, why)
-        })
-        .await
+        self.removals_put(&[RemovalRow::of_tag(repository, tag, digest, why)]).await
     }
 
-    /// Records a manifest that is about to go, and keeps the bytes that it needs for as long as it may come back.
-    pub(super) async fn manifest_removed(
+    /// Keeps the blobs that removed manifests, whose rows still exist, need to come back: (repository, manifest, removal).
+    pub(super) async fn removal_blobs_put(
         &mut self,
-        repository: &Repository,
-        digest: &Digest,
-        why: &Why,
+        removals: &[(String, String, String)],
+        undo_until: i64,
     ) -> Result<(), Error> {
-        let (media_type, size_bytes): (String, i64) = on!(self.conn(), c => sqlx::query_as(
-            "select media_type, cast(length(bytes) as bigint) from manifests where repository = $1 and digest = $2")
-            .bind(repository.as_str()).bind(digest.as_str()).fetch_one(c).await)?;
-        let row = RemovalRow {
-            repository: Some(repository.as_str().to_owned()),
-            media_type: Some(media_type),
-            size_bytes: Some(size_bytes),
-            ..RemovalRow::new("manifest", digest, why)
-        };
-        self.removal_put(&row).await?;
-        if why.undo_until > why.at {
-            on!(self.conn(), c => sqlx::query(
-                "insert into removal_blobs (digest, removal, undo_until)
-                 select l.digest, $3, cast($4 as bigint) from links l
-                 where l.repository = $1 and (l.digest = $2 or l.digest in
-                     (select n.digest from manifest_blobs n where n.repository = $1 and n.manifest = $2 and n.kind = 'blob'))
-                 on conflict (digest, removal) do nothing")
-                .bind(repository.as_str()).bind(digest.as_str()).bind(&row.id[..]).bind(row.undo_until)
-                .execute(c).await.map(drop))?;
-        }
+        let text = format!(
+            "with removed (repository, manifest, removal) as (values {})
+             insert into removal_blobs (digest, removal, undo_until)
+             select l.digest, removed.removal, cast($1 as bigint) from removed
+             join links l on l.repository = removed.repository and l.digest = removed.manifest
+             union
+             select l.digest, removed.removal, cast($1 as bigint) from removed
+             join manifest_blobs n
+                 on n.repository = removed.repository and n.manifest = removed.manifest and n.kind = 'blob'
+             join links l on l.repository = n.repository and l.digest = n.digest
+             where true
+             on conflict (digest, removal) do nothing",
+            placeholders(removals.len(), "(?, ?, ?)", 2)
+        );
+        on!(self.conn(), c => {
+            let mut query = sqlx::query(AssertSqlSafe(text)).bind(undo_until);
+            for (repository, manifest, removal) in removals {
+                query = query.bind(&repository[..]).bind(&manifest[..]).bind(&removal[..]);
+            }
+            query.execute(c).await.map(drop)
+        })?;
         Ok(())
     }
 
-    /// Records a blob that goes: from one repository, or altogether.
+    /// Records a blob that is taken out of a repository.
     pub(crate) async fn blob_removed(
         &mut self,
-        repository: Option<&Repository>,
+        repository: &Repository,
         digest: &Digest,
         size_bytes: u64,
         why: &Why,
     ) -> Result<(), Error> {
-        self.removal_put(&RemovalRow {
-            repository: repository.map(|repository| repository.as_str().to_owned()),
-            size_bytes: Some(bigint(size_bytes)),
-            ..RemovalRow::new("blob", digest, why)
-        })
-        .await
+        self.removals_put(&[RemovalRow::of_blob(Some(repository), digest, size_bytes, why)]).await
     }
 
     /// Notes what came back: it no longer keeps bytes, and cannot come back twice.
@@ -179,12 +207,13 @@ impl Store {
         before: Option<&str>,
         limit: i64,
     ) -> Result<Vec<RemovalRow>, Error> {
-        let query = format!(
-            "select {COLUMNS} from removals where (repository = $1 or $1 is null) and (id < $2 or $2 is null)
-             order by id desc limit $3"
-        );
-        Ok(on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(query))
-            .bind(repository.map(Repository::as_str)).bind(before).bind(limit).fetch_all(c).await)?)
+        // Two texts, so that each can follow an index; every id, a UUID, sorts before `g`.
+        let wanted = if repository.is_some() { "repository = $1" } else { "$1 = ''" };
+        let query =
+            format!("select {COLUMNS} from removals where {wanted} and id < $2 order by id desc limit $3");
+        let repository = repository.map_or("", Repository::as_str);
+        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
+            .bind(repository).bind(before.unwrap_or("g")).bind(limit).fetch_all(c).await)?)
     }
 
     /// The last removal of that manifest, if it may still come back.
@@ -197,7 +226,7 @@ impl Store {
             "select {COLUMNS} from removals where repository = $1 and digest = $2 and kind = 'manifest'
                and undo_until > $3 and restored_at is null order by id desc limit 1"
         );
-        Ok(on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(query))
+        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
             .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_optional(c).await)?)
     }
 
@@ -211,7 +240,7 @@ impl Store {
             "select {COLUMNS} from removals where repository = $1 and tag = $2 and kind = 'tag'
                and undo_until > $3 and restored_at is null order by id desc limit 1"
         );
-        Ok(on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(query))
+        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
             .bind(repository.as_str()).bind(tag.as_str()).bind(now_ms()).fetch_optional(c).await)?)
     }
 
@@ -227,7 +256,7 @@ impl Store {
                and not exists (select 1 from tags t where t.repository = removals.repository and t.name = removals.tag)
              order by id desc"
         );
-        Ok(on!(self.read(), c => sqlx::query_as(sqlx::AssertSqlSafe(query))
+        Ok(on!(self.read(), c => sqlx::query_as(AssertSqlSafe(query))
             .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_all(c).await)?)
     }
 
@@ -238,19 +267,40 @@ impl Store {
         rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
     }
 
-    /// Forgets records from before `cutoff` whose undo is over, and lets go of the blobs that were kept for an undo.
-    pub(crate) async fn removals_expire(&self, cutoff: i64) -> Result<(), Error> {
+    /// Deletes records from before `cutoff` whose undo is over, and releases the blobs that were kept for an undo: oldest first, in
+    /// batches, each of which is final. `deleted` is called with the number of rows of each.
+    pub(crate) async fn removals_expire(
+        &self,
+        cutoff: i64,
+        mut deleted: impl FnMut(u64),
+    ) -> Result<(), Error> {
         let now = now_ms();
-        on!(self.write(), c => sqlx::query("delete from removal_blobs where undo_until <= $1")
-            .bind(now).execute(c).await.map(drop))?;
         loop {
             let rows = on!(self.write(), c => sqlx::query(
-                "delete from removals where id in
-                     (select id from removals where removed_at < $1 and undo_until <= $2 limit $3)")
-                .bind(cutoff).bind(now).bind(EXPIRE_BATCH).execute(c).await.map(|r| r.rows_affected()))?;
+                "delete from removal_blobs where (digest, removal) in
+                     (select digest, removal from removal_blobs where undo_until <= $1
+                      order by undo_until, digest, removal limit $2)")
+                .bind(now).bind(EXPIRE_BATCH).execute(c).await.map(|r| r.rows_affected()))?;
+            deleted(rows);
             if rows < EXPIRE_BATCH as u64 {
-                return Ok(());
+                break;
             }
+        }
+        let mut after = (i64::MIN, String::new());
+        loop {
+            // Those whose undo outlasts the history are read once and skipped.
+            let rows: Vec<(String, i64, i64)> = on!(self.read(), c => sqlx::query_as(
+                "select id, removed_at, undo_until from removals
+                 where removed_at < $1 and (removed_at, id) > ($2, $3) order by removed_at, id limit $4")
+                .bind(cutoff).bind(after.0).bind(&after.1[..]).bind(EXPIRE_BATCH).fetch_all(c).await)?;
+            let Some((id, at, _)) = rows.last() else { return Ok(()) };
+            after = (*at, id.clone());
+            let over: Vec<&str> = rows.iter().filter(|row| row.2 <= now).map(|(id, ..)| &id[..]).collect();
+            let gone = on!(self.write(), c => sqlx::query(
+                "delete from removals where id in (select value from json_each($1))")
+                .bind(serde_json::Value::from(over).to_string())
+                .execute(c).await.map(|r| r.rows_affected()))?;
+            deleted(gone);
         }
     }
 }

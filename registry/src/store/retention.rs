@@ -4,7 +4,7 @@ use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
 
 use super::removals::Why;
-use super::{Store, Tx, now_ms, on, parsed};
+use super::{Store, Tx, digest_list, now_ms, on, parsed};
 use crate::Error;
 
 /// A tag with what decides whether it stays.
@@ -63,16 +63,17 @@ impl Store {
 }
 
 impl Tx {
-    /// Is that still so? The repository is locked.
-    pub(crate) async fn manifest_is_untagged(
+    /// Of these manifests, those for which that is still so. The repository is locked.
+    pub(crate) async fn manifests_still_untagged(
         &mut self,
         repository: &Repository,
-        digest: &Digest,
+        digests: &[Digest],
         cutoff: i64,
-    ) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.conn(), c => sqlx::query_as(untagged!("select count(*)", " and m.digest = $4"))
-            .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(digest.as_str()).fetch_one(c).await)?;
-        Ok(count > 0)
+    ) -> Result<Vec<Digest>, Error> {
+        let rows: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
+            untagged!("select m.digest", " and m.digest in (select value from json_each($4))"))
+            .bind(repository.as_str()).bind(cutoff).bind(now_ms()).bind(digest_list(digests)).fetch_all(c).await)?;
+        rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
     }
 
     /// Removes a tag if nobody has moved it since it was looked at. The repository is locked.

@@ -89,9 +89,10 @@ impl Store {
     }
 
     async fn is_empty(&self) -> Result<bool, Error> {
-        let (count,): (i64,) = on!(self.read(), c => sqlx::query_as(
-            "select (select count(*) from repositories) + (select count(*) from blobs)").fetch_one(c).await)?;
-        Ok(count == 0)
+        let (is_empty,): (bool,) = on!(self.read(), c => sqlx::query_as(
+            "select not exists (select 1 from repositories) and not exists (select 1 from blobs)")
+            .fetch_one(c).await)?;
+        Ok(is_empty)
     }
 
     async fn columns(&self, table: &str) -> Result<Vec<Column>, Error> {

@@ -7,8 +7,9 @@ mod removals;
 mod retention;
 mod undo;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use lode_model::reference::Repository;
 use serde::Serialize;
 use tokio::sync::MutexGuard;
 
@@ -17,13 +18,19 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
 use crate::metrics;
-use crate::store::{self, Doomed, Place, Reason, Turn, Why, now_ms};
+use crate::store::{self, Doomed, Place, Reason, Turn, Unreferenced, Why, now_ms};
 
 pub use removals::{Removal, RemovalPage};
 pub use undo::Restored;
 
-/// How many rows one transaction looks at: few enough that pushes do not wait for it.
-const BATCH: i64 = 100;
+/// How many rows one transaction changes: few enough that pushes do not wait for it.
+const BATCH: i64 = 500;
+
+/// How many blobs are deleted at a time: a push of one of them waits for all.
+const BURY_BATCH: i64 = 100;
+
+/// How often a long collection logs how far it is.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// After so many in a row whose bytes cannot be removed, the rest is left to the next run.
 const GIVE_UP_AFTER: u32 = 3;
@@ -43,6 +50,9 @@ pub struct GcReport {
     /// Blobs whose bytes went.
     pub blobs: u64,
     pub size_bytes: u64,
+    /// Records of earlier removals that expired, and blobs that these kept for an undo.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub records: u64,
     /// What would go and why, of a dry run: the first 10,000. A real run's are kept in the index.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub removals: Vec<Removal>,
@@ -153,7 +163,9 @@ impl Registry {
         //    repeated for as long as it finds something.
         let (mut place, mut before) = (Place::default(), 0);
         loop {
-            match again!(self.gc_manifests(run, &place, &mut report).await)? {
+            let candidates = self.store.manifests_unreferenced(run.cutoff, &place, BATCH).await?;
+            report.manifests += again!(self.gc_manifests(run, &candidates.found).await)?;
+            match candidates.next {
                 Some(next) => place = next,
                 None if report.manifests == before => break,
                 None => (before, place) = (report.manifests, Place::default()),
@@ -162,36 +174,76 @@ impl Registry {
         // 3. Links that no manifest of their repository names, and repositories that hold nothing.
         let mut place = Some(Place::default());
         while let Some(after) = place {
-            place = again!(self.gc_links(run, &after, &mut report).await)?;
+            let candidates = self.store.links_unreferenced(run.cutoff, &after, BATCH).await?;
+            report.links += again!(self.gc_links(run, &candidates.found).await)?;
+            place = candidates.next;
         }
-        for repository in &self.store.repositories_empty().await? {
-            let mut tx = self.store.begin().await?;
-            tx.repository_collect(repository).await?;
-            tx.commit().await?;
-        }
+        self.gc_repositories().await?;
         // 4. Blobs that no repository links become tombstones.
-        let mut after = String::new();
-        loop {
-            let blobs = self.store.blobs_unlinked(run.cutoff, &after, BATCH).await?;
-            let Some(last) = blobs.last() else { break };
-            after = last.digest.as_str().to_owned();
-            again!(self.gc_condemn(&blobs, run).await)?;
+        let mut place = Some(Place::default());
+        while let Some(after) = place {
+            let candidates = self.store.blobs_unlinked(run.cutoff, &after, BATCH).await?;
+            again!(self.gc_condemn(&candidates.found, run).await)?;
+            place = candidates.next;
         }
-        // 5. Records that are old enough.
-        let history = store::millis(self.config.gc_history);
-        self.store.removals_expire(run.now.saturating_sub(history)).await?;
-        // 6. The bytes of tombstones go, also of those that a crash left, and then the tombstones. Bytes that cannot be removed
-        //    must not keep others from going; they are told of in the end.
+        // 5. The bytes of tombstones are deleted, also of those that a crash left, and then the tombstones. Bytes that cannot be
+        //    deleted do not keep others; the error is returned at the end.
+        let kept = self.gc_tombstones(&mut report).await?;
+        // 6. Records that are old enough. Last, because no space depends on them.
+        self.gc_records(run, &mut report).await?;
+        kept.map_or(Ok(report), Err)
+    }
+
+    /// Deletes the bytes of tombstones. Returns the last error of those that could not be deleted.
+    async fn gc_tombstones(&self, report: &mut GcReport) -> Result<Option<Error>, Error> {
         let (mut after, mut kept) = (String::new(), None);
         loop {
-            let doomed = self.store.tombstones(&after, BATCH).await?;
+            let doomed = self.store.tombstones(&after, BURY_BATCH).await?;
             let Some(last) = doomed.last() else { break };
             after.clone_from(&last.store_key);
-            if self.gc_bury(&doomed, &mut report).await.is_err() {
-                kept = self.gc_bury_apart(&doomed, &mut report).await?.or(kept);
+            if self.gc_bury(&doomed, report).await.is_err() {
+                kept = self.gc_bury_apart(&doomed, report).await?.or(kept);
             }
         }
-        kept.map_or(Ok(report), Err)
+        Ok(kept)
+    }
+
+    /// Deletes records of removals that are old enough, in batches: a collection that is cut short has made progress, and the next
+    /// one continues.
+    async fn gc_records(&self, run: Run, report: &mut GcReport) -> Result<(), Error> {
+        let cutoff = run.now.saturating_sub(store::millis(self.config.gc_history));
+        let (mut records, mut logged) = (0, Instant::now());
+        let count = |rows| {
+            records += rows;
+            if logged.elapsed() >= PROGRESS_INTERVAL {
+                logged = Instant::now();
+                tracing::info!(records, "deleting expired records of removals");
+            }
+        };
+        let expired = self.store.removals_expire(cutoff, count).await;
+        report.records += records;
+        expired
+    }
+
+    /// Forgets repositories that hold nothing.
+    async fn gc_repositories(&self) -> Result<(), Error> {
+        let mut after = String::new();
+        loop {
+            let repositories = self.store.repositories_emptiness(&after, BATCH).await?;
+            let Some((last, _)) = repositories.last() else { return Ok(()) };
+            after = last.as_str().to_owned();
+            let empty: Vec<Repository> =
+                repositories.into_iter().filter(|(_, is_empty)| *is_empty).map(|(name, _)| name).collect();
+            if !empty.is_empty() {
+                again!(self.gc_forget(&empty).await)?;
+            }
+        }
+    }
+
+    async fn gc_forget(&self, repositories: &[Repository]) -> Result<(), Error> {
+        let mut tx = self.store.begin().await?;
+        tx.repositories_collect(repositories).await?;
+        tx.commit().await
     }
 
     /// As `gc_bury`, one at a time, and says what went wrong with the last that could not go. Where none can, the storage is away.
@@ -211,61 +263,39 @@ impl Registry {
         Ok(kept)
     }
 
-    /// Removes the next manifests past their grace; returns where to go on, if there may be more.
-    async fn gc_manifests(
-        &self,
-        run: Run,
-        after: &Place,
-        report: &mut GcReport,
-    ) -> Result<Option<Place>, Error> {
-        let candidates = self.store.manifests_unreferenced(run.cutoff, after, BATCH).await?;
-        let next =
-            candidates.last().map(|(repository, digest, _)| place(repository.as_str(), digest.as_str()));
-        let why = run.why(Reason::Unreferenced);
-        let mut gone = 0;
-        let mut tx = self.store.begin().await?;
-        for (repository, digest, at) in candidates {
-            tx.repository_lock(&repository).await?;
-            if !tx.manifest_lock(&repository, &digest, run.cutoff).await? {
-                continue;
-            }
-            if tx.manifest_is_named(&repository, &digest).await? {
-                tx.manifest_keep(&repository, &digest).await?;
-            } else if !tx.manifest_has_subject(&repository, &digest).await?
-                && !tx.link_is_leased(&repository, &digest).await?
-                && self.manifest_take_away(&mut tx, &repository, &digest, at, &why).await?
-            {
-                gone += 1;
-            }
+    /// Removes those of these manifests that still nothing names; returns how many.
+    async fn gc_manifests(&self, run: Run, candidates: &[Unreferenced]) -> Result<u64, Error> {
+        if candidates.is_empty() {
+            return Ok(0);
         }
+        let mut tx = self.store.begin().await?;
+        tx.repositories_lock(candidates.iter().map(|(repository, ..)| repository)).await?;
+        let free = tx.manifests_recheck(candidates, run.cutoff).await?;
+        let gone = self.manifests_take_away(&mut tx, &free, &run.why(Reason::Unreferenced)).await?;
         tx.commit().await?;
-        report.manifests += gone;
-        Ok(next)
+        Ok(gone)
     }
 
-    /// Removes the next links past their grace and lease; returns where to go on, if there may be more.
-    async fn gc_links(&self, run: Run, after: &Place, report: &mut GcReport) -> Result<Option<Place>, Error> {
-        let candidates = self.store.links_unreferenced(run.cutoff, after, BATCH).await?;
-        let next =
-            candidates.last().map(|(repository, digest, _)| place(repository.as_str(), digest.as_str()));
-        let mut gone = 0;
-        let mut tx = self.store.begin().await?;
-        // The blobs' rows first, then the repository: the order in which a push takes them.
-        let free = tx.blobs_take(candidates.iter().map(|(_, digest, _)| digest)).await?;
-        for (repository, digest, at) in candidates.iter().filter(|(_, d, _)| free.contains(d.as_str())) {
-            tx.repository_lock(repository).await?;
-            if tx.link_collect(repository, digest, run.cutoff).await? {
-                // The repository let go of it when its last manifest did, so that the grace is not waited for twice.
-                tx.blob_unlinked(digest, *at).await?;
-                gone += 1;
-            }
+    /// Removes those of these links that are still past their grace and lease; returns how many.
+    async fn gc_links(&self, run: Run, candidates: &[Unreferenced]) -> Result<u64, Error> {
+        if candidates.is_empty() {
+            return Ok(0);
         }
+        let mut tx = self.store.begin().await?;
+        // The blobs' rows first, then the repositories: the order in which a push locks them.
+        let free = tx.blobs_take(candidates.iter().map(|(_, digest, _)| digest)).await?;
+        let candidates: Vec<Unreferenced> =
+            candidates.iter().filter(|(_, digest, _)| free.contains(digest.as_str())).cloned().collect();
+        tx.repositories_lock(candidates.iter().map(|(repository, ..)| repository)).await?;
+        let gone = tx.links_collect(&candidates, run.cutoff).await?;
         tx.commit().await?;
-        report.links += gone;
-        Ok(next)
+        Ok(gone)
     }
 
     async fn gc_condemn(&self, blobs: &[Doomed], run: Run) -> Result<(), Error> {
+        if blobs.is_empty() {
+            return Ok(());
+        }
         let mut tx = self.store.begin().await?;
         // Bytes do not come back: what needs them keeps them from getting here.
         let why = Why { undo_until: run.now, ..run.why(Reason::Unreferenced) };
@@ -299,13 +329,11 @@ impl Registry {
 
     async fn gc_buried(&self, doomed: &[Doomed]) -> Result<(), Error> {
         let mut tx = self.store.begin().await?;
-        for blob in doomed {
-            tx.tombstone_bury(blob).await?;
-        }
+        tx.tombstones_bury(doomed).await?;
         tx.commit().await
     }
 }
 
-fn place(repository: &str, digest: &str) -> Place {
-    (repository.to_owned(), digest.to_owned())
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }

@@ -110,8 +110,9 @@ impl Plan<'_> {
         let mut place = Some(Place::default());
         while let Some(after) = place.take() {
             let some = self.registry.store.manifests_unreferenced(self.run.cutoff, &after, BATCH).await?;
-            place = some.last().map(|(r, d, _)| (r.as_str().to_owned(), d.as_str().to_owned()));
-            self.loose.extend(some.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
+            place = some.next;
+            self.loose
+                .extend(some.found.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
         }
         // What goes lets go of others, which may hold on to yet others.
         loop {
@@ -171,8 +172,8 @@ impl Plan<'_> {
         let mut place = Some(Place::default());
         while let Some(after) = place.take() {
             let some = self.registry.store.links_unreferenced(self.run.cutoff, &after, BATCH).await?;
-            place = some.last().map(|(r, d, _)| (r.as_str().to_owned(), d.as_str().to_owned()));
-            let_go.extend(some.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
+            place = some.next;
+            let_go.extend(some.found.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
         }
         for (here, at) in let_go {
             if at > self.run.cutoff {
@@ -205,12 +206,11 @@ impl Plan<'_> {
             self.report.size_bytes += doomed.iter().map(|blob| blob.size_bytes).sum::<u64>();
         }
         // 2. Blobs that no repository links.
-        let mut after = String::new();
-        loop {
+        let mut place = Some(Place::default());
+        while let Some(after) = place.take() {
             let blobs = store.blobs_unlinked(self.run.cutoff, &after, BATCH).await?;
-            let Some(last) = blobs.last() else { break };
-            after = last.digest.as_str().to_owned();
-            for blob in blobs {
+            place = blobs.next;
+            for blob in blobs.found {
                 self.blob(&blob.digest, blob.size_bytes);
             }
         }

@@ -8,7 +8,7 @@ use super::{BATCH, GcReport, Run};
 use crate::Error;
 use crate::app::{Registry, again};
 use crate::retention::Rule;
-use crate::store::{AgedTag, Reason, Why, millis};
+use crate::store::{AgedTag, Reason, Unreferenced, Why, millis};
 use crate::webhooks::Event;
 
 impl Registry {
@@ -98,14 +98,12 @@ impl Registry {
         cutoff: i64,
         why: &Why,
     ) -> Result<u64, Error> {
-        let mut gone = 0;
         let mut tx = self.store.begin().await?;
         tx.repository_lock(repository).await?;
-        for digest in untagged {
-            if tx.manifest_is_untagged(repository, digest, cutoff).await? {
-                gone += u64::from(self.manifest_take_away(&mut tx, repository, digest, why.at, why).await?);
-            }
-        }
+        let still = tx.manifests_still_untagged(repository, untagged, cutoff).await?;
+        let still: Vec<Unreferenced> =
+            still.into_iter().map(|digest| (repository.clone(), digest, why.at)).collect();
+        let gone = self.manifests_take_away(&mut tx, &still, why).await?;
         tx.commit().await?;
         Ok(gone)
     }

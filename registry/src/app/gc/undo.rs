@@ -122,6 +122,7 @@ impl Registry {
                 return Ok(false);
             }
         }
+        tx.repository_lock_or_create(repository).await?;
         for digest in blobs {
             tx.link(repository, digest, self.lease_ms().max(millis(LEASE))).await?;
         }

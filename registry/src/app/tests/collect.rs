@@ -85,6 +85,27 @@ async fn a_deleted_tag_lets_go_of_its_manifest_only_if_nothing_else_holds_it() {
 }
 
 #[tokio::test]
+async fn a_blob_that_came_after_the_manifest_that_names_it_stays_as_long_as_that() {
+    let sparse = |config: &mut Config| {
+        no_grace(config);
+        config.allow_sparse = true;
+    };
+    each_engine_with(&sparse, WriteLimit::default(), async |f: Fixture| {
+        let (config, layer) = (f.push("r", b"{}").await, Digest::sha256(b"late"));
+        let manifest = f.put("r", "t", &image(&config, &[&layer])).await.unwrap().digest;
+        f.push("r", b"late").await;
+        for _ in 0..2 {
+            assert_eq!(gc(&f).await, GcReport::default());
+        }
+        f.delete("r", manifest.as_str()).await.unwrap();
+        assert_eq!(gc(&f).await.links, 3);
+        assert!(!f.holds(&layer).await);
+        f.assert_sound().await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn leases_and_grace_hold() {
     let leased = |config: &mut Config| config.gc_grace = Duration::ZERO;
     each_engine_with(&leased, WriteLimit::default(), async |f: Fixture| {
@@ -126,8 +147,8 @@ async fn the_grace_counts_from_the_last_reference_anywhere() {
         f.push("late", b"shared").await;
         tokio::time::sleep(Duration::from_millis(1100)).await;
         // The one let go long ago, the other only now.
-        f.registry.blob_delete(&CALLER, &repo("late"), &digest).await.unwrap();
         let let_go = std::time::Instant::now();
+        f.registry.blob_delete(&CALLER, &repo("late"), &digest).await.unwrap();
         let mut taken = gc(&f).await;
         assert_eq!(taken.links, 1);
         // However slow the machine: not before the grace is over, and then it goes.

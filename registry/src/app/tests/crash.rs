@@ -3,7 +3,7 @@
 use super::replicas::why;
 use super::*;
 use crate::app::Damage;
-use crate::store::now_ms;
+use crate::store::{Place, now_ms};
 
 #[tokio::test]
 async fn a_folder_has_one_server() {
@@ -100,7 +100,7 @@ async fn a_deletion_cut_short_is_finished_or_taken_back() {
             f.registry.blob_delete(&CALLER, &repo("r"), digest).await.unwrap();
         }
         // Condemned, and then the process died; of one the bytes are gone already.
-        let doomed = f.registry.store().blobs_unlinked(now_ms(), "", 10).await.unwrap();
+        let doomed = f.registry.store().blobs_unlinked(now_ms(), &Place::default(), 10).await.unwrap().found;
         let mut tx = f.registry.store().begin().await.unwrap();
         assert_eq!(tx.blobs_condemn(&doomed, now_ms(), &why()).await.unwrap().len(), 2);
         tx.commit().await.unwrap();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::{Doomed, Reason, Store, Tx, Why, millis, now_ms};
+use crate::store::{Doomed, Reason, Store, Tx, Why, millis, now_ms, on};
 
 /// Long enough for whoever does not wait for a lock.
 const WHILE: Duration = Duration::from_millis(300);
@@ -57,7 +57,7 @@ async fn every_key_of_a_digest_is_deleted_once_and_the_newest_stays() {
         assert_eq!(tombstones(store).await, ["k1"]);
         let old = store.tombstones("", 1).await.unwrap().remove(0);
         let mut tx = store.begin().await.unwrap();
-        tx.tombstone_bury(&old).await.unwrap();
+        tx.tombstones_bury(&[old]).await.unwrap();
         tx.commit().await.unwrap();
         assert_eq!(store.blob_live(&digest).await.unwrap().unwrap().1, "k3");
         // Damage is replaced, and what is left of it goes.
@@ -90,6 +90,52 @@ async fn one_replica_collects_at_a_time() {
         asked.await.unwrap();
         // A turn that is dropped is given back a moment later.
         store.turn("collection").await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_turn_is_no_transaction_that_the_server_would_end() {
+    let Some(database) = crate::store::postgres_for_test().await else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (
+        Store::open(Some(&database), folder.path()).await.unwrap(),
+        Store::open(Some(&database), folder.path()).await.unwrap(),
+    );
+    let turn = one.turn_try("test").await.unwrap().unwrap();
+    assert!(two.turn_try("test").await.unwrap().is_none());
+    let (open,): (bool,) = on!(two.read(), c => sqlx::query_as(
+        "select exists (select 1 from pg_locks l join pg_stat_activity a on a.pid = l.pid
+             where l.locktype = 'advisory' and l.objid = cast(cast(hashtext(current_schema()) as bigint) & 4294967295 as oid)
+               and a.state like 'idle in transaction%')")
+        .fetch_one(c).await)
+    .unwrap();
+    assert!(!open);
+    drop(turn);
+    two.turn("test").await.unwrap();
+}
+
+#[tokio::test]
+async fn links_of_one_repository_are_made_side_by_side() {
+    each_engine(async |f: Fixture| {
+        if f.config.database.is_none() {
+            return;
+        }
+        let store = other(&f).await;
+        let (one, two) = (f.push("source", b"one").await, f.push("source", b"two").await);
+        f.push("r", b"the repository exists").await;
+        let mut tx = store.begin().await.unwrap();
+        tx.blob_lock(&one).await.unwrap().unwrap();
+        tx.link(&repo("r"), &one, millis(Duration::from_secs(60))).await.unwrap();
+        // With the link uncommitted, others mount and push into the repository; they would fail after the limit of a statement.
+        f.registry.blob_mount(&CALLER, &repo("r"), &two, None).await.unwrap().unwrap();
+        f.push("r", b"three").await;
+        // A collection leaves the repository alone.
+        f.registry.gc_run(&CALLER, false).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(f.pull("r", &one).await.unwrap(), b"one");
+        assert_eq!(f.pull("r", &two).await.unwrap(), b"two");
+        f.assert_sound().await;
     })
     .await;
 }
@@ -183,7 +229,8 @@ async fn the_last_manifest_of_a_layer_goes_while_another_arrives() {
         let config = f.push("r", b"config of the new one").await;
         let mut tx = store.begin().await.unwrap();
         tx.repository_lock(&repo("r")).await.unwrap();
-        assert!(tx.manifest_delete(&repo("r"), &old, now_ms(), &why()).await.unwrap());
+        let manifest = (repo("r"), old.clone(), now_ms());
+        assert_eq!(tx.manifests_delete(&[manifest], &why()).await.unwrap().len(), 1);
         let manifest = image(&config, &[&layer]);
         let mut putting = Box::pin(f.put("r", "new", &manifest));
         waits(&mut putting).await;

@@ -1,0 +1,132 @@
+//! Indexes that only make queries faster. They are built when the database is opened, outside of the migrations: on Postgres
+//! concurrently, so that replicas of the previous version continue to write while a large table is indexed.
+
+use super::{Engine, Store, on};
+use crate::Error;
+
+struct Index {
+    name: &'static str,
+    table: &'static str,
+    /// Columns and condition.
+    on: &'static str,
+}
+
+const INDEXES: &[Index] = &[
+    Index {
+        name: "blobs_unlinked_by_time",
+        table: "blobs",
+        on: "(unlinked_at, digest) where unlinked_at is not null",
+    },
+    Index {
+        name: "manifests_unreferenced_by_time",
+        table: "manifests",
+        on: "(unreferenced_at, repository, digest) where unreferenced_at is not null",
+    },
+    Index {
+        name: "links_unreferenced_by_time",
+        table: "links",
+        on: "(unreferenced_at, repository, digest) where unreferenced_at is not null",
+    },
+    Index { name: "removals_by_time", table: "removals", on: "(removed_at, id)" },
+    Index { name: "removals_by_repository", table: "removals", on: "(repository, id)" },
+    Index { name: "removal_blobs_by_time", table: "removal_blobs", on: "(undo_until, digest, removal)" },
+    Index {
+        name: "webhook_deliveries_by_target",
+        table: "webhook_deliveries",
+        on: "(target, next_at, id) where given_up_at is null",
+    },
+    Index { name: "workers_by_address", table: "workers", on: "(advertise)" },
+];
+
+/// The lock of the replica that builds.
+const BUILDING: &str = "indexes";
+
+impl Store {
+    /// Builds the indexes that are missing, unless another replica does.
+    pub(super) async fn build_indexes(&self) -> Result<(), Error> {
+        if self.indexes_missing().await?.is_empty() {
+            return Ok(());
+        }
+        let Some(_turn) = self.turn_try(BUILDING).await? else {
+            tracing::info!("another replica builds indexes of the database");
+            return Ok(());
+        };
+        for index in self.indexes_missing().await? {
+            let Index { name, table, on } = index;
+            match &self.0 {
+                Engine::Sqlite(pools) => {
+                    let text = format!("create index if not exists {name} on {table} {on}");
+                    sqlx::query(sqlx::AssertSqlSafe(text)).execute(&pools.write).await?;
+                }
+                Engine::Postgres(pool) => super::postgres::build_index(pool, name, table, on).await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn indexes_missing(&self) -> Result<Vec<&'static Index>, Error> {
+        // An index whose build was interrupted exists on Postgres, but is invalid: queries do not use it.
+        let text = match self.0 {
+            Engine::Sqlite(_) => "select name from sqlite_master where type = 'index'",
+            Engine::Postgres(_) => {
+                "select cast(c.relname as text) from pg_index i join pg_class c on c.oid = i.indexrelid
+                 join pg_namespace n on n.oid = c.relnamespace
+                 where n.nspname = current_schema() and i.indisvalid"
+            }
+        };
+        let rows: Vec<(String,)> = on!(self.write(), c => sqlx::query_as(text).fetch_all(c).await)?;
+        Ok(INDEXES.iter().filter(|index| !rows.iter().any(|(name,)| name == index.name)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sqlx::postgres::PgPool;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_index_is_built_on_both_engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let sqlite = format!("sqlite:{}", folder.path().join("x.db").display()).parse().unwrap();
+        for url in [Some(sqlite), crate::store::postgres_for_test().await].into_iter().flatten() {
+            let store = Store::open(Some(&url), folder.path()).await.unwrap();
+            assert!(store.indexes_missing().await.unwrap().is_empty());
+        }
+    }
+
+    /// A replica of the previous version goes on writing, in a transaction that it has open, and in others.
+    #[tokio::test]
+    async fn a_replica_of_the_previous_version_writes_during_an_upgrade() {
+        let Some(url) = crate::store::postgres_for_test().await else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let old = PgPool::connect(url.as_str()).await.unwrap();
+        sqlx::migrate!("../migrations/postgres").run_to(7, &old).await.unwrap();
+        let insert = "insert into blobs (digest, size_bytes, store_key, created_at, released_at) values ($1, 1, $1, 1, 1)";
+        let mut open = old.begin().await.unwrap();
+        sqlx::query(insert).bind("a").execute(&mut *open).await.unwrap();
+        // Not empty, so that the index is built concurrently.
+        sqlx::query(insert).bind("b").execute(&old).await.unwrap();
+
+        let mut upgrade = Box::pin(Store::open(Some(&url), folder.path()));
+        let waiting = async {
+            // The build waits for the open transaction.
+            let query = "select exists (select 1 from pg_stat_activity
+                 where query like 'create index concurrently blobs_unlinked_by_time%' and wait_event_type = 'Lock')";
+            while !sqlx::query_scalar::<_, bool>(query).fetch_one(&old).await.unwrap() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::select! {
+            _ = &mut upgrade => panic!("the build did not wait for the open transaction"),
+            () = waiting => {}
+        }
+        let write = async { sqlx::query(insert).bind("c").execute(&old).await.unwrap() };
+        tokio::time::timeout(Duration::from_secs(30), write).await.expect("the previous version writes");
+        open.commit().await.unwrap();
+        let store = upgrade.await.unwrap();
+        assert!(store.indexes_missing().await.unwrap().is_empty());
+    }
+}
