@@ -26,6 +26,7 @@ mod transfer;
 mod uploads;
 mod walk;
 mod webhooks;
+mod worker_table;
 mod workers;
 
 use std::ops::Deref;
@@ -162,6 +163,8 @@ pub struct Inner {
     pub(crate) index_limits: IndexLimits,
     /// Permits to decode tensors for comparisons, kept by the threads that do it.
     comparing: Arc<tokio::sync::Semaphore>,
+    /// The attached workers, and their heartbeats.
+    workers: worker_table::Workers,
     /// The way to the workers.
     gateway: Gateway,
     /// Which addresses this server connects to on behalf of its callers.
@@ -170,7 +173,7 @@ pub struct Inner {
     upstreams: Vec<Arc<Upstream>>,
     /// What is being fetched from them.
     fetches: Flights,
-    /// When this process opened it, in Unix milliseconds.
+    /// When this process opened it, by the database's clock.
     opened_at: i64,
     /// The key of signed links, once it was asked for.
     link_key: tokio::sync::OnceCell<Vec<u8>>,
@@ -218,6 +221,7 @@ async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error>
     crate::webhooks::check(&config.webhook)?;
     let registry = open_idle(config, limits).await?;
     metrics::start(&registry);
+    worker_table::start(&registry);
     if !registry.config.read_only {
         registry.store.index_recover().await?;
         crate::backup::unmark(&registry.config.data)?;
@@ -241,6 +245,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
     blobs.check().await?;
     let reach = Reach { connections: config.database_connections, wait: config.database_wait };
     let store = Store::open_reach(config.database.as_ref(), &config.data, reach).await?;
+    let opened_at = store.database_now_ms().await?;
     let registry = Registry(Arc::new(Inner {
         config,
         store,
@@ -253,11 +258,12 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         indexing: index::Indexing::default(),
         index_limits: limits.index,
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
+        workers: worker_table::Workers::default(),
         gateway: Gateway::new()?,
         egress,
         upstreams,
         fetches: Flights::default(),
-        opened_at: crate::store::now_ms(),
+        opened_at,
         link_key: tokio::sync::OnceCell::new(),
         stopping: CancellationToken::new(),
         tasks: TaskTracker::new(),

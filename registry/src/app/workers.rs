@@ -1,6 +1,7 @@
 //! Workers: who may join, what they report, and which of them are there.
 //! Registrations and heartbeats are rows, so that any replica can route to any worker.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lode_model::digest::Digest;
@@ -12,18 +13,19 @@ use url::Url;
 use uuid::Uuid;
 
 use super::Registry;
+use super::worker_table::{self, WorkerTable};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::store::{WorkerRow, millis, now_ms};
+use crate::store::WorkerRow;
 
 /// How often a worker shows itself.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// A worker that was not seen for this long gets no more requests.
-const ABSENT_AFTER: Duration = Duration::from_secs(10);
+pub(super) const ABSENT_AFTER: Duration = Duration::from_secs(10);
 
 /// After this long it is forgotten; the next heartbeat makes it register again.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// A device of a worker, as it reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -112,10 +114,9 @@ impl Registry {
     ) -> Result<Registration, Error> {
         allow(caller, Action::Join, Target::Workers)?;
         self.worker_may_join(proof)?;
-        let (id, now) = (Uuid::new_v4(), now_ms());
+        let id = Uuid::new_v4();
         // Two random UUIDs make a secret of 244 bits.
         let secret = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
-        self.store().worker_expire(now - millis(FORGOTTEN_AFTER)).await?;
         self.store()
             .worker_insert(&WorkerRow {
                 id,
@@ -125,10 +126,11 @@ impl Registry {
                 devices: to_json(&announcement.devices),
                 loaded: "[]".to_owned(),
                 cached: "[]".to_owned(),
-                registered_at: now,
-                seen_at: now,
+                registered_at: 0,
+                inventory: 0,
             })
             .await?;
+        self.workers.changed();
         Ok(Registration { id, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
     }
 
@@ -142,22 +144,37 @@ impl Registry {
     ) -> Result<bool, Error> {
         allow(caller, Action::Join, Target::Workers)?;
         self.worker_may_join(proof)?;
+        // 1. Nothing new: the heartbeat is written with those of other workers.
+        let table = self.workers_attached().await?;
+        if table.find(id).is_some_and(|worker| !worker_table::is_changed(worker, heartbeat)) {
+            self.workers.beat(id);
+            return Ok(true);
+        }
+        // 2. Otherwise what it has now.
         let (devices, loaded, cached) =
             (to_json(&heartbeat.devices), to_json(&heartbeat.loaded), to_json(&heartbeat.cached));
-        self.store().worker_update(id, &devices, &loaded, &cached).await
+        let known = self.store().worker_update(id, &devices, &loaded, &cached).await?;
+        self.workers.changed();
+        Ok(known)
     }
 
     pub async fn worker_leave(&self, caller: &Caller, proof: JoinProof<'_>, id: Uuid) -> Result<bool, Error> {
         allow(caller, Action::Join, Target::Workers)?;
         self.worker_may_join(proof)?;
-        self.store().worker_delete(id).await
+        let known = self.store().worker_delete(id).await?;
+        self.workers.changed();
+        Ok(known)
     }
 
     /// The workers that are there now.
     pub async fn worker_list(&self, caller: &Caller) -> Result<Vec<Worker>, Error> {
         allow(caller, Action::List, Target::Workers)?;
-        let rows = self.store().worker_list(now_ms() - millis(ABSENT_AFTER)).await?;
-        rows.into_iter().map(Worker::try_from).collect()
+        Ok(self.workers_attached().await?.all())
+    }
+
+    /// The attached workers, as of a second ago at most.
+    pub(crate) async fn workers_attached(&self) -> Result<Arc<WorkerTable>, Error> {
+        self.workers.table(self.store()).await
     }
 
     /// Of the worker and the model that this process was started with, what is not there yet.
@@ -218,7 +235,7 @@ impl TryFrom<WorkerRow> for Worker {
             loaded: from_json("worker models", &row.loaded)?,
             cached: from_json("worker cache", &row.cached)?,
             registered_at: row.registered_at,
-            seen_at: row.seen_at,
+            seen_at: 0,
             secret: row.secret,
         })
     }

@@ -1,73 +1,122 @@
-//! Which worker gets a request: one that has the model loaded, then one that has it on disk, then the emptiest.
-//! Pure, so that the order can be read off a table.
+//! Which workers a request is sent to: those that have the model loaded, then those that have it on disk, then the others. Within
+//! a class the less loaded of two random workers comes first, so that replicas which know the same do not all choose the same.
+//! Pure: the random numbers and the load come from the caller.
 
-use std::cmp::Reverse;
+/// How many workers a request is tried on.
+pub(crate) const TRIES: usize = 4;
 
-use lode_model::digest::Digest;
-
-use crate::app::Worker;
-
-/// The workers, the best for this model first.
-pub(crate) fn by_preference(mut workers: Vec<Worker>, digest: &Digest) -> Vec<Worker> {
-    workers.sort_by_key(|worker| (distance(worker, digest), Reverse(free_bytes(worker))));
-    workers
+/// Some workers by their places: those that are known, or as many as there are.
+pub(crate) enum Class<'a> {
+    Places(&'a [usize]),
+    All(usize),
 }
 
-/// How far a worker is from running it: 0 loaded, 1 on disk, 2 neither.
-fn distance(worker: &Worker, digest: &Digest) -> u8 {
-    if worker.loaded.iter().any(|model| model.digest == *digest) {
-        0
-    } else if worker.cached.contains(digest) {
-        1
-    } else {
-        2
+impl Class<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Class::Places(places) => places.len(),
+            Class::All(count) => *count,
+        }
+    }
+
+    fn place(&self, at: usize) -> usize {
+        match self {
+            Class::Places(places) => places[at],
+            Class::All(_) => at,
+        }
     }
 }
 
-fn free_bytes(worker: &Worker) -> u64 {
-    worker.devices.iter().fold(0, |sum, device| sum.saturating_add(device.free_bytes))
+/// The workers to try, in order: at most `TRIES`, from the first class on. `random(n)` is below `n`; of two workers the one with
+/// the smaller load is tried first. The cost does not depend on how many workers there are.
+pub(crate) fn by_preference<L: Ord>(
+    classes: &[Class<'_>],
+    mut random: impl FnMut(usize) -> usize,
+    load: impl Fn(usize) -> L,
+) -> Vec<usize> {
+    let mut chosen: Vec<usize> = Vec::with_capacity(TRIES);
+    for class in classes {
+        // Twice as many as are needed, to choose each from two, and as many as may be chosen already.
+        let wanted = 2 * (TRIES - chosen.len()) + chosen.len();
+        let mut sample = sample(class.len(), wanted, &mut random)
+            .into_iter()
+            .map(|at| class.place(at))
+            .filter(|place| !chosen.contains(place))
+            .collect::<Vec<_>>()
+            .into_iter();
+        let Some(mut kept) = sample.next() else { continue };
+        for other in sample {
+            let (better, worse) = if load(other) < load(kept) { (other, kept) } else { (kept, other) };
+            chosen.push(better);
+            kept = worse;
+            if chosen.len() == TRIES {
+                return chosen;
+            }
+        }
+        chosen.push(kept);
+        if chosen.len() == TRIES {
+            return chosen;
+        }
+    }
+    chosen
+}
+
+/// Up to `wanted` different numbers below `count`, in random order.
+fn sample(count: usize, wanted: usize, random: &mut impl FnMut(usize) -> usize) -> Vec<usize> {
+    let mut picked: Vec<usize> = Vec::with_capacity(wanted.min(count));
+    // Floyd's algorithm: one random number for each, however many there are to choose from.
+    for last in count.saturating_sub(wanted)..count {
+        let number = random(last + 1);
+        let number = if picked.contains(&number) { last } else { number };
+        picked.insert(random(picked.len() + 1), number);
+    }
+    picked
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, json};
-    use uuid::Uuid;
-
     use super::*;
-    use crate::app::{Device, LoadedModel};
 
-    fn worker(version: &str, free_bytes: u64, loaded: &[&Digest], cached: &[&Digest]) -> Worker {
-        let load = |digest: &&Digest| LoadedModel {
-            repository: "m".parse().unwrap(),
-            digest: (*digest).clone(),
-            size_bytes: 1,
-            more: Map::new(),
-        };
-        Worker {
-            id: Uuid::nil(),
-            advertise: "http://127.0.0.1:1".parse().unwrap(),
-            version: version.to_owned(),
-            devices: vec![Device { free_bytes, ..Device::default() }],
-            loaded: loaded.iter().map(load).collect(),
-            cached: cached.iter().map(|digest| (*digest).clone()).collect(),
-            registered_at: 0,
-            seen_at: 0,
-            secret: json!(null).to_string(),
+    /// A small generator, so that the tests repeat.
+    fn random(mut state: u64) -> impl FnMut(usize) -> usize {
+        move |below| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
         }
     }
 
     #[test]
-    fn loaded_then_cached_then_emptiest() {
-        let (this, other) = (Digest::sha256(b"this"), Digest::sha256(b"other"));
-        let workers = vec![
-            worker("small", 1, &[], &[]),
-            worker("big", 9, &[&other], &[&other]),
-            worker("cached", 2, &[], &[&this]),
-            worker("loaded", 0, &[&this], &[&this]),
-            worker("loaded, roomier", 3, &[&this], &[&this]),
-        ];
-        let order: Vec<String> =
-            by_preference(workers, &this).into_iter().map(|worker| worker.version).collect();
-        assert_eq!(order, ["loaded, roomier", "loaded", "cached", "big", "small"]);
+    fn loaded_then_cached_then_the_less_loaded_of_the_others() {
+        // Places: 0 and 1 have it loaded, 2 and those on disk, 3 and 4 neither.
+        let loads = [9, 3, 5, 1, 8];
+        for seed in 0..100 {
+            let classes = [Class::Places(&[0, 1]), Class::Places(&[0, 1, 2]), Class::All(5)];
+            assert_eq!(by_preference(&classes, random(seed), |at| loads[at]), [1, 0, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn tries_are_capped_and_different() {
+        for (count, expect) in [(0, 0), (1, 1), (3, 3), (4, 4), (10_000, TRIES)] {
+            for seed in 0..50 {
+                let mut chosen = by_preference(&[Class::All(count)], random(seed), |at| at);
+                assert_eq!(chosen.len(), expect);
+                chosen.sort_unstable();
+                chosen.dedup();
+                assert_eq!(chosen.len(), expect);
+                assert!(chosen.iter().all(|at| *at < count));
+            }
+        }
+    }
+
+    #[test]
+    fn requests_spread_over_all_workers() {
+        let (mut loads, mut random) = (vec![0_u32; 100], random(7));
+        for _ in 0..10_000 {
+            let first = by_preference(&[Class::All(100)], &mut random, |at| loads[at])[0];
+            loads[first] += 1;
+        }
+        // One random choice would leave some with 130 and others with 70.
+        assert!(loads.iter().all(|load| (90..=110).contains(load)), "{loads:?}");
     }
 }

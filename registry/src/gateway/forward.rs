@@ -1,6 +1,8 @@
 //! One request to one of several workers: the next is tried until the first byte of an answer is there, never after it.
 //! Dropping the answer closes the connection to the worker, which ends its work.
 
+use std::cmp::Reverse;
+
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -9,12 +11,12 @@ use futures::{StreamExt, TryStreamExt};
 use http::{HeaderValue, StatusCode, header};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
+use rand::Rng;
 use url::Url;
 
-use super::choose::by_preference;
+use super::choose::{Class, by_preference};
 use super::{Gateway, GatewayError};
 use crate::app::Worker;
-use crate::auth::Caller;
 use crate::error::chain;
 use crate::http::Failure;
 use crate::{Registry, traces};
@@ -39,9 +41,22 @@ pub(crate) struct Answer {
     pub(crate) bytes: BoxStream<'static, Result<Bytes, reqwest::Error>>,
 }
 
-/// Asks the workers in order of preference.
+/// Sends the request to some of the attached workers in order of preference, until one of them takes it.
 pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Failure> {
-    let workers = by_preference(registry.worker_list(&Caller::Internal).await?, &ask.digest);
+    let table = registry.workers_attached().await?;
+    let classes = [
+        Class::Places(table.loaded(&ask.digest)),
+        Class::Places(table.cached(&ask.digest)),
+        Class::All(table.len()),
+    ];
+    let gateway = registry.gateway();
+    let load = |at: usize| {
+        let worker = table.worker(at);
+        (gateway.requests_at(worker.id), Reverse(free_bytes(worker)))
+    };
+    let random = |below: usize| rand::rng().random_range(0..below);
+    let workers: Vec<_> =
+        by_preference(&classes, random, load).into_iter().map(|at| table.worker(at).clone()).collect();
     if workers.is_empty() {
         return Err(GatewayError::NoWorker { model: ask.name }.into());
     }
@@ -60,12 +75,18 @@ pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Fai
     busy.ok_or_else(|| GatewayError::NoAnswer { model: ask.name, tried }.into())
 }
 
+fn free_bytes(worker: &Worker) -> u64 {
+    worker.devices.iter().fold(0, |sum, device| sum.saturating_add(device.free_bytes))
+}
+
 /// It was restarted and has another secret, which its next registration brings.
 fn is_stranger(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
 async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, reqwest::Error> {
+    // Counted until the response has been passed on, or dropped.
+    let counted = gateway.count_request(worker.id);
     let response = gateway
         .client
         .post(address(&worker.advertise, ask.path))
@@ -82,7 +103,11 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
     let mut rest = response.bytes_stream();
     let first = rest.next().await.transpose()?;
-    let bytes = stream::iter(first.map(Ok)).chain(rest).boxed();
+    let bytes = stream::iter(first.map(Ok)).chain(rest).map(move |piece| {
+        let _counted = &counted;
+        piece
+    });
+    let bytes = bytes.boxed();
     Ok(Answer { status, content_type, bytes })
 }
 

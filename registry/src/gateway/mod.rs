@@ -6,12 +6,17 @@ mod forward;
 mod passed_on;
 mod ps;
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::StatusCode;
+use uuid::Uuid;
 
 use crate::Error;
 
+#[cfg(test)]
+pub(crate) use choose::{Class, by_preference};
 pub(crate) use forward::{Answer, Ask, forward};
 pub(crate) use passed_on::{embeddings, passed_on, read_json, resolve};
 pub(crate) use ps::{ps, ps_for_ollama};
@@ -22,6 +27,26 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub(crate) struct Gateway {
     client: reqwest::Client,
+    /// How many requests this replica has at each worker.
+    requests: Arc<Mutex<HashMap<Uuid, usize>>>,
+}
+
+/// A request at a worker; dropping it takes it off the count.
+pub(super) struct CountedRequest {
+    requests: Arc<Mutex<HashMap<Uuid, usize>>>,
+    worker: Uuid,
+}
+
+impl Drop for CountedRequest {
+    fn drop(&mut self) {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = requests.get_mut(&self.worker) {
+            *count -= 1;
+            if *count == 0 {
+                requests.remove(&self.worker);
+            }
+        }
+    }
 }
 
 impl Gateway {
@@ -35,7 +60,17 @@ impl Gateway {
         };
         let client = lode_client::http_client(configure)
             .map_err(|error| Error::Config { setting: "gateway", reason: error.to_string() })?;
-        Ok(Gateway { client })
+        Ok(Gateway { client, requests: Arc::default() })
+    }
+
+    fn requests_at(&self, worker: Uuid) -> usize {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.get(&worker).copied().unwrap_or(0)
+    }
+
+    fn count_request(&self, worker: Uuid) -> CountedRequest {
+        *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry(worker).or_insert(0) += 1;
+        CountedRequest { requests: self.requests.clone(), worker }
     }
 }
 

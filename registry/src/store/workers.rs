@@ -1,11 +1,15 @@
-//! Workers as they last showed themselves; any replica reads them to route a request.
-//! What a worker says of itself is kept as JSON, for nothing here asks about it.
+//! Workers as they last reported; any replica reads them to route a request. Whether a worker is attached is decided by the
+//! database's clock alone: the clocks of replicas differ.
 
+use std::time::Duration;
+
+use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Store, now_ms, on, parsed};
+use super::{Engine, Store, millis, on, parsed};
 use crate::Error;
 
+/// What a worker reported; the lists are JSON, because no query asks about them.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerRow {
     pub(crate) id: Uuid,
@@ -16,25 +20,48 @@ pub(crate) struct WorkerRow {
     pub(crate) loaded: String,
     pub(crate) cached: String,
     pub(crate) registered_at: i64,
+    pub(crate) inventory: i64,
+}
+
+/// Of an attached worker, what changes with each heartbeat, and the number of its inventory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorkerState {
+    pub(crate) id: Uuid,
+    pub(crate) inventory: i64,
     pub(crate) seen_at: i64,
 }
 
+fn id_list(ids: &[Uuid]) -> String {
+    serde_json::Value::from_iter(ids.iter().map(Uuid::to_string)).to_string()
+}
+
 impl Store {
-    /// Adds a worker, in place of those that answer at the same address: it was restarted.
+    /// The database's clock as an expression: milliseconds since 1970.
+    fn clock(&self) -> &'static str {
+        match self.0 {
+            Engine::Sqlite(_) => "cast(unixepoch('subsec') * 1000 as bigint)",
+            Engine::Postgres(_) => "cast(extract(epoch from clock_timestamp()) * 1000 as bigint)",
+        }
+    }
+
+    /// Adds a worker, seen now, in place of those at the same address: it was restarted.
     pub(crate) async fn worker_insert(&self, row: &WorkerRow) -> Result<(), Error> {
+        let text = AssertSqlSafe(format!(
+            "insert into workers (id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at)
+             values ($1, $2, $3, $4, $5, $6, $7, {now}, {now})",
+            now = self.clock()
+        ));
         let mut tx = self.begin().await?;
         on!(tx.conn(), c => sqlx::query("delete from workers where advertise = $1")
             .bind(&row.advertise).execute(c).await.map(drop))?;
-        on!(tx.conn(), c => sqlx::query(
-            "insert into workers (id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at)
-             values ($1, $2, $3, $4, $5, $6, $7, $8, $9)")
+        on!(tx.conn(), c => sqlx::query(text)
             .bind(row.id.to_string()).bind(&row.secret).bind(&row.advertise).bind(&row.version)
-            .bind(&row.devices).bind(&row.loaded).bind(&row.cached).bind(row.registered_at).bind(row.seen_at)
+            .bind(&row.devices).bind(&row.loaded).bind(&row.cached)
             .execute(c).await.map(drop))?;
         tx.commit().await
     }
 
-    /// Notes a heartbeat. False if the worker is not known, and has to register again.
+    /// Records what a worker has now. False if the worker is not known, and has to register again.
     pub(crate) async fn worker_update(
         &self,
         id: Uuid,
@@ -42,11 +69,25 @@ impl Store {
         loaded: &str,
         cached: &str,
     ) -> Result<bool, Error> {
-        let rows = on!(self.write(), c => sqlx::query(
-            "update workers set devices = $2, loaded = $3, cached = $4, seen_at = $5 where id = $1")
-            .bind(id.to_string()).bind(devices).bind(loaded).bind(cached).bind(now_ms())
+        let text = AssertSqlSafe(format!(
+            "update workers set devices = $2, loaded = $3, cached = $4, inventory = inventory + 1, seen_at = {}
+             where id = $1",
+            self.clock()
+        ));
+        let rows = on!(self.write(), c => sqlx::query(text)
+            .bind(id.to_string()).bind(devices).bind(loaded).bind(cached)
             .execute(c).await.map(|r| r.rows_affected()))?;
         Ok(rows > 0)
+    }
+
+    /// Records heartbeats of workers, in one statement. Returns how many of them are known.
+    pub(crate) async fn workers_seen(&self, ids: &[Uuid]) -> Result<u64, Error> {
+        let text = AssertSqlSafe(format!(
+            "update workers set seen_at = {} where id in (select value from json_each($1))",
+            self.clock()
+        ));
+        Ok(on!(self.write(), c => sqlx::query(text).bind(id_list(ids))
+            .execute(c).await.map(|r| r.rows_affected()))?)
     }
 
     pub(crate) async fn worker_delete(&self, id: Uuid) -> Result<bool, Error> {
@@ -55,22 +96,41 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Forgets workers that were last seen before `cutoff`.
-    pub(crate) async fn worker_expire(&self, cutoff: i64) -> Result<(), Error> {
-        on!(self.write(), c => sqlx::query("delete from workers where seen_at < $1")
-            .bind(cutoff).execute(c).await.map(drop))?;
+    /// Forgets workers that were not seen for so long.
+    pub(crate) async fn worker_expire(&self, unseen: Duration) -> Result<(), Error> {
+        let text = AssertSqlSafe(format!(
+            "delete from workers where seen_at < {} - cast($1 as bigint)",
+            self.clock()
+        ));
+        on!(self.write(), c => sqlx::query(text).bind(millis(unseen)).execute(c).await.map(drop))?;
         Ok(())
     }
 
-    /// The workers seen since `cutoff`, oldest registration first.
-    pub(crate) async fn worker_list(&self, cutoff: i64) -> Result<Vec<WorkerRow>, Error> {
+    /// The workers that were seen lately, oldest registration first.
+    pub(crate) async fn worker_states(&self, within: Duration) -> Result<Vec<WorkerState>, Error> {
+        let text = AssertSqlSafe(format!(
+            "select id, inventory, seen_at from workers where seen_at >= {} - cast($1 as bigint)
+             order by registered_at, id",
+            self.clock()
+        ));
+        let rows: Vec<(String, i64, i64)> =
+            on!(self.read(), c => sqlx::query_as(text).bind(millis(within)).fetch_all(c).await)?;
+        rows.into_iter()
+            .map(|(id, inventory, seen_at)| {
+                Ok(WorkerState { id: parsed("worker", &id)?, inventory, seen_at })
+            })
+            .collect()
+    }
+
+    /// The rows of these workers, as far as they exist, in no order.
+    pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
         type Row = (String, String, String, String, String, String, String, i64, i64);
         let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
-            "select id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at
-             from workers where seen_at >= $1 order by registered_at, id")
-            .bind(cutoff).fetch_all(c).await)?;
+            "select id, secret, advertise, version, devices, loaded, cached, registered_at, inventory
+             from workers where id in (select value from json_each($1))")
+            .bind(id_list(ids)).fetch_all(c).await)?;
         let read =
-            |(id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at): Row| {
+            |(id, secret, advertise, version, devices, loaded, cached, registered_at, inventory): Row| {
                 let id = parsed("worker", &id)?;
                 Ok(WorkerRow {
                     id,
@@ -81,7 +141,7 @@ impl Store {
                     loaded,
                     cached,
                     registered_at,
-                    seen_at,
+                    inventory,
                 })
             };
         rows.into_iter().map(read).collect()

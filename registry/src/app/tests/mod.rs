@@ -5,6 +5,7 @@ mod cancelled;
 mod collect;
 mod crash;
 mod database;
+mod fleet;
 mod index;
 mod listings;
 mod manifests;

@@ -1,0 +1,169 @@
+//! Many workers: what their heartbeats and the choice among them cost. The long form has ten thousand.
+
+use std::time::Instant;
+
+use futures::TryStreamExt;
+
+use super::records::figure;
+use super::*;
+use crate::app::{Heartbeat, JoinProof, WorkerAnnouncement};
+use crate::gateway::{Class, by_preference};
+use crate::store::on;
+
+const PROOF: JoinProof<'static> = JoinProof { token: None, is_local: true };
+const CHOICES: u32 = 10_000;
+
+/// How many workers: LODE_SIMULATED_WORKERS, which the long form sets.
+fn workers() -> usize {
+    std::env::var("LODE_SIMULATED_WORKERS")
+        .map_or(200, |count| count.parse().expect("LODE_SIMULATED_WORKERS is a number"))
+}
+
+/// What the worker of that number reports: one of 50 models loaded, 20 on disk.
+fn heartbeat(number: usize, requests: u64) -> Heartbeat {
+    let digest = |model: usize| Digest::sha256(format!("model {model}").as_bytes());
+    let cached: Vec<Digest> = (0..20).map(|other| digest((number + other) % 50)).collect();
+    serde_json::from_value(json!({
+        "devices": [{"kind": "cpu", "name": "x", "memory_bytes": 64_u64 << 30, "free_bytes": (32_u64 << 30) + requests}],
+        "loaded": [{"repository": "m", "digest": digest(number % 50), "size_bytes": 1, "requests": requests}],
+        "cached": cached,
+    }))
+    .unwrap()
+}
+
+async fn join(f: &Fixture, number: usize) -> Uuid {
+    let advertise = format!("http://10.{}.{}.{}:7000", number >> 16, (number >> 8) & 255, number & 255);
+    let announcement = WorkerAnnouncement {
+        advertise: advertise.parse().unwrap(),
+        devices: Vec::new(),
+        version: "1".to_owned(),
+    };
+    f.registry.worker_register(&CALLER, PROOF, announcement).await.unwrap().id
+}
+
+async fn inventories(f: &Fixture) -> i64 {
+    let (sum,): (i64,) = on!(f.registry.store().read(), c => sqlx::query_as(
+        "select cast(coalesce(sum(inventory), 0) as bigint) from workers").fetch_one(c).await)
+    .unwrap();
+    sum
+}
+
+#[tokio::test]
+async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
+    each_folder(async |f: Fixture| {
+        let (count, store) = (workers(), f.registry.store());
+        let engine = if f.config.database.is_some() { "PostgreSQL" } else { "SQLite" };
+        let started = Instant::now();
+        let ids: Vec<Uuid> =
+            stream::iter(0..count).map(|number| join(&f, number)).buffered(8).collect().await;
+        let joined = started.elapsed();
+        // The first report of each is written by itself.
+        let beat = async |requests: u64| {
+            stream::iter(ids.iter().enumerate())
+                .map(|(number, id)| {
+                    let report = heartbeat(number, requests);
+                    let registry = &f.registry;
+                    async move { registry.worker_heartbeat(&CALLER, PROOF, *id, &report).await }
+                })
+                .buffer_unordered(8)
+                .try_for_each(async |known| {
+                    assert!(known);
+                    Ok(())
+                })
+                .await
+                .unwrap();
+        };
+        for (number, id) in ids.iter().enumerate() {
+            let report = heartbeat(number, 0);
+            let lists = [
+                serde_json::to_string(&report.devices).unwrap(),
+                serde_json::to_string(&report.loaded).unwrap(),
+                serde_json::to_string(&report.cached).unwrap(),
+            ];
+            assert!(store.worker_update(*id, &lists[0], &lists[1], &lists[2]).await.unwrap());
+        }
+        // Joining may take longer than a worker may be silent.
+        assert_eq!(store.workers_seen(&ids).await.unwrap(), count as u64);
+        f.registry.workers.changed();
+        let started = Instant::now();
+        let table = f.registry.workers_attached().await.unwrap();
+        let read_all = started.elapsed();
+        assert_eq!(table.len(), count);
+
+        // From here on nothing lasting changes: no heartbeat writes an inventory, and all of them together are one statement.
+        let written = inventories(&f).await;
+        assert_eq!(written, count as i64);
+        let started = Instant::now();
+        beat(7).await;
+        let beats = started.elapsed();
+        let started = Instant::now();
+        let flushed = f.registry.workers.write_beats(store).await.unwrap();
+        let flush = started.elapsed();
+        assert!(flushed <= count);
+        assert_eq!(inventories(&f).await, written);
+        f.registry.workers.changed();
+        let started = Instant::now();
+        assert_eq!(f.registry.workers_attached().await.unwrap().len(), count);
+        let read_again = started.elapsed();
+
+        // A choice asks the table in memory.
+        let mut state = 1_usize;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let started = Instant::now();
+        for number in 0..CHOICES {
+            let digest = Digest::sha256(format!("model {}", number % 60).as_bytes());
+            let classes = [
+                Class::Places(table.loaded(&digest)),
+                Class::Places(table.cached(&digest)),
+                Class::All(table.len()),
+            ];
+            let chosen = by_preference(&classes, &mut random, |at| table.worker(at).devices[0].free_bytes);
+            let first = table.worker(chosen[0]);
+            let is_loaded = first.loaded.iter().any(|model| model.digest == digest);
+            assert!(is_loaded || number % 60 >= 50, "a worker that has it loaded comes first");
+        }
+        let choice = started.elapsed() / CHOICES;
+        figure(&format!(
+            "{count} workers, {engine}: joined in {joined:.1?}; table read in {read_all:.1?}, again in {read_again:.1?}; \
+             a round of heartbeats {beats:.1?} and written in {flush:.1?} (1 statement a second, where each heartbeat was one); \
+             a choice {choice:.1?} and no query"
+        ));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn liveness_is_decided_by_the_clock_of_the_database() {
+    let Some(mut database) = crate::store::postgres_for_test().await else { return };
+    // A clock of the database's that is an hour ahead of this replica's.
+    let options = database.query_pairs().find(|(name, _)| name == "options").unwrap().1.into_owned();
+    database.set_query(None);
+    database.query_pairs_mut().append_pair("options", &format!("{options},pg_catalog"));
+    let pool = sqlx::PgPool::connect(database.as_str()).await.unwrap();
+    sqlx::raw_sql(
+        "create function clock_timestamp() returns timestamptz language sql volatile as
+         $$ select pg_catalog.clock_timestamp() + interval '1 hour' $$",
+    )
+    .execute(&pool)
+    .await
+    .unwrap();
+    let f = Fixture::start(Some(database), None, &|_| {}, WriteLimit::default()).await;
+    let ids = [join(&f, 1).await, join(&f, 2).await];
+    // As another replica, whose clock is the database's, last saw them: just now, and too long ago.
+    for (id, ago) in ids.iter().zip([1_000_i64, 11_000]) {
+        sqlx::query(
+            "update workers set seen_at = cast(extract(epoch from clock_timestamp()) * 1000 as bigint) - $2 where id = $1",
+        )
+        .bind(id.to_string())
+        .bind(ago)
+        .execute(&pool)
+        .await
+        .unwrap();
+    }
+    f.registry.workers.changed();
+    let attached = f.registry.worker_list(&CALLER).await.unwrap();
+    assert_eq!(attached.iter().map(|worker| worker.id).collect::<Vec<_>>(), ids[..1]);
+}

@@ -1,0 +1,299 @@
+//! The attached workers as this replica last read them, for about a second: routing a request costs no query. What changes
+//! with every heartbeat is read and written for all workers at once; a worker's inventory only when it changed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lode_model::digest::Digest;
+use uuid::Uuid;
+
+use super::workers::{ABSENT_AFTER, FORGOTTEN_AFTER, Heartbeat, Worker};
+use super::{Device, LoadedModel, Registry};
+use crate::Error;
+use crate::error::chain;
+use crate::store::{Store, WorkerRow};
+
+/// For how long the table is used before it is read again.
+const FRESH: Duration = Duration::from_secs(1);
+/// How often every row is read again: replicas of the previous version do not number what they change.
+const FULL_INTERVAL: Duration = Duration::from_secs(30);
+/// How often heartbeats are written.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// How often workers are forgotten that were not seen for long.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
+/// A change of free memory by less than this part of all memory is not written by itself.
+const MEMORY_STEPS: u64 = 8;
+/// What changes with each request that a loaded model serves, and is not written by itself.
+const VOLATILE: [&str; 2] = ["expires_at", "requests"];
+/// How many rows one query reads.
+const ROWS: usize = 1000;
+
+/// The attached workers at one moment, oldest registration first.
+#[derive(Default)]
+pub(crate) struct WorkerTable {
+    entries: Vec<Entry>,
+    places: HashMap<Uuid, usize>,
+    loaded: HashMap<Digest, Vec<usize>>,
+    cached: HashMap<Digest, Vec<usize>>,
+}
+
+struct Entry {
+    worker: Arc<Worker>,
+    inventory: i64,
+    seen_at: i64,
+}
+
+impl WorkerTable {
+    fn new(entries: Vec<Entry>) -> WorkerTable {
+        let mut table = WorkerTable::default();
+        for (at, entry) in entries.iter().enumerate() {
+            table.places.insert(entry.worker.id, at);
+            let loaded: BTreeSet<&Digest> = entry.worker.loaded.iter().map(|model| &model.digest).collect();
+            for digest in loaded {
+                table.loaded.entry(digest.clone()).or_default().push(at);
+            }
+            for digest in &entry.worker.cached {
+                table.cached.entry(digest.clone()).or_default().push(at);
+            }
+        }
+        table.entries = entries;
+        table
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn worker(&self, at: usize) -> &Arc<Worker> {
+        &self.entries[at].worker
+    }
+
+    /// The places of the workers that have this model loaded.
+    pub(crate) fn loaded(&self, digest: &Digest) -> &[usize] {
+        self.loaded.get(digest).map_or(&[], Vec::as_slice)
+    }
+
+    /// The places of the workers that have this model on disk.
+    pub(crate) fn cached(&self, digest: &Digest) -> &[usize] {
+        self.cached.get(digest).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn all(&self) -> Vec<Worker> {
+        let worker = |entry: &Entry| Worker { seen_at: entry.seen_at, ..Worker::clone(&entry.worker) };
+        self.entries.iter().map(worker).collect()
+    }
+
+    pub(super) fn find(&self, id: Uuid) -> Option<&Arc<Worker>> {
+        self.places.get(&id).map(|at| self.worker(*at))
+    }
+}
+
+/// This replica's table, and the heartbeats that it has not written yet.
+#[derive(Default)]
+pub(super) struct Workers {
+    last: Mutex<Last>,
+    /// One reads the table for all who wait for it.
+    reading: tokio::sync::Mutex<()>,
+    /// Counts what this replica changed, so that its next request sees it.
+    changes: AtomicU64,
+    beats: Mutex<BTreeSet<Uuid>>,
+}
+
+#[derive(Clone, Default)]
+struct Last {
+    table: Arc<WorkerTable>,
+    /// When it was read, and with which changes.
+    read: Option<(Instant, u64)>,
+    /// When every row of it was read.
+    full: Option<Instant>,
+}
+
+impl Workers {
+    fn last(&self) -> Last {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn fresh(&self) -> Option<Arc<WorkerTable>> {
+        let last = self.last();
+        let (at, changes) = last.read?;
+        (at.elapsed() < FRESH && changes == self.changes.load(Ordering::SeqCst)).then_some(last.table)
+    }
+
+    /// The table, read again if it is older than a second or this replica changed something. While the database is away the last
+    /// one is used, for as long as its workers would count as attached.
+    pub(super) async fn table(&self, store: &Store) -> Result<Arc<WorkerTable>, Error> {
+        if let Some(table) = self.fresh() {
+            return Ok(table);
+        }
+        let _reading = self.reading.lock().await;
+        if let Some(table) = self.fresh() {
+            return Ok(table);
+        }
+        let last = self.last();
+        let changes = self.changes.load(Ordering::SeqCst);
+        match self.read(store, &last).await {
+            Ok((table, full)) => {
+                let table = Arc::new(table);
+                let read = Some((Instant::now(), changes));
+                *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Last { table: table.clone(), read, full };
+                Ok(table)
+            }
+            Err(error @ Error::Unavailable { .. })
+                if last.read.is_some_and(|(at, _)| at.elapsed() < ABSENT_AFTER) =>
+            {
+                tracing::warn!(error = chain(&error), "routing with the last known workers");
+                Ok(last.table)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn read(&self, store: &Store, last: &Last) -> Result<(WorkerTable, Option<Instant>), Error> {
+        let is_full = last.full.is_none_or(|at| at.elapsed() >= FULL_INTERVAL);
+        let full = if is_full { Some(Instant::now()) } else { last.full };
+        let states = store.worker_states(ABSENT_AFTER).await?;
+        let known = |id: &Uuid| last.table.places.get(id).map(|at| &last.table.entries[*at]);
+        let changed: Vec<Uuid> = states
+            .iter()
+            .filter(|state| {
+                is_full || known(&state.id).is_none_or(|entry| entry.inventory != state.inventory)
+            })
+            .map(|state| state.id)
+            .collect();
+        let mut rows: BTreeMap<Uuid, WorkerRow> = BTreeMap::new();
+        for ids in changed.chunks(ROWS) {
+            rows.extend(store.worker_rows(ids).await?.into_iter().map(|row| (row.id, row)));
+        }
+        let mut entries = Vec::with_capacity(states.len());
+        for state in states {
+            let (worker, inventory) = match (rows.remove(&state.id), known(&state.id)) {
+                (Some(row), _) => {
+                    let inventory = row.inventory;
+                    (Arc::new(Worker::try_from(row)?), inventory)
+                }
+                (None, Some(entry)) if !is_full => (entry.worker.clone(), entry.inventory),
+                // It left in between.
+                (None, _) => continue,
+            };
+            entries.push(Entry { worker, inventory, seen_at: state.seen_at });
+        }
+        Ok((WorkerTable::new(entries), full))
+    }
+
+    /// Notes that this replica changed a worker's row.
+    pub(super) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes a heartbeat, to be written with those of other workers.
+    pub(super) fn beat(&self, id: Uuid) {
+        self.beats.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+    }
+
+    /// Writes the heartbeats of the last second. Returns how many.
+    pub(super) async fn write_beats(&self, store: &Store) -> Result<usize, Error> {
+        let beats = std::mem::take(&mut *self.beats.lock().unwrap_or_else(PoisonError::into_inner));
+        if beats.is_empty() {
+            return Ok(0);
+        }
+        let ids: Vec<Uuid> = beats.into_iter().collect();
+        match store.workers_seen(&ids).await {
+            Ok(known) => {
+                if known < ids.len() as u64 {
+                    // Another replica forgot one of them; its next heartbeat makes it register again.
+                    self.changed();
+                }
+                Ok(ids.len())
+            }
+            Err(error) => {
+                self.beats.lock().unwrap_or_else(PoisonError::into_inner).extend(ids);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Writes heartbeats, and forgets workers, for as long as the registry runs.
+pub(super) fn start(registry: &Registry) {
+    let this = registry.clone();
+    registry.start(async move {
+        let mut expired = Instant::now();
+        loop {
+            tokio::time::sleep(BEAT_INTERVAL).await;
+            let written = this.workers.write_beats(this.store()).await;
+            let forgotten = match expired.elapsed() >= EXPIRE_INTERVAL && !this.config().read_only {
+                true => {
+                    expired = Instant::now();
+                    this.store().worker_expire(FORGOTTEN_AFTER).await
+                }
+                false => Ok(()),
+            };
+            if let Err(error) = written.map(drop).and(forgotten) {
+                tracing::warn!(error = chain(&error), "failed to write heartbeats of workers; will retry");
+            }
+        }
+    });
+}
+
+/// Does a heartbeat report anything that other replicas have to know before the next change?
+pub(super) fn is_changed(worker: &Worker, heartbeat: &Heartbeat) -> bool {
+    let models_differ = |a: &LoadedModel, b: &LoadedModel| {
+        let lasting = |model: &LoadedModel| {
+            let mut more = model.more.clone();
+            more.retain(|name, _| !VOLATILE.contains(&&name[..]));
+            (model.repository.clone(), model.digest.clone(), model.size_bytes, more)
+        };
+        lasting(a) != lasting(b)
+    };
+    let devices_differ = |a: &Device, b: &Device| {
+        let step = a.memory_bytes / MEMORY_STEPS;
+        a.free_bytes.abs_diff(b.free_bytes) > step
+            || Device { free_bytes: 0, ..a.clone() } != Device { free_bytes: 0, ..b.clone() }
+    };
+    worker.cached != heartbeat.cached
+        || worker.loaded.len() != heartbeat.loaded.len()
+        || worker.loaded.iter().zip(&heartbeat.loaded).any(|(a, b)| models_differ(a, b))
+        || worker.devices.len() != heartbeat.devices.len()
+        || worker.devices.iter().zip(&heartbeat.devices).any(|(a, b)| devices_differ(a, b))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_lasting_changes_count() {
+        let digest = Digest::sha256(b"x");
+        let beat = |free: u64, requests: u64, cached: bool| -> Heartbeat {
+            serde_json::from_value(json!({
+                "devices": [{"kind": "cpu", "memory_bytes": 800, "free_bytes": free}],
+                "loaded": [{"repository": "m", "digest": digest, "requests": requests, "name": "m"}],
+                "cached": if cached { vec![&digest] } else { Vec::new() },
+            }))
+            .unwrap()
+        };
+        let Heartbeat { devices, loaded, cached } = beat(500, 0, true);
+        let worker = Worker {
+            id: Uuid::nil(),
+            advertise: "http://127.0.0.1:1".parse().unwrap(),
+            version: String::new(),
+            devices,
+            loaded,
+            cached,
+            registered_at: 0,
+            seen_at: 0,
+            secret: String::new(),
+        };
+        assert!(!is_changed(&worker, &beat(600, 7, true)));
+        assert!(is_changed(&worker, &beat(601, 0, true)));
+        assert!(is_changed(&worker, &beat(500, 0, false)));
+        let mut other = beat(500, 0, true);
+        other.loaded.clear();
+        assert!(is_changed(&worker, &other));
+    }
+}
