@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use serde_json::Value;
 
 use super::checkpoint::{Checkpoint, IMAGE_INDEX};
-use super::{ImportError, MAX_JSON_BYTES, Options, Source, SourceFile, read_file};
+use super::{ImportError, MAX_JSON_BYTES, Options, Source, SourceFile, parse_file};
 use crate::config::ModelConfig;
 use crate::files_view;
 use crate::tensor::Tensor;
@@ -56,19 +56,16 @@ pub(super) fn read(
         if !is_json {
             continue;
         }
-        let bytes = read_file(source, file)?;
         let malformed = |source| ImportError::Json { path: path.to_owned(), source };
         let parsed = match path {
-            "config.json" => serde_json::from_slice(&bytes).map(|parsed| config = Some(parsed)),
-            IMAGE_INDEX => {
-                serde_json::from_slice::<ImageIndex>(&bytes).map(|parsed| image_index = Some(parsed))
-            }
+            "config.json" => parse_file(source, file)?.map(|parsed| config = Some(parsed)),
+            IMAGE_INDEX => parse_file::<ImageIndex>(source, file)?.map(|parsed| image_index = Some(parsed)),
             "tokenizer.json" => {
-                let tokenizer = serde_json::from_slice::<Tokenizer>(&bytes).map_err(malformed)?;
+                let tokenizer = parse_file::<Tokenizer>(source, file)?.map_err(malformed)?;
                 check_vocabulary(path, &tokenizer, checkpoint, &mut notices)?;
                 Ok(())
             }
-            _ => serde_json::from_slice::<IgnoredAny>(&bytes).map(drop),
+            _ => parse_file::<IgnoredAny>(source, file)?.map(drop),
         };
         match parsed {
             Ok(()) => {
@@ -165,7 +162,7 @@ fn check_vocabulary(
     if let Some(id) = tokenizer.model.vocab.largest_id.filter(|id| *id >= rows) {
         return Err(ImportError::Vocabulary { path: path.to_owned(), id, tensor: tensor.clone(), rows });
     }
-    if let Some(id) = tokenizer.added_tokens.iter().map(|token| token.id).max().filter(|id| *id >= rows) {
+    if let Some(id) = tokenizer.added_tokens.largest_id.filter(|id| *id >= rows) {
         notices.push(format!(
             "`{path}` adds token id {id}, but `{tensor}` has {rows} rows: that token cannot be used"
         ));
@@ -179,7 +176,7 @@ struct Tokenizer {
     #[serde(default)]
     model: Model,
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    added_tokens: AddedTokens,
 }
 
 #[derive(Default, serde::Deserialize)]
@@ -191,6 +188,36 @@ struct Model {
 #[derive(serde::Deserialize)]
 struct AddedToken {
     id: u64,
+}
+
+/// A list of added tokens. Only the largest id is kept.
+#[derive(Default)]
+struct AddedTokens {
+    largest_id: Option<u64>,
+}
+
+impl<'de> Deserialize<'de> for AddedTokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AddedTokensVisitor;
+
+        impl<'de> Visitor<'de> for AddedTokensVisitor {
+            type Value = AddedTokens;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of added tokens")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<AddedTokens, A::Error> {
+                let mut largest_id = None;
+                while let Some(token) = seq.next_element::<AddedToken>()? {
+                    largest_id = largest_id.max(Some(token.id));
+                }
+                Ok(AddedTokens { largest_id })
+            }
+        }
+
+        deserializer.deserialize_seq(AddedTokensVisitor)
+    }
 }
 
 /// A map from token to id, or (Unigram) a list of tokens in the order of their ids. Only the largest id is kept.

@@ -44,7 +44,9 @@ use finish::{FileRecipe, Origin};
 use layer::Piece;
 
 /// The largest JSON file that is looked into, in bytes; larger ones are stored unread.
-pub const MAX_JSON_BYTES: u64 = 512 * 1024 * 1024;
+pub const MAX_JSON_BYTES: u64 = 64 * 1024 * 1024;
+/// A configuration takes many times its length once it is parsed. Real ones have some kilobytes.
+const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
 
 /// A file of the folder that is imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +88,8 @@ pub enum ImportError {
     DuplicatePath { path: String },
     #[error("could not read `{path}`")]
     Read { path: String, source: io::Error },
+    #[error("`{path}` is larger than {limit} bytes, which is more than is read of such a file")]
+    TooLarge { path: String, limit: u64 },
     #[error("`{path}` is malformed")]
     Header { path: String, source: HeaderError },
     #[error("`{path}` is malformed")]
@@ -332,7 +336,7 @@ fn other_type(source: &dyn Source, file: &SourceFile) -> Result<&'static str, Im
     if !file.path.ends_with(".json") || file.size > MAX_JSON_BYTES || file.path == files_view::LAYER_NAME {
         return Ok(media_type::OCTET_STREAM);
     }
-    let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&read_file(source, file)?).is_ok();
+    let is_json = parse_file::<serde::de::IgnoredAny>(source, file)?.is_ok();
     Ok(if is_json { media_type::OLLAMA_JSON } else { media_type::OCTET_STREAM })
 }
 
@@ -397,11 +401,48 @@ fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// The whole of a file, up to [`MAX_JSON_BYTES`].
+/// What a JSON file says, read piece by piece: the file itself is not held.
+fn parse_file<T: serde::de::DeserializeOwned>(
+    source: &dyn Source,
+    file: &SourceFile,
+) -> Result<serde_json::Result<T>, ImportError> {
+    let failed = |source| ImportError::Read { path: file.path.clone(), source };
+    let reader = FileReader { file: source.open(&file.path).map_err(failed)?, at: 0 };
+    let parsed = serde_json::from_reader(io::BufReader::with_capacity(PIECE_BYTES, reader));
+    match parsed {
+        Err(error) if error.is_io() => Err(failed(error.into())),
+        parsed => Ok(parsed),
+    }
+}
+
+/// Bytes that are read of a file at once.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// A file from its beginning to its end.
+struct FileReader {
+    file: Box<dyn ReadAt>,
+    at: u64,
+}
+
+impl io::Read for FileReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let rest = usize::try_from(self.file.len() - self.at).unwrap_or(usize::MAX);
+        let len = buf.len().min(rest);
+        self.file.read_at(self.at, &mut buf[..len])?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}
+
+/// The whole of a file that is not large.
 fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportError> {
+    let limit = if file.path == checkpoint::CONFIG { MAX_CONFIG_BYTES } else { MAX_JSON_BYTES };
+    if file.size > limit {
+        return Err(ImportError::TooLarge { path: file.path.clone(), limit });
+    }
     let read = || {
         let opened = source.open(&file.path)?;
-        let len = usize::try_from(opened.len().min(MAX_JSON_BYTES)).map_err(io::Error::other)?;
+        let len = usize::try_from(opened.len().min(limit)).map_err(io::Error::other)?;
         let mut bytes = vec![0; len];
         opened.read_at(0, &mut bytes)?;
         Ok(bytes)

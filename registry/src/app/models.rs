@@ -29,7 +29,7 @@ const FRESH_MS: i64 = 10_000;
 const RECHECK: Duration = Duration::from_millis(100);
 
 /// The largest config, template or other text of a model that is read whole.
-const MAX_TEXT_BYTES: u64 = 16 * 1024 * 1024;
+const MAX_TEXT_BYTES: u64 = 4 * 1024 * 1024;
 
 /// What a model is, in the few words that lists show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
