@@ -39,6 +39,8 @@ const LOCAL_WORKER_KEYS: &[&str] = &[
     "cache_size",
     "load_timeout",
     "threads",
+    "text_timeout",
+    "text_memory",
 ];
 
 pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {

@@ -9,6 +9,7 @@ use lode_client::Secret;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
+use crate::runner::TextLimits;
 use crate::scheduler::KeepAlive;
 
 /// What `LODE_CONTEXT_LENGTH` = 0 means: long enough for a conversation, small enough for any machine.
@@ -55,6 +56,11 @@ pub struct Config {
     pub load_timeout: Duration,
     /// Threads that compute, a model; 0 is one a core.
     pub threads: usize,
+    /// Evaluating a template, a tokenizer or a grammar for one request may take so long.
+    #[serde(with = "duration")]
+    pub text_timeout: Duration,
+    /// Bytes of memory that it may take.
+    pub text_memory: u64,
     /// The program that is started as `PROGRAM runner --socket PATH`, one a loaded model.
     pub runner_program: PathBuf,
     /// What it has in its environment beyond what this process has.
@@ -81,6 +87,8 @@ impl Default for Config {
             context_length: 0,
             load_timeout: Duration::from_secs(300),
             threads: 0,
+            text_timeout: TextLimits::default().timeout,
+            text_memory: TextLimits::default().memory,
             runner_program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("lode")),
             runner_env: Vec::new(),
         }

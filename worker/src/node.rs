@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::http::{Api, router};
 use crate::join::Membership;
+use crate::runner::TextLimits;
 use crate::runner::process::{Launch, Program};
 use crate::scheduler::memory::Memory;
 use crate::scheduler::{Options, Scheduler};
@@ -157,6 +158,7 @@ fn options(config: &Config) -> Options {
         context_length: config.context_length(),
         load_timeout: config.load_timeout,
         threads: (config.threads > 0).then_some(config.threads),
+        text: TextLimits { timeout: config.text_timeout, memory: config.text_memory },
         free_memory: Box::new(|| Memory::now().free_bytes),
     }
 }

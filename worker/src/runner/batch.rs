@@ -33,6 +33,8 @@ enum Command {
     Generate(Box<Job>),
     Score(ScoreJob),
     Embed(EmbedJob),
+    /// A grammar has answered.
+    Wake,
 }
 
 /// Windows of ids to score.
@@ -80,6 +82,11 @@ impl Batch {
         self.send(Command::Embed(job))
     }
 
+    /// Makes the loop look at what it waits for. One that does not sleep does so anyway.
+    pub(crate) fn wake(&self) {
+        let _ = self.commands.try_send(Command::Wake);
+    }
+
     fn send(&self, command: Command) -> Result<(), RunnerError> {
         self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => RunnerError::failed("too many requests wait for this model"),
@@ -122,6 +129,7 @@ impl Loop {
                 return;
             }
             self.drop_cancelled();
+            self.resume();
             self.admit();
             let shares = self.share();
             if !shares.is_empty() && !self.step(&shares) {
@@ -135,21 +143,41 @@ impl Loop {
         let busy = self.slots.iter().any(|slot| !matches!(slot.work, Work::Idle));
         if !busy && self.waiting.is_empty() {
             match self.commands.recv() {
-                Ok(command) => self.waiting.push_back(command),
+                Ok(command) => self.queue(command),
                 Err(_) => return false,
             }
         } else if busy && self.slots.iter().all(|slot| !slot.is_runnable()) {
             match self.commands.recv_timeout(STALLED_POLL) {
-                Ok(command) => self.waiting.push_back(command),
+                Ok(command) => self.queue(command),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
         loop {
             match self.commands.try_recv() {
-                Ok(command) => self.waiting.push_back(command),
+                Ok(command) => self.queue(command),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn queue(&mut self, command: Command) {
+        if !matches!(command, Command::Wake) {
+            self.waiting.push_back(command);
+        }
+    }
+
+    /// Goes on with answers whose grammar has said what may come next.
+    fn resume(&mut self) {
+        for at in 0..self.slots.len() {
+            let Work::Generate(generation) = &mut self.slots[at].work else { continue };
+            if generation.is_waiting() {
+                match generation.resume() {
+                    Next::Wait => {}
+                    Next::Feed(id) => self.feed(at, id),
+                    Next::Finished => self.slots[at].rest(),
+                }
             }
         }
     }
@@ -159,6 +187,7 @@ impl Loop {
             Command::Generate(job) => !job.events.is_closed(),
             Command::Score(job) => !job.answer.is_closed(),
             Command::Embed(job) => !job.answer.is_closed(),
+            Command::Wake => false,
         });
         for slot in &mut self.slots {
             let cancelled = match &slot.work {
@@ -179,7 +208,7 @@ impl Loop {
             let prompt: &[u32] = match &command {
                 Command::Generate(job) => &job.prompt,
                 // Their rows are wanted from the first token on.
-                Command::Score(_) | Command::Embed(_) => &[],
+                Command::Score(_) | Command::Embed(_) | Command::Wake => &[],
             };
             match self.sequence_for(prompt) {
                 Ok(Some(slot)) => self.begin(slot, command),
@@ -289,6 +318,7 @@ impl Loop {
                 slot.pending.clone_from(&job.ids);
                 slot.work = Work::Embed(Pool::new(job));
             }
+            Command::Wake => {}
         }
     }
 
@@ -390,6 +420,7 @@ impl Loop {
                 };
                 match next {
                     Next::Feed(id) => self.feed(share.slot, id),
+                    Next::Wait => {}
                     Next::Finished => slot.rest(),
                 }
             }
@@ -488,6 +519,7 @@ impl Command {
                 let _ = job.answer.send(Err(error));
             }
             Command::Embed(job) => Pool::new(job).fail(error),
+            Command::Wake => {}
         }
     }
 }

@@ -2,11 +2,11 @@
 //! A checkpoint says so in sentence-transformers' files, a GGUF in `pooling_type`; where nothing is said, it is their mean.
 
 use lode_model::gguf::Metadata;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::protocol::{ModelSpec, RunnerError};
-use super::text_side::{parse_json, read_file};
+use super::text_side::read_json;
 use crate::text::{Special, Tokenizer, TokenizerError};
 
 /// One text to embed.
@@ -17,7 +17,7 @@ pub(crate) struct EmbedJob {
     pub(crate) answer: oneshot::Sender<Result<Vec<f32>, RunnerError>>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Pooling {
     #[default]
     Mean,
@@ -27,8 +27,8 @@ pub(crate) enum Pooling {
 }
 
 /// How a model embeds.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Embedding {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::runner) struct Embedding {
     pub(super) pooling: Pooling,
     /// The longest text, special tokens included, where it is less than the model's context.
     pub(super) max_tokens: Option<usize>,
@@ -39,9 +39,7 @@ pub(super) struct Embedding {
 impl Embedding {
     /// From sentence-transformers' files.
     pub(super) fn of_checkpoint(spec: &ModelSpec) -> Result<Embedding, RunnerError> {
-        let json = |name: &str| -> Result<Option<Value>, RunnerError> {
-            read_file(spec, name)?.map(|bytes| parse_json(name, &bytes)).transpose()
-        };
+        let json = |name: &str| read_json(spec, name);
         let mut embedding = Embedding::default();
         if let Some(modules) = json("modules.json")? {
             let kinds = modules.as_array().into_iter().flatten();

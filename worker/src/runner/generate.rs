@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use super::helper::{Poll, Session};
 use super::protocol::{Done, DoneReason, Event, RunnerError, TokenChance, TokenLogprob};
 use crate::text::sampler::LogSoftmax;
-use crate::text::{Detokenizer, Grammar, Reader, Said, Sampler, StopMatcher, Tokenizer};
+use crate::text::{Constraint, Detokenizer, Reader, Said, Sampler, StopMatcher, Vocabulary};
 
 /// Events that may wait for a slow reader before its sequence pauses.
 pub(crate) const EVENT_QUEUE: usize = 256;
@@ -24,18 +25,41 @@ pub(crate) struct Job {
     pub(crate) num_keep: usize,
     pub(crate) shift: bool,
     pub(crate) sampler: Sampler,
-    /// What the answer is held to.
-    pub(crate) grammar: Option<Grammar>,
+    /// What the answer is constrained to.
+    pub(crate) format: Option<Format>,
     pub(crate) stop: StopMatcher,
     /// Takes thoughts and calls out of the text.
     pub(crate) reader: Reader,
     pub(crate) eos: Arc<BTreeSet<u32>>,
-    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) vocabulary: Arc<Vocabulary>,
     /// How many alternatives to report, where log-probabilities are asked for.
     pub(crate) top_logprobs: Option<usize>,
     /// Nobody reads along: the text comes at the end, in one piece.
     pub(crate) whole: bool,
     pub(crate) events: mpsc::Sender<Event>,
+}
+
+/// The format of an answer: the ids that may come, and the grammar in the helper process that follows the answer.
+pub(crate) struct Format {
+    constraint: Constraint,
+    session: Session,
+    /// The id that the grammar has been told and not answered yet.
+    taken: Option<u32>,
+}
+
+impl Format {
+    pub(crate) fn new(constraint: Constraint, session: Session) -> Format {
+        Format { constraint, session, taken: None }
+    }
+
+    fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<u32, RunnerError> {
+        let picked = self.constraint.sample(sampler, logits).map_err(RunnerError::failed)?;
+        if picked.is_answer {
+            self.session.take(picked.id);
+            self.taken = Some(picked.id);
+        }
+        Ok(picked.id)
+    }
 }
 
 /// A job that has begun.
@@ -63,6 +87,8 @@ struct Generated {
 pub(crate) enum Next {
     /// Append this id and ask again.
     Feed(u32),
+    /// Ask [`Generation::resume`]: it is not known yet what may come next.
+    Wait,
     /// The reader has its last event, or is gone.
     Finished,
 }
@@ -73,7 +99,7 @@ impl Generation {
             job.sampler.accept(id);
         }
         Generation {
-            detokenizer: job.tokenizer.detokenizer(job.reader.shown()),
+            detokenizer: job.vocabulary.detokenizer(job.reader.shown()),
             job,
             answer: Vec::new(),
             said: Said::default(),
@@ -100,9 +126,9 @@ impl Generation {
         if self.job.num_predict == 0 {
             return self.finish(DoneReason::Length);
         }
-        let Job { sampler, grammar, .. } = &mut self.job;
-        let sampled = match grammar {
-            Some(grammar) => grammar.sample(sampler, logits).map_err(RunnerError::failed),
+        let Job { sampler, format, .. } = &mut self.job;
+        let sampled = match format {
+            Some(format) => format.sample(sampler, logits),
             None => sampler.sample(logits).map_err(RunnerError::failed),
         };
         let id = match sampled {
@@ -131,13 +157,38 @@ impl Generation {
             self.answer.retain(|generated| generated.at < at);
             return self.finish_after_stop_text();
         }
-        if self.job.grammar.as_ref().is_some_and(Grammar::is_complete) {
+        if self.is_waiting() { Next::Wait } else { self.go_on(id) }
+    }
+
+    fn go_on(&mut self, id: u32) -> Next {
+        if self.job.format.as_ref().is_some_and(|format| format.constraint.is_complete()) {
             return self.finish(DoneReason::Stop);
         }
         if self.answer.len() >= self.job.num_predict {
             return self.finish(DoneReason::Length);
         }
         Next::Feed(id)
+    }
+
+    /// Its grammar has not said yet what may come next.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.job.format.as_ref().is_some_and(|format| format.taken.is_some())
+    }
+
+    /// Goes on once the grammar has answered.
+    pub(crate) fn resume(&mut self) -> Next {
+        let Some(format) = &mut self.job.format else { return Next::Wait };
+        let (Some(id), Poll::Ready(result)) = (format.taken, format.session.poll()) else {
+            return Next::Wait;
+        };
+        format.taken = None;
+        match result {
+            Ok(allowed) => {
+                format.constraint.set_allowed(allowed);
+                self.go_on(id)
+            }
+            Err(error) => self.fail(error),
+        }
     }
 
     /// Ends the answer for want of room.
@@ -193,7 +244,7 @@ impl Generation {
     fn logprob(&self, logits: &[f32], id: u32, top: usize) -> TokenLogprob {
         let row = LogSoftmax::new(logits);
         let chance = |id: u32, logprob: f32| {
-            let bytes = self.job.tokenizer.token_bytes(id).to_vec();
+            let bytes = self.job.vocabulary.bytes(id).to_vec();
             TokenChance { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
         };
         let top_logprobs = row.top(top).into_iter().map(|(id, logprob)| chance(id, logprob)).collect();

@@ -5,6 +5,7 @@ mod batch;
 pub mod client;
 mod embed;
 mod generate;
+mod helper;
 mod model;
 pub mod process;
 mod prompt;
@@ -21,6 +22,7 @@ mod server_tests;
 pub(crate) mod testing;
 
 pub use client::{Client, EventStream};
+pub use helper::{TextLimits, main as text_main};
 pub use server::{StartError, main};
 
 #[cfg(test)]

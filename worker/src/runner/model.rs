@@ -1,51 +1,44 @@
-//! A loaded model's text side: tokenizer, template and special tokens, and how a request becomes a job.
-//! Lives in the runner; reading files and encoding block, so the server calls it off its async threads.
+//! A loaded model as its runner sees it: what the helper process says of its text data, and how a request becomes a job.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use bytes::Bytes;
+#[cfg(test)]
+use serde_json::Value;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::embed::{self, Embedding};
-use super::generate::Job;
-use super::prompt::Prompt;
-use super::protocol::{
-    EmbedRequest, Event, GenerateRequest, Input, LoadRequest, Loaded, ModelSpec, RunnerError,
-};
-use super::text_side::{TextSide, chain, parse_json, read_file};
+use super::embed::Embedding;
+use super::generate::{Format, Job};
+use super::helper::{EngineFacts, Helper, Prepared, TextData};
+use super::protocol::{EmbedRequest, Event, LoadRequest, Loaded, ModelSpec, RunnerError};
+use super::text_side::{chain, parse_json, read_file_up_to};
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
-use crate::text::grammar::GrammarError;
-use crate::text::{
-    Grammar, Grammars, PromptTemplate, Reader, ReplyFormat, Sampler, SpecialTokens, StopMatcher, Think,
-    Tokenizer,
-};
+use crate::text::{Constraint, Reader, Sampler, StopMatcher, Think, Vocabulary};
 
 /// "Until the model stops" means at most so many contexts.
 const MAX_CONTEXTS: usize = 10;
-/// The shortest context that can be asked for.
-const MIN_CONTEXT: usize = 4;
 /// Numbers that the vectors of one request may have together, which takes some 20 bytes for each.
 const MAX_EMBEDDED: usize = 1 << 25;
+/// A configuration is some kilobytes, and takes many times its length once it is parsed.
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
+/// Texts to embed, and bytes of them, that are tokenized by one call.
+const MAX_CALL_TEXTS: usize = 512;
+const MAX_CALL_BYTES: usize = 256 << 10;
 
 /// What a loaded model needs to turn requests into jobs.
 pub(crate) struct Model {
-    pub(super) name: String,
+    name: String,
     info: ModelInfo,
-    pub(super) tokenizer: Option<Arc<Tokenizer>>,
-    pub(super) template: Option<PromptTemplate>,
-    pub(super) special: SpecialTokens,
-    reply: ReplyFormat,
-    eos: Arc<std::collections::BTreeSet<u32>>,
-    embedding: Embedding,
-    /// Made when the first answer in a format is asked for.
-    grammars: OnceLock<Result<Grammars, GrammarError>>,
+    helper: Helper,
+    text: TextData,
 }
 
 impl Model {
     /// Reads everything a model consists of and hands its weights to an engine.
     pub(crate) fn load(request: &LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> {
         let spec = &request.model;
-        let config_json = match read_file(spec, "config.json")? {
+        let config_json = match read_file_up_to(spec, "config.json", MAX_CONFIG_BYTES)? {
             Some(bytes) => bytes,
             // A GGUF's metadata is all of that.
             None if spec.is_gguf() => b"{}".to_vec(),
@@ -85,10 +78,10 @@ impl Model {
             }
         };
         let opened = native::open(&files).map_err(refused)?;
-        let metadata = opened.metadata();
+        let runtime = Handle::current();
         // A vocabulary of a hundred thousand tokens takes longer to read than its weights to map.
         let (engine, text) = std::thread::scope(|scope| {
-            let text = scope.spawn(|| TextSide::read(spec, &config, metadata.as_deref()));
+            let text = scope.spawn(|| runtime.block_on(Helper::start(spec, &config, request.text)));
             let engine = opened.load(options).map_err(refused);
             let text =
                 text.join().unwrap_or_else(|_| Err(RunnerError::failed("reading the tokenizer failed")));
@@ -99,21 +92,15 @@ impl Model {
         Ok((model, engine))
     }
 
-    /// The text side of a checkpoint alone.
+    /// The text data of a checkpoint alone.
     #[cfg(test)]
-    pub(crate) fn read(
-        spec: &ModelSpec,
-        config: &serde_json::Value,
-        info: ModelInfo,
-    ) -> Result<Model, RunnerError> {
-        Ok(Model::new(spec, TextSide::read(spec, config, None)?, info))
+    pub(crate) fn read(request: &LoadRequest, config: &Value, info: ModelInfo) -> Result<Model, RunnerError> {
+        let text = Handle::current().block_on(Helper::start(&request.model, config, request.text))?;
+        Ok(Model::new(&request.model, text, info))
     }
 
-    fn new(spec: &ModelSpec, text: TextSide, info: ModelInfo) -> Model {
-        let TextSide { tokenizer, template, special, reply, embedding } = text;
-        let eos = Arc::new(special.eos.clone());
-        let (name, grammars) = (spec.name.clone(), OnceLock::new());
-        Model { name, info, tokenizer, template, special, reply, eos, embedding, grammars }
+    fn new(spec: &ModelSpec, (helper, text): (Helper, TextData), info: ModelInfo) -> Model {
+        Model { name: spec.name.clone(), info, helper, text }
     }
 
     pub(crate) fn loaded(&self) -> Loaded {
@@ -124,44 +111,52 @@ impl Model {
             context_length: self.info.context_length,
             weights_bytes: self.info.weights_bytes,
             kv_bytes_per_token: self.info.kv_bytes_per_token,
-            has_tokenizer: self.tokenizer.is_some(),
-            has_template: self.template.is_some(),
+            has_tokenizer: self.text.vocabulary.is_some(),
+            has_template: self.text.has_template,
         }
     }
 
-    /// Turns a request into a job: renders, encodes, and fits the prompt into the context.
-    pub(crate) fn prepare(
+    /// Turns a request, as its body is, into a job: the helper renders and encodes its prompt and fits it into the context. `wake` is
+    /// called when a job that waits for its grammar may go on.
+    pub(crate) async fn prepare(
         &self,
-        mut request: GenerateRequest,
+        body: Bytes,
         events: mpsc::Sender<Event>,
+        wake: impl Fn() + Send + Sync + 'static,
     ) -> Result<Job, RunnerError> {
-        let tokenizer = self.can_generate(&mut request)?;
-        let limit = self.limit(&request);
-        let Prompt { text, ids: prompt } = self.prompt(&tokenizer, &request, limit)?;
-        let reader = match &request.input {
-            Input::Chat { tools, .. } => self.reply.reader(&text, tools),
-            // What is as it is, or stands before a suffix, is read where that was asked for.
-            Input::Raw { .. } if !request.think.is_some_and(Think::is_on) => Reader::default(),
-            Input::Prompt { suffix, .. } if !suffix.is_empty() => Reader::default(),
-            Input::Raw { .. } | Input::Prompt { .. } => self.reply.reader(&text, &[]),
-        };
+        let (prepared, prompt) = self.helper.prepare(self.facts(), &body).await?;
+        drop(body);
+        let Prepared { mut request, limit, num_keep, reading } = prepared;
+        let vocabulary = self.vocabulary()?;
         self.check(&prompt)?;
-        let format = request.format.take();
+        if prompt.is_empty() || prompt.len() > limit {
+            return Err(RunnerError::failed("the prompt does not fit the context"));
+        }
+        let reader = reading.map_or_else(Reader::default, |reading| {
+            self.text.reply.reader(reading.in_thoughts, reading.tools)
+        });
         let may_think = request.think.is_none_or(Think::is_on);
-        let grammar =
-            format.map(|schema| self.grammar(&tokenizer, schema, &reader, may_think)).transpose()?;
+        let format = match request.format.take() {
+            Some(schema) => {
+                let (session, allowed) = self.helper.begin(schema, wake).await?;
+                let eos = self.text.eos.clone();
+                let constraint = Constraint::new(allowed, &reader, may_think, vocabulary.clone(), eos);
+                Some(Format::new(constraint, session))
+            }
+            None => None,
+        };
         let num_predict = request.num_predict.unwrap_or(usize::MAX).min(limit.saturating_mul(MAX_CONTEXTS));
         Ok(Job {
             limit,
             num_predict,
-            num_keep: self.kept(&tokenizer, &request).min(prompt.len()),
+            num_keep: num_keep.min(prompt.len()),
             shift: request.shift,
             sampler: Sampler::new(request.sampling, limit),
-            grammar,
+            format,
             stop: StopMatcher::new(request.stop),
             reader,
-            eos: self.eos.clone(),
-            tokenizer,
+            eos: self.text.eos.clone(),
+            vocabulary,
             top_logprobs: request.logprobs.then_some(request.top_logprobs),
             whole: request.whole,
             prompt,
@@ -169,55 +164,24 @@ impl Model {
         })
     }
 
-    /// What holds an answer to a schema.
-    fn grammar(
-        &self,
-        tokenizer: &Arc<Tokenizer>,
-        schema: Map<String, Value>,
-        reader: &Reader,
-        may_think: bool,
-    ) -> Result<Grammar, RunnerError> {
-        let grammars = self.grammars.get_or_init(|| Grammars::new(tokenizer.clone(), self.eos.clone()));
-        let refused = |error: GrammarError| RunnerError::invalid(error);
-        let grammars = grammars.as_ref().map_err(|error| refused(error.clone()))?;
-        grammars.grammar(schema, reader, may_think).map_err(refused)
+    /// The text of the prompt of a request, as its body is.
+    pub(super) async fn render(&self, body: &[u8]) -> Result<String, RunnerError> {
+        self.helper.render(self.facts(), body).await
     }
 
-    /// The text of a request's prompt.
-    pub(super) fn render(&self, request: &GenerateRequest) -> Result<String, RunnerError> {
-        let mut request = request.clone();
-        let tokenizer = self.can_generate(&mut request)?;
-        Ok(self.prompt(&tokenizer, &request, self.limit(&request))?.text)
-    }
-
-    /// Checks what a request asks of the model. One that can think does, unless it is told not to.
-    fn can_generate(&self, request: &mut GenerateRequest) -> Result<Arc<Tokenizer>, RunnerError> {
-        if self.info.encoder {
-            return Err(RunnerError::unsupported(format!("{:?} does not support generate", self.name)));
-        }
-        let can_think = self.reply.thinking.is_some();
-        if !can_think && request.think.is_some_and(Think::is_on) {
-            return Err(RunnerError::unsupported(format!("{:?} does not support thinking", self.name)));
-        }
-        if can_think && !matches!(request.input, Input::Raw { .. }) {
-            request.think.get_or_insert(Think::On);
-        }
-        self.tokenizer()
-    }
-
-    fn limit(&self, request: &GenerateRequest) -> usize {
-        let asked = request.num_ctx.unwrap_or(usize::MAX).max(MIN_CONTEXT);
-        asked.min(self.info.context_length).max(1)
+    fn facts(&self) -> EngineFacts {
+        EngineFacts::of(&self.info)
     }
 
     pub(super) fn embedding(&self) -> &Embedding {
-        &self.embedding
+        &self.text.embedding
     }
 
     /// The ids of each text to embed.
-    pub(super) fn prepare_embed(&self, request: &EmbedRequest) -> Result<Vec<Vec<u32>>, RunnerError> {
-        let tokenizer = self.tokenizer()?;
-        if let Some(what) = &self.embedding.refused {
+    pub(super) async fn prepare_embed(&self, request: EmbedRequest) -> Result<Vec<Vec<u32>>, RunnerError> {
+        self.vocabulary()?;
+        let embedding = &self.text.embedding;
+        if let Some(what) = &embedding.refused {
             return Err(RunnerError::unsupported(format!(
                 "{}: {what} is not supported in embeddings",
                 self.name
@@ -230,27 +194,33 @@ impl Model {
                 "{n} texts are too many for one request: {most} at most"
             )));
         }
-        let own = self.embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);
+        let own = embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);
         let limit = request.num_ctx.unwrap_or(usize::MAX).min(own).max(1);
-        let ids_of = |text: &String| {
-            let ids = embed::ids_of(&tokenizer, text, limit, request.truncate)
-                .map_err(|error| RunnerError::invalid(chain(&error)))?;
-            let mut ids =
-                ids.ok_or_else(|| RunnerError::invalid("the input length exceeds the context length"))?;
-            if ids.is_empty() {
-                ids.extend(self.special.bos);
+        let mut inputs = request.inputs.into_iter().peekable();
+        let mut all = Vec::new();
+        while inputs.peek().is_some() {
+            let (mut texts, mut bytes) = (Vec::new(), 0);
+            while texts.len() < MAX_CALL_TEXTS
+                && let Some(text) =
+                    inputs.next_if(|text| texts.is_empty() || bytes + text.len() <= MAX_CALL_BYTES)
+            {
+                bytes += text.len();
+                texts.push(text);
             }
-            if ids.is_empty() {
-                return Err(RunnerError::invalid("the input has no tokens"));
+            let encoded = self.helper.encode(texts, limit, request.truncate).await?;
+            for ids in &encoded {
+                self.check(ids)?;
+                if ids.is_empty() || ids.len() > limit {
+                    return Err(RunnerError::failed("the input does not fit the context"));
+                }
             }
-            self.check(&ids)?;
-            Ok(ids)
-        };
-        request.inputs.iter().map(ids_of).collect()
+            all.extend(encoded);
+        }
+        Ok(all)
     }
 
-    fn tokenizer(&self) -> Result<Arc<Tokenizer>, RunnerError> {
-        self.tokenizer.clone().ok_or_else(|| {
+    fn vocabulary(&self) -> Result<Arc<Vocabulary>, RunnerError> {
+        self.text.vocabulary.clone().ok_or_else(|| {
             RunnerError::unsupported(format!("{}: has no tokenizer, so it cannot read text", self.name))
         })
     }

@@ -1,29 +1,94 @@
-//! From a request to the text of its prompt and its ids, fitted into the context as ollama does it: a conversation loses its oldest
+//! In the helper process: from a request to the text of its prompt and its ids, fitted into the context as ollama does it: a conversation loses its oldest
 //! messages, then the text its middle, and what must not be cut is refused.
 
 use serde_json::{Value, json};
 
-use super::model::Model;
+use super::helper::{EngineFacts, Prepared, Reading};
 use super::protocol::{GenerateRequest, Input, RunnerError};
-use super::text_side::chain;
+use super::text_side::{TextSide, chain};
 use crate::text::template::Conversation;
-use crate::text::{GoChat, Special, Tokenizer};
+use crate::text::{GoChat, KnownTools, PromptTemplate, Special, Think, Tokenizer};
+
+/// The shortest context that can be asked for.
+const MIN_CONTEXT: usize = 4;
+/// What a model without a template of its own is given: as ollama does it.
+const PLAIN_PROMPT: &str = "{{ .Prompt }}";
 
 const TOO_LONG: &str = "the input length exceeds the context length";
 const TOO_LONG_TO_SHIFT: &str = "the prompt is longer than the context length currently available to the model; shorten the prompt, adjust \
     the context length (num_ctx), or use a model with a longer context length";
 
 /// A prompt as a model gets it.
-pub(super) struct Prompt {
+struct Prompt {
     /// As the template made it; of a prompt whose middle was cut out, still the whole.
-    pub(super) text: String,
+    text: String,
     /// At least one.
-    pub(super) ids: Vec<u32>,
+    ids: Vec<u32>,
 }
 
-impl Model {
+/// Tokens that the sequence may have.
+fn limit(request: &GenerateRequest, facts: EngineFacts) -> usize {
+    let asked = request.num_ctx.unwrap_or(usize::MAX).max(MIN_CONTEXT);
+    asked.min(facts.context_length).max(1)
+}
+
+impl TextSide {
+    /// A request with its prompt as ids.
+    pub(super) fn prepare(
+        &self,
+        mut request: GenerateRequest,
+        facts: EngineFacts,
+    ) -> Result<(Prepared, Vec<u32>), RunnerError> {
+        let tokenizer = self.can_generate(&mut request, facts)?;
+        let limit = limit(&request, facts);
+        let Prompt { text, ids } = self.prompt(tokenizer, &request, limit)?;
+        let reading = |tools: &[Value]| {
+            let (in_thoughts, tools) = (self.reply.ends_in_thoughts(&text), KnownTools::of(tools));
+            Some(Reading { in_thoughts, tools })
+        };
+        let reading = match &request.input {
+            Input::Chat { tools, .. } => reading(tools),
+            // What is as it is, or stands before a suffix, is read where that was asked for.
+            Input::Raw { .. } if !request.think.is_some_and(Think::is_on) => None,
+            Input::Prompt { suffix, .. } if !suffix.is_empty() => None,
+            Input::Raw { .. } | Input::Prompt { .. } => reading(&[]),
+        };
+        let num_keep = self.kept(tokenizer, &request).min(ids.len());
+        request.input = Input::Raw { prompt: String::new() };
+        Ok((Prepared { request, limit, num_keep, reading }, ids))
+    }
+
+    /// The text of a request's prompt.
+    pub(super) fn render(
+        &self,
+        mut request: GenerateRequest,
+        facts: EngineFacts,
+    ) -> Result<String, RunnerError> {
+        let tokenizer = self.can_generate(&mut request, facts)?;
+        Ok(self.prompt(tokenizer, &request, limit(&request, facts))?.text)
+    }
+
+    /// Checks what a request asks of the model. One that can think does, unless it is told not to.
+    fn can_generate(
+        &self,
+        request: &mut GenerateRequest,
+        facts: EngineFacts,
+    ) -> Result<&Tokenizer, RunnerError> {
+        if facts.encoder {
+            return Err(RunnerError::unsupported(format!("{:?} does not support generate", self.name)));
+        }
+        let can_think = self.reply.thinking.is_some();
+        if !can_think && request.think.is_some_and(Think::is_on) {
+            return Err(RunnerError::unsupported(format!("{:?} does not support thinking", self.name)));
+        }
+        if can_think && !matches!(request.input, Input::Raw { .. }) {
+            request.think.get_or_insert(Think::On);
+        }
+        self.tokenizer()
+    }
+
     /// The prompt of a request in a context of `limit` tokens.
-    pub(super) fn prompt(
+    fn prompt(
         &self,
         tokenizer: &Tokenizer,
         request: &GenerateRequest,
@@ -51,7 +116,7 @@ impl Model {
     }
 
     /// Ids at the front that stay when room is made: those asked for, and the beginning of text.
-    pub(super) fn kept(&self, tokenizer: &Tokenizer, request: &GenerateRequest) -> usize {
+    fn kept(&self, tokenizer: &Tokenizer, request: &GenerateRequest) -> usize {
         request.num_keep.saturating_add(usize::from(tokenizer.begin().is_some()))
     }
 
@@ -130,10 +195,16 @@ impl Model {
         request: &GenerateRequest,
         limit: usize,
     ) -> Result<Prompt, RunnerError> {
-        let template = self
-            .template
-            .as_ref()
-            .ok_or_else(|| RunnerError::unsupported(format!("{:?} does not support chat", self.name)))?;
+        let plain;
+        // A template spells the special tokens of a prompt; without one, the tokenizer adds them.
+        let (template, special) = match &self.template {
+            Some(template) => (template, Special::PARSE),
+            None => {
+                let source = GoChat::new(PLAIN_PROMPT).map_err(RunnerError::failed)?;
+                plain = PromptTemplate::Go(Box::new(source));
+                (&plain, Special::ALL)
+            }
+        };
         if !tools.is_empty() && !template.abilities().tools {
             return Err(RunnerError::unsupported(format!("{} does not support tools", self.name)));
         }
@@ -149,7 +220,7 @@ impl Model {
                 think: request.think,
             };
             let text = template.render(&conversation).map_err(RunnerError::invalid)?;
-            Ok(begun(tokenizer, encoded(tokenizer, text, Special::PARSE)?))
+            Ok(begun(tokenizer, encoded(tokenizer, text, special)?))
         };
         let whole = without(0)?;
         if whole.ids.len() <= limit || !request.truncate {

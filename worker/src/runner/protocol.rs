@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::helper::TextLimits;
 pub use crate::engine::{Extent, Format};
 use crate::text::{Call, SamplerOptions, Think};
 
@@ -23,6 +24,9 @@ pub struct LoadRequest {
     /// Prompt tokens computed between two steps of the running sequences.
     pub batch_tokens: usize,
     pub threads: Option<usize>,
+    /// What evaluating the model's text data and requests may cost.
+    #[serde(default)]
+    pub text: TextLimits,
 }
 
 /// A model as files on disk, whatever it was pushed as.

@@ -23,8 +23,8 @@ use super::embed::{EmbedJob, normalised};
 use super::generate::EVENT_QUEUE;
 use super::model::Model;
 use super::protocol::{
-    EmbedRequest, EmbedResponse, ErrorKind, Event, GenerateRequest, LoadRequest, Rendered, RunnerError,
-    ScoreRequest, ScoreResponse, Status,
+    EmbedRequest, EmbedResponse, ErrorKind, Event, LoadRequest, Rendered, RunnerError, ScoreRequest,
+    ScoreResponse, Status,
 };
 
 /// Bodies come from our own worker, which has its own limits; this one only bounds memory.
@@ -91,7 +91,7 @@ struct Runner {
 }
 
 struct Served {
-    model: Arc<Model>,
+    model: Model,
     batch: Batch,
 }
 
@@ -145,18 +145,18 @@ async fn load(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response
     let batch =
         Batch::start(engine, num_parallel, batch_tokens, move || drop(lost)).map_err(RunnerError::failed)?;
     let answer = json(StatusCode::OK, &model.loaded());
-    if runner.model.set(Served { model: Arc::new(model), batch }).is_err() {
+    if runner.model.set(Served { model, batch }).is_err() {
         return Err(RunnerError::invalid("a model is loaded already"));
     }
     Ok(answer)
 }
 
 async fn generate(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
-    let request: GenerateRequest = parse(&body)?;
     let served = runner.served()?;
     let (events, receiver) = mpsc::channel(EVENT_QUEUE);
-    let model = served.model.clone();
-    let job = blocking(move || model.prepare(request, events)).await?;
+    let batch = served.batch.clone();
+    // Dropping this future, when the worker hangs up, kills what works on the prompt.
+    let job = served.model.prepare(body, events, move || batch.wake()).await?;
     served.batch.generate(job)?;
     // Dropping the receiver, when the worker hangs up, is what cancels.
     let lines = futures::stream::unfold(Some(receiver), |receiver| async move {
@@ -173,9 +173,7 @@ async fn generate(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Resp
 }
 
 async fn render(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
-    let request: GenerateRequest = parse(&body)?;
-    let model = runner.served()?.model.clone();
-    let text = blocking(move || model.render(&request)).await?;
+    let text = runner.served()?.model.render(&body).await?;
     Ok(json(StatusCode::OK, &Rendered { text }))
 }
 
@@ -215,8 +213,8 @@ async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Respons
 async fn embed(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
     let request: EmbedRequest = parse(&body)?;
     let served = runner.served()?;
-    let (model, dimensions) = (served.model.clone(), request.dimensions);
-    let texts = blocking(move || model.prepare_embed(&request)).await?;
+    let dimensions = request.dimensions;
+    let texts = served.model.prepare_embed(request).await?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
     let pooling = served.model.embedding().pooling;
     let vectors = texts.into_iter().map(async |ids| {

@@ -25,7 +25,7 @@ fn loader() -> Arc<Loader> {
             return Err(RunnerError::unsupported("bad: tensor `x` is missing"));
         }
         let engine = FakeEngine::new(request.context_length, request.num_parallel);
-        let model = Model::read(&request.model, &json!({"eos_token_id": 2}), engine.info().clone())?;
+        let model = Model::read(request, &json!({"eos_token_id": 2}), engine.info().clone())?;
         Ok((model, Box::new(engine) as Box<dyn Engine>))
     })
 }
@@ -45,6 +45,7 @@ fn load_request(name: &str) -> LoadRequest {
         num_parallel: 2,
         batch_tokens: 64,
         threads: None,
+        text: super::TextLimits::default(),
     }
 }
 
@@ -204,16 +205,17 @@ async fn what_does_not_fit() {
     assert_eq!(scores.windows.iter().map(|window| window.logprobs.len()).collect::<Vec<_>>(), [99, 0]);
 }
 
-#[test]
-fn more_vectors_than_an_answer_can_hold_are_refused() {
+#[tokio::test]
+async fn more_vectors_than_an_answer_can_hold_are_refused() {
     let info = ModelInfo { embedding_length: 1 << 24, ..FakeEngine::new(CONTEXT, 1).info().clone() };
-    let model = Model::read(&load_request("demo").model, &json!({}), info).unwrap();
-    let ask = |n: usize| {
+    let read = move || Model::read(&load_request("demo"), &json!({}), info).unwrap();
+    let model = tokio::task::spawn_blocking(read).await.unwrap();
+    let ask = async |n: usize| {
         let inputs = vec!["a".to_owned(); n];
-        model.prepare_embed(&EmbedRequest { inputs, truncate: true, dimensions: None, num_ctx: None })
+        model.prepare_embed(EmbedRequest { inputs, truncate: true, dimensions: None, num_ctx: None }).await
     };
-    assert_eq!(ask(2).unwrap().len(), 2);
-    assert_eq!(ask(3).unwrap_err().message, "3 texts are too many for one request: 2 at most");
+    assert_eq!(ask(2).await.unwrap().len(), 2);
+    assert_eq!(ask(3).await.unwrap_err().message, "3 texts are too many for one request: 2 at most");
 }
 
 #[tokio::test]

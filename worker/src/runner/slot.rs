@@ -34,7 +34,7 @@ impl Slot {
     pub(super) fn is_runnable(&self) -> bool {
         match &self.work {
             Work::Idle => false,
-            Work::Generate(generation) => !generation.is_stalled(),
+            Work::Generate(generation) => !generation.is_stalled() && !generation.is_waiting(),
             Work::Score(_) | Work::Embed(_) => true,
         }
     }

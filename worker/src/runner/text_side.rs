@@ -1,81 +1,72 @@
-//! The text side of a model on disk: its tokenizer, its chat template and its special tokens, from the small files of a checkpoint
-//! or from the metadata of a GGUF. Reads files, and so blocks.
+//! A model's text data: its tokenizer, its chat template and its special tokens, from the small files of a checkpoint or from the
+//! metadata of a GGUF. All of it is a stranger's, so it is read and used in the runner's helper process alone.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::sync::Arc;
+use std::os::unix::fs::FileExt;
 
-use lode_model::gguf::Metadata;
+use lode_model::gguf::{Header, Metadata};
 use lode_model::prompt_template::TemplateFiles;
+use lode_model::read_at::ReadAt;
 use serde_json::Value;
 
-use super::embed::Embedding;
-use super::protocol::{Extent, ModelSpec, RunnerError, SmallFile};
+use super::embed::{self, Embedding};
+use super::protocol::{Extent, Format, ModelSpec, RunnerError, SmallFile, TensorFile};
+use crate::engine::blob_name;
 use crate::text::{
     ChatTemplate, GoChat, PromptTemplate, ReplyFormat, SpecialTokens, Tokenizer, TokenizerError, gguf,
 };
 
-/// Small files of a checkpoint are refused beyond this.
-const MAX_FILE_BYTES: u64 = 256 << 20;
+/// Vocabularies of today have up to some tens of MiB.
+pub(super) const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
+/// Other small files of a checkpoint are refused beyond this.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// What turns texts into ids and back. A model without a tokenizer can still be given ids.
+/// What turns texts into ids. A model without a tokenizer can still be given ids.
 #[derive(Debug, Default)]
 pub(super) struct TextSide {
-    pub(super) tokenizer: Option<Arc<Tokenizer>>,
+    pub(super) name: String,
+    pub(super) tokenizer: Option<Tokenizer>,
     pub(super) template: Option<PromptTemplate>,
     pub(super) special: SpecialTokens,
     pub(super) reply: ReplyFormat,
     pub(super) embedding: Embedding,
 }
 
-impl TextSide {
-    /// From the metadata of a GGUF that has a vocabulary, else from the files beside the tensors.
-    pub(super) fn read(
-        spec: &ModelSpec,
-        config: &Value,
-        metadata: Option<&Metadata>,
-    ) -> Result<TextSide, RunnerError> {
-        let text = metadata.map(|metadata| TextSide::of_gguf(spec, metadata)).transpose()?.flatten();
-        let mut text = text.map_or_else(|| TextSide::of_checkpoint(spec, config), Ok)?;
-        if let (Some(template), Some(tokenizer)) = (&text.template, &text.tokenizer) {
-            text.reply = ReplyFormat::of(template, tokenizer);
+/// Text data whose template is still to be read: that has a limit of its own.
+pub(super) struct TextReader<'a> {
+    spec: &'a ModelSpec,
+    text: TextSide,
+    /// Of a GGUF that has a vocabulary.
+    metadata: Option<Metadata>,
+    tokenizer_config: Option<Value>,
+}
+
+impl<'a> TextReader<'a> {
+    /// Reads all but the template: from the metadata of a GGUF that has a vocabulary, else from the files beside the tensors.
+    pub(super) fn read(spec: &'a ModelSpec, config: &Value) -> Result<TextReader<'a>, RunnerError> {
+        match gguf_metadata(spec)? {
+            Some(metadata) => match gguf::read(&metadata) {
+                Err(TokenizerError::NoVocabulary) => TextReader::of_checkpoint(spec, config),
+                Err(error) => Err(unusable(spec, &error)),
+                Ok((tokenizer, special)) => {
+                    let (tokenizer, embedding) = (Some(tokenizer), Embedding::of_gguf(&metadata));
+                    let name = spec.name.clone();
+                    let text = TextSide { name, tokenizer, special, embedding, ..TextSide::default() };
+                    Ok(TextReader { spec, text, metadata: Some(metadata), tokenizer_config: None })
+                }
+            },
+            None => TextReader::of_checkpoint(spec, config),
         }
-        Ok(text)
     }
 
-    /// What the metadata says, `None` where it has no vocabulary.
-    fn of_gguf(spec: &ModelSpec, metadata: &Metadata) -> Result<Option<TextSide>, RunnerError> {
-        let failed = |error: &dyn std::error::Error| {
-            RunnerError::unsupported(format!("{}: {}", spec.name, chain(error)))
+    fn of_checkpoint(spec: &'a ModelSpec, config: &Value) -> Result<TextReader<'a>, RunnerError> {
+        let tokenizer = match read_file_up_to(spec, "tokenizer.json", MAX_TOKENIZER_BYTES)? {
+            Some(bytes) => Some(Tokenizer::from_json(&bytes).map_err(|error| unusable(spec, &error))?),
+            None => None,
         };
-        let (tokenizer, special) = match gguf::read(metadata) {
-            Err(TokenizerError::NoVocabulary) => return Ok(None),
-            read => read.map_err(|error| failed(&error))?,
-        };
-        let template = gguf::chat_template(metadata, &special).map_err(|error| failed(&error))?;
-        let template = chosen(spec, template)?;
-        Ok(Some(TextSide {
-            tokenizer: Some(Arc::new(tokenizer)),
-            template,
-            special,
-            embedding: Embedding::of_gguf(metadata),
-            ..TextSide::default()
-        }))
-    }
-
-    fn of_checkpoint(spec: &ModelSpec, config: &Value) -> Result<TextSide, RunnerError> {
-        let json = |name: &str| -> Result<Option<Value>, RunnerError> {
-            read_file(spec, name)?.map(|bytes| parse_json(name, &bytes)).transpose()
-        };
-        let tokenizer =
-            match read_file(spec, "tokenizer.json")? {
-                Some(bytes) => Some(Arc::new(Tokenizer::from_json(&bytes).map_err(|error| {
-                    RunnerError::unsupported(format!("{}: {}", spec.name, chain(&error)))
-                })?)),
-                None => None,
-            };
-        let tokenizer_config = json("tokenizer_config.json")?;
-        let generation_config = json("generation_config.json")?;
+        let tokenizer_config = read_json(spec, "tokenizer_config.json")?;
+        let generation_config = read_json(spec, "generation_config.json")?;
         let special = match &tokenizer {
             Some(tokenizer) => SpecialTokens::read(
                 tokenizer,
@@ -85,20 +76,115 @@ impl TextSide {
             ),
             None => SpecialTokens::default(),
         };
-        let jinja =
-            read_file(spec, "chat_template.jinja")?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let template_json = json("chat_template.json")?;
-        let files = TemplateFiles {
-            jinja: jinja.as_deref(),
-            json: template_json.as_ref(),
-            tokenizer_config: tokenizer_config.as_ref(),
+        let (name, embedding) = (spec.name.clone(), Embedding::of_checkpoint(spec)?);
+        let text = TextSide { name, tokenizer, special, embedding, ..TextSide::default() };
+        Ok(TextReader { spec, text, metadata: None, tokenizer_config })
+    }
+
+    pub(super) fn text(&self) -> &TextSide {
+        &self.text
+    }
+
+    /// Reads the template, and from what it writes how the model marks the parts of its replies.
+    pub(super) fn read_template(self) -> Result<TextSide, RunnerError> {
+        let TextReader { spec, mut text, metadata, tokenizer_config } = self;
+        let template = match &metadata {
+            Some(metadata) => {
+                gguf::chat_template(metadata, &text.special).map_err(|error| unusable(spec, &error))?
+            }
+            None => {
+                let jinja = read_file(spec, "chat_template.jinja")?
+                    .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+                let template_json = read_json(spec, "chat_template.json")?;
+                let files = TemplateFiles {
+                    jinja: jinja.as_deref(),
+                    json: template_json.as_ref(),
+                    tokenizer_config: tokenizer_config.as_ref(),
+                };
+                let template = files.find().map(|source| ChatTemplate::new(source, &text.special));
+                template
+                    .transpose()
+                    .map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?
+            }
         };
-        let template = files.find().map(|source| ChatTemplate::new(source, &special)).transpose();
-        let template =
-            template.map_err(|error| RunnerError::unsupported(format!("{}: {}", spec.name, error)))?;
-        let template = chosen(spec, template)?;
-        let embedding = Embedding::of_checkpoint(spec)?;
-        Ok(TextSide { tokenizer, template, special, embedding, ..TextSide::default() })
+        text.template = chosen(spec, template)?;
+        if let (Some(template), Some(tokenizer)) = (&text.template, &text.tokenizer) {
+            text.reply = ReplyFormat::of(template, tokenizer);
+        }
+        Ok(text)
+    }
+}
+
+impl TextSide {
+    /// The ids of each text to embed.
+    pub(super) fn encode(
+        &self,
+        texts: &[String],
+        limit: usize,
+        truncate: bool,
+    ) -> Result<Vec<Vec<u32>>, RunnerError> {
+        let tokenizer = self.tokenizer()?;
+        let ids_of = |text: &String| {
+            let ids = embed::ids_of(tokenizer, text, limit, truncate)
+                .map_err(|error| RunnerError::invalid(chain(&error)))?;
+            let mut ids =
+                ids.ok_or_else(|| RunnerError::invalid("the input length exceeds the context length"))?;
+            if ids.is_empty() {
+                ids.extend(self.special.bos);
+            }
+            if ids.is_empty() {
+                return Err(RunnerError::invalid("the input has no tokens"));
+            }
+            Ok(ids)
+        };
+        texts.iter().map(ids_of).collect()
+    }
+
+    pub(super) fn tokenizer(&self) -> Result<&Tokenizer, RunnerError> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            RunnerError::unsupported(format!("{}: has no tokenizer, so it cannot read text", self.name))
+        })
+    }
+}
+
+fn unusable(spec: &ModelSpec, error: &dyn std::error::Error) -> RunnerError {
+    RunnerError::unsupported(format!("{}: {}", spec.name, chain(error)))
+}
+
+/// The metadata of the GGUF that a model is, read without mapping the file.
+fn gguf_metadata(spec: &ModelSpec) -> Result<Option<Metadata>, RunnerError> {
+    let files = spec.tensors.iter().filter(|file| file.format == Format::Gguf);
+    for TensorFile { path, extent, .. } in files {
+        let opened =
+            File::open(path).map_err(|error| RunnerError::failed(format!("{}: {error}", blob_name(path))))?;
+        let len = opened.metadata().map_err(RunnerError::failed)?.len();
+        let Extent { offset, size } = extent.unwrap_or(Extent { offset: 0, size: len });
+        let header = Header::read(&Part { file: opened, offset, len: size });
+        let header = header.map_err(|error| unusable(spec, &error))?;
+        // Of a split one, the first part has it all.
+        if header.metadata.u64("split.no").unwrap_or(0) == 0 {
+            return Ok(Some(header.metadata));
+        }
+    }
+    Ok(None)
+}
+
+/// A file, or one that lies in it.
+struct Part {
+    file: File,
+    offset: u64,
+    len: u64,
+}
+
+impl ReadAt for Part {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.len);
+        end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.file.read_exact_at(buf, self.offset.saturating_add(offset))
     }
 }
 
@@ -106,7 +192,7 @@ impl TextSide {
 fn chosen(spec: &ModelSpec, jinja: Option<ChatTemplate>) -> Result<Option<PromptTemplate>, RunnerError> {
     let on_top = match &spec.template {
         Some(file) => {
-            let source = read_limited("the prompt template", file)?;
+            let source = read_limited("the prompt template", file, MAX_FILE_BYTES)?;
             let source = String::from_utf8_lossy(&source);
             Some(GoChat::new(&source).map_err(|error| {
                 RunnerError::unsupported(format!(
@@ -120,17 +206,31 @@ fn chosen(spec: &ModelSpec, jinja: Option<ChatTemplate>) -> Result<Option<Prompt
     Ok(PromptTemplate::choose(on_top, jinja, spec.has_renderer))
 }
 
-pub(super) fn read_file(spec: &ModelSpec, name: &str) -> Result<Option<Vec<u8>>, RunnerError> {
-    spec.files.get(name).map(|file| read_limited(name, file)).transpose()
+/// A small file in JSON.
+pub(super) fn read_json(spec: &ModelSpec, name: &str) -> Result<Option<Value>, RunnerError> {
+    read_file(spec, name)?.map(|bytes| parse_json(name, &bytes)).transpose()
 }
 
-fn read_limited(name: &str, file: &SmallFile) -> Result<Vec<u8>, RunnerError> {
+pub(super) fn read_file(spec: &ModelSpec, name: &str) -> Result<Option<Vec<u8>>, RunnerError> {
+    read_file_up_to(spec, name, MAX_FILE_BYTES)
+}
+
+/// As [`read_file`], for at most this many bytes.
+pub(super) fn read_file_up_to(
+    spec: &ModelSpec,
+    name: &str,
+    limit: u64,
+) -> Result<Option<Vec<u8>>, RunnerError> {
+    spec.files.get(name).map(|file| read_limited(name, file, limit)).transpose()
+}
+
+fn read_limited(name: &str, file: &SmallFile, limit: u64) -> Result<Vec<u8>, RunnerError> {
     let failed = |error: io::Error| RunnerError::failed(format!("{name}: {error}"));
     let mut opened = File::open(&file.path).map_err(failed)?;
     let whole = Extent { offset: 0, size: opened.metadata().map_err(failed)?.len() };
     let Extent { offset, size } = file.extent.unwrap_or(whole);
-    if size > MAX_FILE_BYTES {
-        return Err(RunnerError::unsupported(format!("{name}: larger than {MAX_FILE_BYTES} bytes")));
+    if size > limit {
+        return Err(RunnerError::unsupported(format!("{name}: larger than {limit} bytes")));
     }
     opened.seek(SeekFrom::Start(offset)).map_err(failed)?;
     let mut bytes = Vec::new();

@@ -20,6 +20,7 @@ pub use loaded::{LoadedModel, Snapshot, Ticket};
 
 use crate::cache::{Model, Models};
 use crate::error::Error;
+use crate::runner::TextLimits;
 use crate::runner::process::Launch;
 use crate::runner::protocol::LoadRequest;
 use memory::Estimate;
@@ -37,6 +38,7 @@ pub struct Options {
     pub context_length: usize,
     pub load_timeout: Duration,
     pub threads: Option<usize>,
+    pub text: TextLimits,
     /// Bytes that a model may take now.
     pub free_memory: Box<dyn Fn() -> u64 + Send + Sync>,
 }
@@ -200,6 +202,7 @@ impl Inner {
             num_parallel: options.num_parallel,
             batch_tokens: BATCH_TOKENS,
             threads: options.threads,
+            text: options.text,
         };
         let load = async {
             let runner = self.launcher.launch().await?;

@@ -42,6 +42,7 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
         context_length: 256,
         load_timeout: PATIENCE,
         threads: None,
+        text: crate::runner::TextLimits::default(),
         free_memory: Box::new(move || free_memory.load(Ordering::SeqCst)),
     };
     set(&mut options);

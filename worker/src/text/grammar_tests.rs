@@ -3,8 +3,9 @@ use std::cell::Cell;
 use serde_json::json;
 
 use super::*;
-use crate::text::SamplerOptions;
-use crate::text::reply::{ReplyFormat, Tags};
+use crate::text::constraint::{allow, continues, keep};
+use crate::text::reply::{Reader, ReplyFormat, Tags};
+use crate::text::{Constraint, Sampler, SamplerOptions, Tokenizer};
 
 const EOS: u32 = 2;
 /// Far more than any answer here needs.
@@ -15,8 +16,54 @@ fn demo() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap())
 }
 
-fn grammars() -> Grammars {
-    Grammars::new(demo(), Arc::new(BTreeSet::from([EOS]))).unwrap()
+/// Grammars, and the constraint that follows their masks: in one process here.
+struct Both {
+    grammars: Grammars,
+    vocabulary: Arc<Vocabulary>,
+}
+
+struct Grammar {
+    matching: Matching,
+    constraint: Constraint,
+    vocabulary: Arc<Vocabulary>,
+}
+
+impl Both {
+    fn of(tokenizer: &Tokenizer, eos: &BTreeSet<u32>) -> Result<Both, GrammarError> {
+        let vocabulary = tokenizer.vocabulary().clone();
+        Ok(Both { grammars: Grammars::new(&vocabulary, eos)?, vocabulary })
+    }
+
+    fn grammar(
+        &self,
+        schema: Map<String, Value>,
+        reader: &Reader,
+        may_think: bool,
+    ) -> Result<Grammar, GrammarError> {
+        let (matching, allowed) = self.grammars.begin(schema)?;
+        let (vocabulary, eos) = (self.vocabulary.clone(), Arc::new(BTreeSet::from([EOS])));
+        let constraint = Constraint::new(allowed, reader, may_think, vocabulary.clone(), eos);
+        Ok(Grammar { matching, constraint, vocabulary })
+    }
+}
+
+impl Grammar {
+    fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<u32, GrammarError> {
+        let picked =
+            self.constraint.sample(sampler, logits).map_err(|error| GrammarError::Lost(error.to_string()))?;
+        if picked.is_answer {
+            self.constraint.set_allowed(self.matching.take(picked.id)?);
+        }
+        Ok(picked.id)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.constraint.is_complete()
+    }
+}
+
+fn grammars() -> Both {
+    Both::of(&demo(), &BTreeSet::from([EOS])).unwrap()
 }
 
 fn object(schema: Value) -> Map<String, Value> {
@@ -26,18 +73,18 @@ fn object(schema: Value) -> Map<String, Value> {
 
 /// What a grammar lets through of the ids that `wish` likes best, given the text so far; whether it came to an end.
 fn write(mut grammar: Grammar, mut wish: impl FnMut(&[u8], u32, &[u8]) -> f32) -> (String, bool) {
-    let tokenizer = grammar.tokenizer.clone();
+    let vocabulary = grammar.vocabulary.clone();
     let mut sampler =
         Sampler::new(SamplerOptions { temperature: 0.0, ..SamplerOptions::default() }, usize::MAX);
     let mut bytes = Vec::new();
     for _ in 0..LONGEST {
         let row: Vec<f32> =
-            (0..tokenizer.len() as u32).map(|id| wish(&bytes, id, tokenizer.token_bytes(id))).collect();
+            (0..vocabulary.len() as u32).map(|id| wish(&bytes, id, vocabulary.bytes(id))).collect();
         let id = grammar.sample(&mut sampler, &row).unwrap();
         if id == EOS {
             return (String::from_utf8(bytes).unwrap(), true);
         }
-        bytes.extend_from_slice(tokenizer.token_bytes(id));
+        bytes.extend_from_slice(vocabulary.bytes(id));
         if grammar.is_complete() {
             return (String::from_utf8(bytes).unwrap(), true);
         }
@@ -134,11 +181,21 @@ fn what_fits_is_left_alone() {
         r#"{"city":"Zürich \"\u00e9\" 東京 🦀"}"#,
         "{\n  \"city\": \"Rome\",\n  \"n\": 0\n}",
         "{}",
-        r#"{"city": "", "more": [1, {"a": null}]}"#,
     ] {
         let grammar = grammars.grammar(object(schema.clone()), &Reader::default(), true).unwrap();
         assert_eq!(write(grammar, script(fits)), (fits.to_owned(), true));
     }
+    // Properties that are not named come only where the schema allows them itself.
+    let others = r#"{"city": "", "more": [1, {"a": null}]}"#;
+    let open =
+        json!({"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": true});
+    for open in [open, json!({"type": "object"})] {
+        let grammar = grammars.grammar(object(open), &Reader::default(), true).unwrap();
+        assert_eq!(write(grammar, script(others)), (others.to_owned(), true));
+    }
+    let closed = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let grammar = grammars.grammar(object(closed), &Reader::default(), true).unwrap();
+    assert!(!write(grammar, script(others)).0.contains("more"));
     // What does not fit is not begun, and what is whole is not gone on with.
     let grammar = grammars.grammar(object(schema.clone()), &Reader::default(), true).unwrap();
     let (text, _) = write(grammar, script("Sure! {\"n\": 1}"));
@@ -161,7 +218,7 @@ fn blanks_come_to_an_end() {
 
 fn thinker() -> Reader {
     let tags = Tags { open: "<think>".into(), close: "</think>".into() };
-    ReplyFormat::of_thoughts(tags).reader("?", &[])
+    ReplyFormat::of_thoughts(tags).reader(false, None)
 }
 
 #[test]
@@ -209,9 +266,8 @@ fn where_a_tag_goes_on() {
 
 #[test]
 fn what_a_mask_rules_out() {
-    let mut mask = SimpleVob::alloc(100);
-    mask.allow_range(32..=63);
-    allow(&mut mask, |id| id == 3 || id == 99);
+    let mut mask = vec![0, u32::MAX];
+    allow(&mut mask, 100, |id| id == 3 || id == 99);
     let mut row = vec![1.0; 140];
     keep(&mut row, &mask);
     let kept: Vec<usize> = (0..140).filter(|at| row[*at] == 1.0).collect();
@@ -284,7 +340,7 @@ fn hostile_schemas_end() {
             // It may be met or not; it is the model that loses its answer at the worst.
             Ok(mut grammar) => {
                 let mut sampler = Sampler::new(SamplerOptions::default(), 10);
-                let row = vec![0.0; grammar.tokenizer.len()];
+                let row = vec![0.0; grammar.vocabulary.len()];
                 for _ in 0..20 {
                     if grammar.is_complete() || grammar.sample(&mut sampler, &row).is_err() {
                         break;
@@ -309,7 +365,7 @@ fn a_vocabulary_that_has_no_room_is_refused() {
         let json =
             json!({"model": {"type": "BPE", "vocab": vocab, "merges": []}, "decoder": {"type": "Fuse"}});
         let tokenizer = Tokenizer::from_json(json.to_string().as_bytes()).unwrap();
-        Grammars::new(Arc::new(tokenizer), Arc::default())
+        Both::of(&tokenizer, &BTreeSet::new())
     };
     let grammars = of(vec!["{".into(), "}".into(), long, fits]).unwrap();
     let grammar = grammars.grammar(object(json!({"type": "object"})), &Reader::default(), true).unwrap();

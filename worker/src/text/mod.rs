@@ -1,6 +1,9 @@
 //! Text on both sides of a model: ids and back, chat templates, sampling, stop texts, the parts of an answer.
-//! The runner and `lode tokenize` call it; it touches no file, no socket and no device.
+//! It touches no file, no socket and no device. What evaluates data of a model or a request (`tokenizer`, `gguf`, `template`, `go_chat`,
+//! `grammar`, `reply::probe`) runs in the runner's helper process alone; what a token takes (`constraint`, `detokenizer`, `sampler`,
+//! `stop`, the readers in `reply`) only walks over bytes, and runs in the runner. `lode tokenize` runs it for its own user.
 
+pub mod constraint;
 pub mod detokenizer;
 mod dialect;
 pub mod gguf;
@@ -9,20 +12,22 @@ pub mod grammar;
 pub mod prompt;
 pub mod reply;
 pub mod sampler;
+mod schema;
 pub mod special;
 pub mod stop;
 pub mod template;
 pub mod think;
 pub mod tokenizer;
 
+pub use constraint::Constraint;
 pub use detokenizer::Detokenizer;
 pub use go_chat::GoChat;
-pub use grammar::{Grammar, Grammars};
+pub use grammar::{Grammars, Matching};
 pub use prompt::PromptTemplate;
-pub use reply::{Call, Reader, ReplyFormat, Said};
+pub use reply::{Call, KnownTools, Reader, ReplyFormat, Said};
 pub use sampler::{Sampler, SamplerOptions};
 pub use special::SpecialTokens;
 pub use stop::StopMatcher;
 pub use template::ChatTemplate;
 pub use think::Think;
-pub use tokenizer::{Special, Tokenizer, TokenizerError};
+pub use tokenizer::{Special, Tokenizer, TokenizerError, Vocabulary};

@@ -141,10 +141,9 @@ impl Tokenizer {
         Ok(bytes)
     }
 
-    /// A detokenizer for one answer: it continues a prompt, so no leading blank is dropped; special tokens are silent, but for those to
-    /// be shown.
-    pub fn detokenizer(&self, shown: &[u32]) -> Detokenizer {
-        Detokenizer::new(self.vocabulary.clone(), shown)
+    /// The bytes of every id: all that is needed to turn generated ids into text.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
     }
 
     /// The special tokens that these texts are spelled with.
@@ -154,7 +153,8 @@ impl Tokenizer {
             _ => false,
         };
         let ids = 0..u32::try_from(self.len()).unwrap_or(u32::MAX);
-        ids.filter(|&id| self.is_special(id) && is_spelled(self.vocabulary.bytes(id))).collect()
+        let spelled = ids.filter(|&id| self.is_special(id) && is_spelled(self.vocabulary.bytes(id)));
+        spelled.take(MAX_SPELLED).collect()
     }
 
     /// The bytes of one id as they appear in running text; a special token's name for a special token, nothing for an unknown id.
@@ -181,7 +181,7 @@ impl Tokenizer {
 
     /// True for tokens such as `<|im_end|>` that are never part of an answer's text.
     pub fn is_special(&self, id: u32) -> bool {
-        self.vocabulary.entry(id).is_some_and(|entry| entry.special)
+        self.vocabulary.is_special(id)
     }
 
     /// One more than the highest id.
@@ -195,9 +195,12 @@ impl Tokenizer {
     }
 }
 
+/// Special tokens that the marks of a reply may be spelled with.
+const MAX_SPELLED: usize = 256;
+
 /// The bytes of every id, worked out once from the vocabulary and the decoder's steps.
 #[derive(Debug)]
-pub(crate) struct Vocabulary {
+pub struct Vocabulary {
     /// The bytes of all ids, one after the other: an answer waits for them, and there are hundreds of thousands.
     bytes: Vec<u8>,
     ids: Vec<Place>,
@@ -239,8 +242,74 @@ impl Vocabulary {
         Some(Entry { bytes: &self.bytes[start..place.end], special: place.kind == Kind::Special })
     }
 
-    pub(crate) fn bytes(&self, id: u32) -> &[u8] {
+    /// The bytes of one id as they appear in running text; a special token's name for a special token, nothing for an unknown id.
+    pub fn bytes(&self, id: u32) -> &[u8] {
         self.entry(id).map(|entry| entry.bytes).unwrap_or_default()
+    }
+
+    /// True for tokens such as `<|im_end|>` that are never part of an answer's text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.entry(id).is_some_and(|entry| entry.special)
+    }
+
+    /// One more than the highest id.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// True for a vocabulary without ids.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// A detokenizer for one answer: it continues a prompt, so no leading blank is dropped; special tokens are silent, but for those to
+    /// be shown.
+    pub fn detokenizer(self: &Arc<Self>, shown: &[u32]) -> Detokenizer {
+        Detokenizer::new(self.clone(), shown)
+    }
+
+    /// The form in which it goes from one process to another; [`Vocabulary::from_wire`] reads it.
+    pub fn to_wire(&self) -> Vec<u8> {
+        let mut wire = Vec::with_capacity(5 + self.ids.len() * 4 + self.bytes.len());
+        wire.push(u8::from(self.strip_first) | u8::from(self.whole_text) << 1);
+        wire.extend(u32::try_from(self.ids.len()).unwrap_or(u32::MAX).to_le_bytes());
+        let mut start = 0;
+        for place in &self.ids {
+            let kind = match place.kind {
+                Kind::Absent => 0,
+                Kind::Text => 1,
+                Kind::Special => 2,
+            };
+            let len = u32::try_from(place.end - start).unwrap_or(u32::MAX);
+            wire.extend((len << 2 | kind).to_le_bytes());
+            start = place.end;
+        }
+        wire.extend_from_slice(&self.bytes);
+        wire
+    }
+
+    /// Reads what [`Vocabulary::to_wire`] wrote; `None` where it is anything else.
+    pub fn from_wire(wire: &[u8]) -> Option<Vocabulary> {
+        let (&[flags], rest) = wire.split_first_chunk::<1>()?;
+        let (len, rest) = rest.split_first_chunk::<4>()?;
+        let lengths_len = usize::try_from(u32::from_le_bytes(*len)).ok()?.checked_mul(4)?;
+        let (lengths, bytes) = rest.split_at_checked(lengths_len)?;
+        let mut end = 0;
+        let place = |length: &[u8; 4]| {
+            let length = u32::from_le_bytes(*length);
+            end += (length >> 2) as usize;
+            let kind = match length & 3 {
+                0 => Kind::Absent,
+                1 => Kind::Text,
+                2 => Kind::Special,
+                _ => return None,
+            };
+            Some(Place { end, kind })
+        };
+        let ids: Vec<Place> = lengths.as_chunks::<4>().0.iter().map(place).collect::<Option<_>>()?;
+        let (strip_first, whole_text) = (flags & 1 != 0, flags & 2 != 0);
+        let is_whole = ids.last().map_or(0, |last| last.end) == bytes.len();
+        is_whole.then(|| Vocabulary { bytes: bytes.to_vec(), ids, strip_first, whole_text })
     }
 
     /// A vocabulary without ids, whose bytes are known one by one.
@@ -498,6 +567,20 @@ mod tests {
             assert!(Tokenizer::from_json(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
         }
         assert!(matches!(demo().decode(&[4096]), Err(TokenizerError::UnknownId { id: 4096, .. })));
+    }
+
+    #[test]
+    fn a_vocabulary_on_the_wire() {
+        let vocabulary = demo().vocabulary().clone();
+        let wire = vocabulary.to_wire();
+        let back = Vocabulary::from_wire(&wire).unwrap();
+        assert_eq!((back.len(), back.is_special(1)), (vocabulary.len(), true));
+        assert!((0..back.len() as u32).all(|id| back.bytes(id) == vocabulary.bytes(id)));
+        for broken in
+            [&wire[..wire.len() - 1], &wire[..3], &[], &[0, 9, 0, 0, 0], &[0, 1, 0, 0, 0, 3, 0, 0, 0]]
+        {
+            assert!(Vocabulary::from_wire(broken).is_none());
+        }
     }
 
     #[test]

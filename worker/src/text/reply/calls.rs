@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::json::{self, Progress, Scanner};
 use super::tagged::{self, Tagged, TaggedCall};
-use super::{Call, MAX_BLANKS, blanks_before, overlap};
+use super::{Call, MAX_BLANKS, ParameterKind, blanks_before, overlap};
 
 /// A longer call is text.
 const MAX_CALL_BYTES: usize = 4 << 20;
@@ -18,9 +19,12 @@ const MAX_HEAD_BYTES: usize = 512;
 const NAME_KEYS: [&str; 3] = ["name", "tool_name", "function"];
 const ARGUMENT_KEYS: [&str; 3] = ["arguments", "parameters", "args"];
 
+/// Tools by their names.
+type Known = BTreeMap<String, BTreeMap<String, ParameterKind>>;
+
 /// How a model writes calls. The default is the bare JSON that Llama 3 writes: nothing marks it, so it has to begin the answer and name
 /// a tool that the request has.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallFormat {
     /// What begins the calls of an answer; empty for bare JSON.
     pub(super) open: String,
@@ -31,7 +35,7 @@ pub struct CallFormat {
     pub(super) closers: Vec<String>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Shape {
     /// An object with name and arguments, or a list of such.
     #[default]
@@ -63,8 +67,8 @@ impl CallFormat {
 #[derive(Debug)]
 pub(super) struct Calls {
     format: CallFormat,
-    /// The tools that the request has, with the properties of their parameters.
-    known: BTreeMap<String, Value>,
+    /// The tools that the request has, with their parameters.
+    known: Known,
     state: State,
     /// What is not settled yet.
     held: String,
@@ -119,7 +123,7 @@ enum Reading {
 }
 
 impl Calls {
-    pub(super) fn new(format: CallFormat, known: BTreeMap<String, Value>) -> Calls {
+    pub(super) fn new(format: CallFormat, known: Known) -> Calls {
         let state = if format.open.is_empty() { State::Beginning } else { State::Text };
         Calls { format, known, state, held: String::new() }
     }
@@ -244,7 +248,7 @@ impl Body {
         Body { is_bare: true, ..Body::marked(at) }
     }
 
-    fn read(&mut self, held: &str, format: &CallFormat, known: &BTreeMap<String, Value>) -> Reading {
+    fn read(&mut self, held: &str, format: &CallFormat, known: &Known) -> Reading {
         let inside = match &mut self.value {
             Some(inside) => inside,
             None => match head(&held[self.at..], format) {
@@ -266,8 +270,7 @@ impl Body {
                 return match call.read(&held[*at..], tags) {
                     tagged::Reading::More if held.len() - self.at <= MAX_CALL_BYTES => Reading::More,
                     tagged::Reading::Complete(len) if *at + len - self.at <= MAX_CALL_BYTES => {
-                        let types = |name: &str| known.get(name).cloned().unwrap_or_default();
-                        let (name, arguments) = std::mem::take(call).finish(types);
+                        let (name, arguments) = std::mem::take(call).finish(known);
                         // A word between two marks may be meant as one.
                         if tags.name_end.is_empty() && !known.contains_key(&name) {
                             return Reading::Broken;

@@ -14,6 +14,8 @@ mod probe_tests;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -58,7 +60,7 @@ impl Said {
 }
 
 /// How a model writes thoughts and calls.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyFormat {
     /// `None` for a model that does not think.
     pub thinking: Option<Tags>,
@@ -86,12 +88,15 @@ impl ReplyFormat {
         ReplyFormat { thinking: Some(tags), ..ReplyFormat::default() }
     }
 
-    /// Reads the answer to a prompt. Calls are looked for where the request names tools.
-    pub fn reader(&self, prompt: &str, tools: &[Value]) -> Reader {
-        let is_open = |tags: &Tags| prompt.trim_end().ends_with(&tags.open);
-        let thinking = self.thinking.as_ref().map(|tags| Thinking::new(tags.clone(), is_open(tags)));
-        let known = || tools.iter().filter_map(name_and_types).collect();
-        let calls = (!tools.is_empty()).then(|| Calls::new(self.calls.clone(), known()));
+    /// Whether a prompt ends within thoughts, so that the answer begins with them.
+    pub fn ends_in_thoughts(&self, prompt: &str) -> bool {
+        self.thinking.as_ref().is_some_and(|tags| prompt.trim_end().ends_with(&tags.open))
+    }
+
+    /// Reads the answer to a prompt that ends within thoughts, or does not. Calls are looked for where the request names tools.
+    pub fn reader(&self, in_thoughts: bool, tools: Option<KnownTools>) -> Reader {
+        let thinking = self.thinking.as_ref().map(|tags| Thinking::new(tags.clone(), in_thoughts));
+        let calls = tools.map(|tools| Calls::new(self.calls.clone(), tools.0));
         let mut shown = Vec::new();
         shown.extend(thinking.iter().flat_map(|_| &self.thinking_ids));
         shown.extend(calls.iter().flat_map(|_| &self.call_ids));
@@ -99,9 +104,44 @@ impl ReplyFormat {
     }
 }
 
-fn name_and_types(tool: &Value) -> Option<(String, Value)> {
-    let function = tool.get("function")?;
-    Some((function.get("name")?.as_str()?.to_owned(), function["parameters"]["properties"].clone()))
+/// The tools that a request has, with as much of their parameters as it takes to read a call.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct KnownTools(BTreeMap<String, BTreeMap<String, ParameterKind>>);
+
+/// What a parameter's value is written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParameterKind {
+    Text,
+    TextOrNull,
+    Json,
+}
+
+impl KnownTools {
+    /// `None` where there are no tools.
+    pub fn of(tools: &[Value]) -> Option<KnownTools> {
+        let named = |tool: &Value| {
+            let function = tool.get("function")?;
+            let parameters = function.pointer("/parameters/properties").and_then(Value::as_object);
+            let kinds = parameters.into_iter().flatten();
+            let kinds = kinds.map(|(key, schema)| (key.clone(), ParameterKind::of(schema)));
+            Some((function.get("name")?.as_str()?.to_owned(), kinds.collect()))
+        };
+        (!tools.is_empty()).then(|| KnownTools(tools.iter().filter_map(named).collect()))
+    }
+}
+
+impl ParameterKind {
+    fn of(schema: &Value) -> ParameterKind {
+        match schema.get("type") {
+            Some(Value::String(kind)) if kind != "string" => ParameterKind::Json,
+            Some(Value::Array(kinds)) if kinds.iter().any(|kind| kind == "string") => {
+                ParameterKind::TextOrNull
+            }
+            Some(Value::Array(_)) => ParameterKind::Json,
+            _ => ParameterKind::Text,
+        }
+    }
 }
 
 /// Takes one answer apart.

@@ -28,6 +28,8 @@ const THINK: (&str, &str) = ("<think>", THOUGHT_END);
 
 /// Marks are short. What is longer is a text that a template adds.
 const MAX_MARK_BYTES: usize = 128;
+/// A format has few of them: the reader of a reply looks for each at every token.
+const MAX_MARKS: usize = 32;
 
 /// The marks of thoughts, and of calls.
 pub(super) fn read(template: &PromptTemplate) -> (Option<Tags>, CallFormat) {
@@ -146,11 +148,12 @@ impl Probe<'_> {
         marks.extend(tags(before_mark(&one[first.end..], ends_turn.as_deref())));
         for mark in marks {
             let is_known = format.closers.contains(&mark) || mark == format.open || mark == format.each;
-            if !is_known && mark != "," && mark != ";" {
+            if !is_known && mark != "," && mark != ";" && mark.len() <= MAX_MARK_BYTES {
                 format.closers.push(mark);
             }
         }
-        (format.open.len() <= MAX_MARK_BYTES && format.each.len() <= MAX_MARK_BYTES).then_some(format)
+        let is_bounded = format.marks().len() <= MAX_MARKS && format.closers.len() <= MAX_MARKS;
+        (is_bounded && format.marks().iter().all(|mark| mark.len() <= MAX_MARK_BYTES)).then_some(format)
     }
 
     /// What ends a turn without calls.

@@ -265,6 +265,6 @@ fn marks_of_special_tokens_are_shown() {
     let source = QWEN.replace("tool_call>", "|im_start|>").replace("</|im_start|>", "<|endoftext|>");
     let format = ReplyFormat::of(&jinja(&source), &tokenizer);
     assert_eq!(format.calls.open, "<|im_start|>");
-    assert_eq!(format.reader("", &[]).shown(), [] as [u32; 0]);
-    assert_eq!(format.reader("", &[json!({})]).shown(), [1]);
+    assert_eq!(format.reader(false, None).shown(), [] as [u32; 0]);
+    assert_eq!(format.reader(false, KnownTools::of(&[json!({})])).shown(), [1]);
 }

@@ -1,14 +1,17 @@
 //! Calls whose arguments stand between tags, one by one, as Qwen3-Coder and GLM write them: no JSON, and values as they are.
 
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{json, overlap};
+use super::{ParameterKind, json, overlap};
 
 /// A name or a key that is longer is none.
 const MAX_NAME_BYTES: usize = 256;
 
 /// What stands around name, keys and values. Blanks may stand between any two of them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tagged {
     /// Behind the name; empty where a blank or a tag ends it.
     pub(super) name_end: String,
@@ -102,16 +105,18 @@ impl TaggedCall {
         }
     }
 
-    /// Name and arguments. `types` are the properties of the tool's parameters: what is no string there is JSON.
-    pub(super) fn finish(self, types: impl Fn(&str) -> Value) -> (String, Map<String, Value>) {
+    /// Name and arguments. `known` are the parameters of the tools: what is no string there is JSON.
+    pub(super) fn finish(
+        self,
+        known: &BTreeMap<String, BTreeMap<String, ParameterKind>>,
+    ) -> (String, Map<String, Value>) {
         let name = self.name.unwrap_or_default();
-        let types = types(&name);
+        let kinds = known.get(&name);
         let value = |(key, text): (String, String)| {
-            let kind = &types[&key]["type"];
-            let is_text = match kind {
-                Value::String(kind) => kind == "string",
-                Value::Array(kinds) => kinds.iter().any(|kind| kind == "string") && text != "null",
-                _ => true,
+            let is_text = match kinds.and_then(|kinds| kinds.get(&key)) {
+                Some(ParameterKind::Text) | None => true,
+                Some(ParameterKind::TextOrNull) => text != "null",
+                Some(ParameterKind::Json) => false,
             };
             let value = if is_text { None } else { json::parse(text.trim()) };
             (key, value.unwrap_or(Value::String(text)))

@@ -68,7 +68,7 @@ fn reader(calls: CallFormat, prompt: &str) -> Reader {
     let tools = ["look", "add"].map(|name| {
         json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": types}}})
     });
-    format.reader(prompt, &tools)
+    format.reader(format.ends_in_thoughts(prompt), KnownTools::of(&tools))
 }
 
 fn read(mut reader: Reader, pieces: impl IntoIterator<Item = String>) -> Said {
@@ -240,7 +240,7 @@ fn text_comes_as_soon_as_it_is_known() {
 
 #[test]
 fn without_tools_or_thoughts() {
-    let mut reader = ReplyFormat { calls: hermes(), ..ReplyFormat::default() }.reader("", &[]);
+    let mut reader = ReplyFormat { calls: hermes(), ..ReplyFormat::default() }.reader(false, None);
     let text = "<think><tool_call>{\"name\": \"add\"}";
     assert_eq!(reader.push(text.to_owned()).text, text);
     assert!(reader.finish().is_empty());

@@ -1,10 +1,12 @@
 //! What a model thinks before it answers, taken out of its text: from the opening tag (or from the start, where the prompt
 //! ends with it) to the closing one. Blanks beside the tags belong to neither side (ollama thinking/parser.go).
 
+use serde::{Deserialize, Serialize};
+
 use super::{MAX_BLANKS, blanks_before, overlap};
 
 /// What stands around thoughts.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tags {
     pub open: String,
     pub close: String,

@@ -1,0 +1,416 @@
+//! The runner's side: starts the helper, has evaluators forked, and kills those that exceed a limit or whose caller has gone.
+
+use std::collections::BTreeSet;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdStream;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::super::embed::Embedding;
+use super::super::protocol::{ModelSpec, RunnerError};
+use super::protocol::{
+    AllowedNext, Answer, Call, EngineFacts, FORK, Hello, MAKE_GRAMMARS, Prepared, ReadText, TemplateRead,
+    TokenizerRead,
+};
+use super::session::Session;
+use super::{TextLimits, frame};
+use crate::text::grammar::Allowed;
+use crate::text::{ReplyFormat, Vocabulary};
+
+/// Evaluators without a call that are kept for the next ones.
+const MAX_IDLE: usize = 2;
+
+/// A model's helper. Dropping it ends the process and all of its evaluators.
+pub(crate) struct Helper {
+    request: ReadText,
+    limits: TextLimits,
+    state: tokio::sync::Mutex<State>,
+    idle: Mutex<Vec<Evaluator>>,
+}
+
+struct State {
+    process: Process,
+    /// Why the model has no structured output, once that is known.
+    no_grammars: Option<RunnerError>,
+}
+
+/// What the runner itself needs of a model's text data.
+#[derive(Debug, Default)]
+pub(crate) struct TextData {
+    /// `None` without a tokenizer.
+    pub(crate) vocabulary: Option<Arc<Vocabulary>>,
+    pub(crate) eos: Arc<BTreeSet<u32>>,
+    pub(in crate::runner) embedding: Embedding,
+    pub(crate) has_template: bool,
+    pub(crate) reply: ReplyFormat,
+}
+
+impl Helper {
+    /// Starts the process, and reads the model's text data in it.
+    pub(crate) async fn start(
+        model: &ModelSpec,
+        config: &Value,
+        limits: TextLimits,
+    ) -> Result<(Helper, TextData), RunnerError> {
+        let (model, config, memory) = (model.clone(), config.clone(), limits.memory);
+        let read_memory = limits.read_memory(&model);
+        let request = ReadText { model, config, memory, read_memory };
+        let (process, data) = Process::start(&request, &limits).await?;
+        let state = tokio::sync::Mutex::new(State { process, no_grammars: None });
+        Ok((Helper { request, limits, state, idle: Mutex::default() }, data))
+    }
+
+    /// The ids of a request's prompt, and the request without it.
+    pub(in crate::runner) async fn prepare(
+        &self,
+        facts: EngineFacts,
+        request: &[u8],
+    ) -> Result<(Prepared, Vec<u32>), RunnerError> {
+        let what = "the prompt, as the chat template and the tokenizer make it,";
+        let (prepared, ids) = self.call(what, &Call::Prepare(facts), request).await?;
+        Ok((prepared, frame::from_bytes(&ids)))
+    }
+
+    /// The text of a request's prompt.
+    pub(in crate::runner) async fn render(
+        &self,
+        facts: EngineFacts,
+        request: &[u8],
+    ) -> Result<String, RunnerError> {
+        let what = "the prompt, as the chat template makes it,";
+        let ((), text) = self.call(what, &Call::Render(facts), request).await?;
+        String::from_utf8(text).map_err(|_| RunnerError::failed("the prompt is not UTF-8"))
+    }
+
+    /// The ids of texts to embed.
+    pub(in crate::runner) async fn encode(
+        &self,
+        texts: Vec<String>,
+        limit: usize,
+        truncate: bool,
+    ) -> Result<Vec<Vec<u32>>, RunnerError> {
+        let expected = texts.len();
+        let call = Call::Encode { texts, limit, truncate };
+        let (lengths, ids): (Vec<usize>, _) = self.call("tokenizing the input", &call, &[]).await?;
+        let ids = frame::from_bytes(&ids);
+        let mut rest = ids.as_slice();
+        let mut texts = Vec::with_capacity(lengths.len());
+        for len in lengths {
+            let (text, behind) = rest.split_at_checked(len).ok_or_else(broken)?;
+            texts.push(text.to_vec());
+            rest = behind;
+        }
+        if texts.len() == expected { Ok(texts) } else { Err(broken()) }
+    }
+
+    /// Begins a grammar in an evaluator of its own. `wake` is called whenever the session has news.
+    pub(crate) async fn begin(
+        &self,
+        schema: Map<String, Value>,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Result<(Session, Allowed), RunnerError> {
+        let what = "the grammar of the format";
+        let mut evaluator = self.fork(true).await?;
+        let call = Call::Begin { schema };
+        let allowed = match timeout(self.limits.timeout, evaluator.call::<AllowedNext>(&call, &[])).await {
+            Err(_) => return Err(self.limits.too_slow(what)),
+            Ok(Err(_)) => return Err(self.limits.too_large(what)),
+            Ok(Ok((answer, mask))) => allowed(answer.result?, &mask),
+        };
+        Ok((Session::start(evaluator, self.limits, wake), allowed))
+    }
+
+    /// A call to an evaluator. Dropping the future kills it.
+    async fn call<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        call: &Call,
+        body: &[u8],
+    ) -> Result<(T, Vec<u8>), RunnerError> {
+        loop {
+            let idle = self.idle().pop();
+            let is_fresh = idle.is_none();
+            let mut evaluator = match idle {
+                Some(evaluator) => evaluator,
+                None => self.fork(false).await?,
+            };
+            match timeout(self.limits.timeout, evaluator.call(call, body)).await {
+                Err(_) => return Err(self.limits.too_slow(what)),
+                // It has ended since, or had less memory left than a fresh one.
+                Ok(Err(_)) if !is_fresh => {}
+                Ok(Err(_)) => return Err(self.limits.too_large(what)),
+                Ok(Ok((answer, bytes))) => {
+                    if !answer.is_last && self.idle().len() < MAX_IDLE {
+                        self.idle().push(evaluator);
+                    }
+                    return Ok((answer.result?, bytes));
+                }
+            }
+        }
+    }
+
+    /// A fresh evaluator, of a process that is started again where it has ended.
+    async fn fork(&self, with_grammars: bool) -> Result<Evaluator, RunnerError> {
+        let mut state = self.state.lock().await;
+        if let Some(error) = state.no_grammars.as_ref().filter(|_| with_grammars) {
+            return Err(error.clone());
+        }
+        loop {
+            let is_new = state.process.is_ended();
+            if is_new {
+                self.idle().clear();
+                tracing::warn!(model = %self.request.model.name, "the helper process ended; starting another");
+                state.process = Process::start(&self.request, &self.limits).await?.0;
+            }
+            if with_grammars && let Err(error) = state.process.make_grammars(&self.limits).await {
+                state.no_grammars = Some(error.clone());
+                return Err(error);
+            }
+            match state.process.fork(&self.limits).await {
+                Ok(evaluator) => return Ok(evaluator),
+                Err(error) if is_new || !state.process.is_ended() => return Err(failed(&error)),
+                // It ended a moment ago.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// The process id of the helper, which has evaluators for children.
+    #[cfg(test)]
+    pub(super) fn pid(&self) -> u32 {
+        use std::os::fd::AsRawFd;
+        let state = self.state.try_lock().expect("nothing is being forked");
+        let fdinfo = format!("/proc/self/fdinfo/{}", state.process.killed.0.as_raw_fd());
+        let fdinfo = std::fs::read_to_string(fdinfo).expect("it is open");
+        let pid = fdinfo.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
+        u32::try_from(pid.expect("it is a process")).unwrap_or_default()
+    }
+
+    #[cfg(test)]
+    pub(super) fn kill_process(&self) {
+        self.state.try_lock().expect("nothing is being forked").process.killed.kill();
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Evaluator>> {
+        self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn broken() -> RunnerError {
+    RunnerError::failed("the helper process gave a broken answer")
+}
+
+fn failed(error: &io::Error) -> RunnerError {
+    RunnerError::failed(format!("the helper process of this model cannot be used: {error}"))
+}
+
+pub(super) fn allowed(next: AllowedNext, mask: &[u8]) -> Allowed {
+    Allowed { mask: frame::from_bytes(mask), is_complete: next.is_complete }
+}
+
+/// The helper process.
+struct Process {
+    control: UnixStream,
+    killed: Killed,
+    has_grammars: bool,
+}
+
+impl Process {
+    async fn start(request: &ReadText, limits: &TextLimits) -> Result<(Process, TextData), RunnerError> {
+        let (control, theirs) = StdStream::pair().map_err(|error| failed(&error))?;
+        let (spawned, pidfd) = oneshot::channel();
+        // The thread that starts the process stays with it: the kernel's parent-death signal follows that thread.
+        std::thread::Builder::new()
+            .name("helper".into())
+            .spawn(move || keep(command(), theirs.into(), spawned))
+            .map_err(|error| failed(&error))?;
+        let pidfd = pidfd.await.map_err(|_| broken())?.map_err(|error| failed(&error))?;
+        let killed = Killed(pidfd);
+        control.set_nonblocking(true).map_err(|error| failed(&error))?;
+        let mut control = UnixStream::from_std(control).map_err(|error| failed(&error))?;
+
+        let name = &request.model.name;
+        let (what, timeout_of_read) = (format!("{name}: reading its tokenizer"), limits.read_timeout());
+        let read = async {
+            frame::send(&mut control, request, &[]).await?;
+            frame::receive::<Result<TokenizerRead, RunnerError>>(&mut control).await
+        };
+        let unusable = |error: RunnerError| RunnerError::unsupported(error.message);
+        let (tokenizer, vocabulary) = match timeout(timeout_of_read, read).await {
+            Err(_) => return Err(limits.too_slow_to_read(&what)),
+            Ok(Err(_)) => return Err(unusable(limits.too_large(&what))),
+            Ok(Ok((read, vocabulary))) => (read?, vocabulary),
+        };
+        let what = format!("{name}: its chat template");
+        let read = frame::receive::<Result<TemplateRead, RunnerError>>(&mut control);
+        let template = match timeout(limits.timeout, read).await {
+            Err(_) => return Err(unusable(limits.too_slow(&what))),
+            Ok(Err(_)) => return Err(unusable(limits.too_large(&what))),
+            Ok(Ok((read, _))) => read?,
+        };
+        let vocabulary = match tokenizer.has_tokenizer {
+            true => Some(Arc::new(Vocabulary::from_wire(&vocabulary).ok_or_else(broken)?)),
+            false => None,
+        };
+        let data = TextData {
+            vocabulary,
+            eos: Arc::new(tokenizer.eos.into_iter().collect()),
+            embedding: tokenizer.embedding,
+            has_template: template.has_template,
+            reply: template.reply,
+        };
+        Ok((Process { control, killed, has_grammars: false }, data))
+    }
+
+    /// Nothing comes from it without being asked for, but its end.
+    fn is_ended(&self) -> bool {
+        !matches!(self.control.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// A fresh evaluator.
+    async fn fork(&self, limits: &TextLimits) -> io::Result<Evaluator> {
+        let forked = async {
+            let (ours, theirs) = StdStream::pair()?;
+            ours.set_nonblocking(true)?;
+            let mut stream = UnixStream::from_std(ours)?;
+            self.send(FORK, Some(&theirs)).await?;
+            drop(theirs);
+            let (hello, _): (Hello, _) = frame::receive(&mut stream).await?;
+            let pid = Pid::from_raw(hello.pid).ok_or(io::ErrorKind::InvalidData)?;
+            // It waits for us, or is not waited for yet: the number is still its own.
+            Ok(Evaluator { stream, _killed: Killed(pidfd_open(pid, PidfdFlags::empty())?) })
+        };
+        timeout(limits.read_timeout(), forked).await?
+    }
+
+    /// Has the helper make what all grammars share, once.
+    async fn make_grammars(&mut self, limits: &TextLimits) -> Result<(), RunnerError> {
+        if self.has_grammars {
+            return Ok(());
+        }
+        let what = "structured output with the model's vocabulary";
+        let made = async {
+            self.send(MAKE_GRAMMARS, None).await?;
+            frame::receive::<Result<(), RunnerError>>(&mut self.control).await
+        };
+        match timeout(limits.read_timeout(), made).await {
+            Err(_) => {
+                self.killed.kill();
+                Err(limits.too_slow_to_read(what))
+            }
+            Ok(Err(_)) => Err(limits.too_large(what)),
+            Ok(Ok((made, _))) => {
+                self.has_grammars = made.is_ok();
+                made
+            }
+        }
+    }
+
+    async fn send(&self, command: u8, socket: Option<&StdStream>) -> io::Result<()> {
+        self.control
+            .async_io(Interest::WRITABLE, || {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut ancillary = SendAncillaryBuffer::new(&mut space);
+                let sockets = socket.map(|socket| [socket.as_fd()]);
+                if let Some(sockets) = &sockets {
+                    ancillary.push(SendAncillaryMessage::ScmRights(sockets));
+                }
+                sendmsg(&self.control, &[IoSlice::new(&[command])], &mut ancillary, SendFlags::NOSIGNAL)?;
+                Ok(())
+            })
+            .await
+    }
+}
+
+/// How the helper is started.
+#[cfg(not(test))]
+fn command() -> Command {
+    // This program, also where its file has been replaced since.
+    let mut command = Command::new("/proc/self/exe");
+    // What is evaluated there has no use for the server's secrets.
+    command.args(["runner", "--text"]).env_clear();
+    command
+}
+
+/// The tests' program is the helper, too, in a test that does nothing else.
+#[cfg(test)]
+fn command() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["runner::helper::tests::process", "--exact", "--nocapture", "--test-threads=1"]);
+    command.env(super::tests::IS_HELPER, "1");
+    command
+}
+
+/// Starts the process, hands out the means to kill it, and waits for its end.
+fn keep(mut command: Command, control: OwnedFd, spawned: oneshot::Sender<io::Result<OwnedFd>>) {
+    // The tokenizer library may otherwise start threads, and a process with threads cannot fork.
+    command.env("TOKENIZERS_PARALLELISM", "false");
+    // A process that is out of memory has none for a backtrace.
+    command.env_remove("RUST_BACKTRACE");
+    let child = command.stdin(control).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn();
+    // It holds our end of the socket.
+    drop(command);
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let _ = spawned.send(Err(error));
+            return;
+        }
+    };
+    let pidfd = Pid::from_raw(child.id() as i32)
+        .ok_or_else(|| io::Error::other("no process id"))
+        .and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
+    if let Err(unwanted) = spawned.send(pidfd) {
+        drop(unwanted);
+        let _ = child.kill();
+    }
+    match child.wait() {
+        Ok(status) => tracing::debug!(pid = child.id(), %status, "helper ended"),
+        Err(error) => tracing::error!(pid = child.id(), %error, "cannot wait for a helper"),
+    }
+}
+
+/// A process that is killed when this is dropped.
+struct Killed(OwnedFd);
+
+impl Killed {
+    fn kill(&self) {
+        // Fails only when it has gone already.
+        let _ = pidfd_send_signal(&self.0, Signal::KILL);
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A forked copy of the helper that answers one call at a time.
+pub(super) struct Evaluator {
+    stream: UnixStream,
+    _killed: Killed,
+}
+
+impl Evaluator {
+    pub(super) async fn call<T: DeserializeOwned>(
+        &mut self,
+        call: &impl Serialize,
+        body: &[u8],
+    ) -> io::Result<(Answer<T>, Vec<u8>)> {
+        frame::send(&mut self.stream, call, body).await?;
+        frame::receive(&mut self.stream).await
+    }
+}

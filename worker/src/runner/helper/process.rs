@@ -1,0 +1,241 @@
+//! The inside of the helper process and of the evaluators that it forks. `lode runner --text` calls [`main`].
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, Signal, WaitOptions, getpid, getrlimit, set_dumpable_behavior,
+    set_parent_process_death_signal, setrlimit, waitpid,
+};
+use serde::Serialize;
+
+use super::super::protocol::{GenerateRequest, RunnerError};
+use super::super::text_side::{TextReader, TextSide};
+use super::fork::{Forked, fork};
+use super::frame;
+use super::protocol::{
+    AllowedNext, Answer, Call, FORK, Hello, MAKE_GRAMMARS, ReadText, TemplateRead, TokenizerRead,
+};
+use crate::text::{Grammars, Matching};
+
+/// An evaluator that has mapped more than this part of its limit ends after its call, so that the next one has all of it.
+const KEPT_PART: u64 = 8;
+
+/// Runs the helper until its standard input, the socket of its runner, closes. Call it before anything starts a thread.
+pub fn main() -> io::Result<()> {
+    // Nothing that a stranger makes fail is worth a file, and what is read must not stay behind a runner that was killed.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let (request, _): (ReadText, _) = frame::read(&control)?;
+    let memory = request.memory;
+    let Some(mut helper) = Helper::read(&control, request)? else { return Ok(()) };
+    limit_memory(memory)?;
+    helper.serve(&control, memory)
+}
+
+/// Lets this process map so many bytes beyond what it has mapped.
+fn limit_memory(bytes: u64) -> io::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::As);
+    let wanted = mapped_bytes()?.saturating_add(bytes);
+    let current = maximum.map_or(wanted, |maximum| maximum.min(wanted));
+    Ok(setrlimit(Resource::As, Rlimit { current: Some(current), maximum })?)
+}
+
+fn mapped_bytes() -> io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let kibibytes = size.and_then(|size| size.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kibibytes.map(|size| size << 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// A model's text data, read.
+struct Helper {
+    text: TextSide,
+    grammars: Option<Result<Grammars, RunnerError>>,
+}
+
+impl Helper {
+    /// Reads the text data, and says what it found; `None` where it cannot be used.
+    fn read(control: &UnixStream, request: ReadText) -> io::Result<Option<Helper>> {
+        limit_memory(request.read_memory)?;
+        let reader = match caught(|| TextReader::read(&request.model, &request.config)) {
+            Ok(reader) => reader,
+            Err(error) => {
+                frame::write(control, &Err::<TokenizerRead, _>(error), &[])?;
+                return Ok(None);
+            }
+        };
+        let text = reader.text();
+        let read = TokenizerRead {
+            has_tokenizer: text.tokenizer.is_some(),
+            eos: text.special.eos.iter().copied().collect(),
+            embedding: text.embedding.clone(),
+        };
+        let vocabulary = text.tokenizer.as_ref().map(|tokenizer| tokenizer.vocabulary().to_wire());
+        let answer = Ok::<_, RunnerError>(read);
+        if frame::write(control, &answer, &vocabulary.unwrap_or_default()).is_err() {
+            let error = RunnerError::unsupported("the vocabulary is too large");
+            frame::write(control, &Err::<TokenizerRead, _>(error), &[])?;
+            return Ok(None);
+        }
+        limit_memory(request.memory)?;
+        match caught(|| reader.read_template()) {
+            Ok(text) => {
+                let read = TemplateRead { has_template: text.template.is_some(), reply: text.reply.clone() };
+                frame::write(control, &Ok::<_, RunnerError>(read), &[])?;
+                Ok(Some(Helper { text, grammars: None }))
+            }
+            Err(error) => {
+                frame::write(control, &Err::<TemplateRead, _>(error), &[])?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Forks an evaluator for each socket that comes, until no more can.
+    fn serve(&mut self, control: &UnixStream, memory: u64) -> io::Result<()> {
+        while let Some((command, socket)) = receive(control)? {
+            // What has ended, whoever ended it.
+            while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+            match (command, socket) {
+                (FORK, Some(socket)) => {
+                    if let Forked::Child = fork()? {
+                        let ended = self.evaluate(&UnixStream::from(socket), memory);
+                        std::process::exit(i32::from(ended.is_err()));
+                    }
+                }
+                (MAKE_GRAMMARS, _) => {
+                    let made = self.make_grammars();
+                    frame::write(control, &made, &[])?;
+                    limit_memory(memory)?;
+                }
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn make_grammars(&mut self) -> Result<(), RunnerError> {
+        let TextSide { tokenizer, special, .. } = &self.text;
+        let made = self.grammars.get_or_insert_with(|| {
+            let tokenizer =
+                tokenizer.as_ref().ok_or_else(|| RunnerError::unsupported("it has no tokenizer"))?;
+            caught(|| Grammars::new(tokenizer.vocabulary(), &special.eos).map_err(RunnerError::invalid))
+        });
+        made.as_ref().map(|_| ()).map_err(Clone::clone)
+    }
+
+    /// Answers the calls of one runner's socket, in a process of its own.
+    fn evaluate(&self, socket: &UnixStream, memory: u64) -> io::Result<()> {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        limit_memory(memory)?;
+        let mapped = mapped_bytes()?;
+        frame::write(socket, &Hello { pid: getpid().as_raw_pid() }, &[])?;
+        let mut matching = None;
+        loop {
+            // The runner is done with it, or gone.
+            let Ok((call, body)) = frame::read::<Call>(socket) else { return Ok(()) };
+            let is_last = || mapped_bytes().is_ok_and(|now| now.saturating_sub(mapped) > memory / KEPT_PART);
+            match call {
+                Call::Prepare(facts) => {
+                    let prepared = caught(|| {
+                        let request = parse(body)?;
+                        self.text.prepare(request, facts)
+                    });
+                    let prepared = prepared.map(|(prepared, ids)| (prepared, frame::to_bytes(&ids)));
+                    answer(socket, prepared, is_last())?;
+                }
+                Call::Render(facts) => {
+                    let text = caught(|| {
+                        let request = parse(body)?;
+                        self.text.render(request, facts)
+                    });
+                    answer(socket, text.map(|text| ((), text.into_bytes())), is_last())?;
+                }
+                Call::Encode { texts, limit, truncate } => {
+                    let encoded = caught(|| self.text.encode(&texts, limit, truncate));
+                    let encoded = encoded.map(|texts| {
+                        let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
+                        (lengths, frame::to_bytes(&texts.concat()))
+                    });
+                    answer(socket, encoded, is_last())?;
+                }
+                Call::Begin { schema } => {
+                    let begun = caught(|| {
+                        let missing = || RunnerError::failed("no grammar was made");
+                        let grammars = self.grammars.as_ref().ok_or_else(missing)?;
+                        let grammars = grammars.as_ref().map_err(Clone::clone)?;
+                        grammars.begin(schema).map_err(RunnerError::invalid)
+                    });
+                    let allowed = begun.map(|(begun, allowed)| {
+                        matching = Some(begun);
+                        (AllowedNext { is_complete: allowed.is_complete }, frame::to_bytes(&allowed.mask))
+                    });
+                    answer(socket, allowed, false)?;
+                }
+                Call::Take { id } => {
+                    let allowed = caught(|| {
+                        let matching: &mut Matching =
+                            matching.as_mut().ok_or_else(|| RunnerError::failed("no grammar was begun"))?;
+                        matching.take(id).map_err(RunnerError::invalid)
+                    });
+                    let allowed = allowed.map(|allowed| {
+                        (AllowedNext { is_complete: allowed.is_complete }, frame::to_bytes(&allowed.mask))
+                    });
+                    answer(socket, allowed, false)?;
+                }
+            }
+        }
+    }
+}
+
+fn parse(body: Vec<u8>) -> Result<GenerateRequest, RunnerError> {
+    serde_json::from_slice(&body).map_err(RunnerError::invalid)
+}
+
+/// What comes of it, also where it panics: libraries assert what they expect of their input.
+fn caught<T>(work: impl FnOnce() -> Result<T, RunnerError>) -> Result<T, RunnerError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(RunnerError::invalid("the model's text data or the request cannot be evaluated"))
+    })
+}
+
+fn answer<T: Serialize>(
+    socket: &UnixStream,
+    result: Result<(T, Vec<u8>), RunnerError>,
+    is_last: bool,
+) -> io::Result<()> {
+    let (result, bytes) = match result {
+        Ok((value, bytes)) => (Ok(value), bytes),
+        Err(error) => (Err(error), Vec::new()),
+    };
+    if let Err(error) = frame::write(socket, &Answer { result, is_last }, &bytes) {
+        if error.kind() != io::ErrorKind::InvalidData {
+            return Err(error);
+        }
+        let refused = RunnerError::invalid("the request's tools, options and stop texts are too long");
+        frame::write(socket, &Answer::<()> { result: Err(refused), is_last: true }, &[])?;
+    }
+    if is_last { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
+}
+
+/// The next command of the runner, with the socket that comes with it; `None` once the runner has gone.
+fn receive(control: &UnixStream) -> io::Result<Option<(u8, Option<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut command = [0];
+    let received =
+        recvmsg(control, &mut [IoSliceMut::new(&mut command)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let mut sockets = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
+        _ => None,
+    });
+    Ok(Some((command[0], sockets.next().and_then(|mut sockets| sockets.next()))))
+}

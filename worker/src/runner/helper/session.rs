@@ -1,0 +1,74 @@
+//! One answer with a format: its grammar lives in an evaluator of its own, which computes the next mask while the batch goes on, and ends
+//! with the answer.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::super::protocol::RunnerError;
+use super::TextLimits;
+use super::client::{Evaluator, allowed};
+use super::protocol::{AllowedNext, Call};
+use crate::text::grammar::Allowed;
+
+/// A grammar that follows one answer. Dropping it kills its evaluator.
+pub(crate) struct Session {
+    ids: mpsc::UnboundedSender<u32>,
+    next: Arc<Mutex<Option<Result<Allowed, RunnerError>>>>,
+}
+
+/// Whether it is known what comes next.
+pub(crate) enum Poll {
+    Pending,
+    Ready(Result<Allowed, RunnerError>),
+}
+
+impl Session {
+    /// `wake` is called whenever there is news to poll.
+    pub(super) fn start(
+        mut evaluator: Evaluator,
+        limits: TextLimits,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Session {
+        let (ids, mut taken) = mpsc::unbounded_channel();
+        let next = Arc::<Mutex<Option<Result<Allowed, RunnerError>>>>::default();
+        let news = next.clone();
+        tokio::spawn(async move {
+            let what = "following the grammar of the format";
+            // Ends with the session, and the evaluator with it.
+            while let Some(id) = taken.recv().await {
+                let call = Call::Take { id };
+                let answer = timeout(limits.timeout, evaluator.call::<AllowedNext>(&call, &[]));
+                let answer = tokio::select! {
+                    answer = answer => answer,
+                    // The answer has ended meanwhile.
+                    _ = taken.recv() => return,
+                };
+                let result = match answer {
+                    Err(_) => Err(limits.too_slow(what)),
+                    Ok(Err(_)) => Err(limits.too_large(what)),
+                    Ok(Ok((answer, mask))) => answer.result.map(|next| allowed(next, &mask)),
+                };
+                *lock(&news) = Some(result);
+                wake();
+            }
+        });
+        Session { ids, next }
+    }
+
+    /// Tells the grammar the next id of the answer.
+    pub(crate) fn take(&mut self, id: u32) {
+        // The task ends after the session.
+        let _ = self.ids.send(id);
+    }
+
+    /// What the grammar allows behind the id that it took last; once for each.
+    pub(crate) fn poll(&mut self) -> Poll {
+        lock(&self.next).take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

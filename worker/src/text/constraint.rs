@@ -1,0 +1,190 @@
+//! Constrains the ids of one answer to what a grammar allows, behind the thoughts that a model has first. The grammar itself is
+//! elsewhere (`grammar.rs`, in the helper process): this takes its masks as they come.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::grammar::Allowed;
+use super::reply::{Phase, Reader, Thinking};
+use super::sampler::{NoFiniteLogit, Sampler};
+use super::{Detokenizer, Vocabulary};
+
+/// Tokens of nothing but blanks that may stand between thoughts and the answer.
+const MAX_BLANK_TOKENS: usize = 4;
+
+/// Constrains one answer.
+pub struct Constraint {
+    allowed: Allowed,
+    /// Not over yet: what is thought has no format.
+    thoughts: Option<Thoughts>,
+    vocabulary: Arc<Vocabulary>,
+    eos: Arc<BTreeSet<u32>>,
+}
+
+/// An id that was picked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Picked {
+    pub id: u32,
+    /// It is part of the answer: the grammar has to take it before the next id is picked.
+    pub is_answer: bool,
+}
+
+#[derive(Clone)]
+struct Thoughts {
+    thinking: Thinking,
+    detokenizer: Detokenizer,
+    /// Tokens of blanks behind them.
+    blanks: usize,
+}
+
+impl Thoughts {
+    /// Takes the next id; false where text of the answer came with it.
+    fn push(&mut self, id: u32) -> bool {
+        let piece = self.detokenizer.push(id);
+        self.thinking.push(&piece).text.is_empty()
+    }
+}
+
+impl Constraint {
+    /// `allowed` is what the answer may begin with, behind the thoughts that `reader` takes out of it. A model that is not to think
+    /// begins none.
+    pub fn new(
+        allowed: Allowed,
+        reader: &Reader,
+        may_think: bool,
+        vocabulary: Arc<Vocabulary>,
+        eos: Arc<BTreeSet<u32>>,
+    ) -> Constraint {
+        let thinking = reader.thoughts().filter(|thinking| may_think || thinking.phase() == Phase::Inside);
+        let detokenizer = vocabulary.detokenizer(reader.shown());
+        let thoughts = thinking.map(|thinking| Thoughts { thinking, detokenizer, blanks: 0 });
+        Constraint { allowed, thoughts, vocabulary, eos }
+    }
+
+    /// What the grammar allows once it has taken an id.
+    pub fn set_allowed(&mut self, allowed: Allowed) {
+        self.allowed = allowed;
+    }
+
+    /// Whether the answer is whole and cannot go on.
+    pub fn is_complete(&self) -> bool {
+        self.allowed.is_complete
+    }
+
+    /// The next id, as the sampler picks it from those that may come.
+    pub fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<Picked, NoFiniteLogit> {
+        let mut row = logits.to_vec();
+        let Some(thoughts) = &self.thoughts else {
+            keep(&mut row, &self.allowed.mask);
+            return Ok(self.answer(sampler.sample(&row)?));
+        };
+        match thoughts.thinking.phase() {
+            Phase::Before { open, begun } => {
+                let token = |id: u32| self.vocabulary.bytes(id);
+                // A tag that has begun has to end.
+                let mut mask = match begun {
+                    "" => self.allowed.mask.clone(),
+                    _ => Vec::new(),
+                };
+                allow(&mut mask, self.vocabulary.len(), |id| continues(open, begun, token(id)));
+                keep(&mut row, &mask);
+                let id = sampler.sample(&row)?;
+                if continues(open, begun, token(id)) && self.think(id) {
+                    return Ok(Picked { id, is_answer: false });
+                }
+                self.thoughts = None;
+                Ok(self.answer(id))
+            }
+            Phase::Inside => {
+                // The answer is still to come.
+                self.eos.iter().for_each(|&id| refuse(&mut row, id));
+                loop {
+                    let id = sampler.sample(&row)?;
+                    if self.think(id) {
+                        return Ok(Picked { id, is_answer: false });
+                    }
+                    refuse(&mut row, id);
+                }
+            }
+            Phase::Behind => {
+                let may_go_on = thoughts.blanks < MAX_BLANK_TOKENS;
+                let is_blank = |id: u32| {
+                    let token = self.vocabulary.bytes(id);
+                    may_go_on && !token.is_empty() && token.trim_ascii().is_empty()
+                };
+                let mut mask = self.allowed.mask.clone();
+                allow(&mut mask, self.vocabulary.len(), is_blank);
+                keep(&mut row, &mask);
+                let id = sampler.sample(&row)?;
+                match &mut self.thoughts {
+                    Some(thoughts) if is_blank(id) => {
+                        thoughts.blanks += 1;
+                        Ok(Picked { id, is_answer: false })
+                    }
+                    _ => {
+                        self.thoughts = None;
+                        Ok(self.answer(id))
+                    }
+                }
+            }
+            Phase::Over => {
+                self.thoughts = None;
+                self.sample(sampler, logits)
+            }
+        }
+    }
+
+    /// An id of the answer. What ends it is none of it.
+    fn answer(&self, id: u32) -> Picked {
+        Picked { id, is_answer: !self.eos.contains(&id) }
+    }
+
+    /// Takes a part of the thoughts, unless it has text of the answer in it.
+    fn think(&mut self, id: u32) -> bool {
+        let Some(mut thoughts) = self.thoughts.clone() else { return false };
+        let is_thought = thoughts.push(id);
+        if is_thought {
+            self.thoughts = Some(thoughts);
+        }
+        is_thought
+    }
+}
+
+/// Whether a token goes on with an opening tag of which `begun` is there. A part of a character does not: how much of the tag is there
+/// is told in text.
+pub(super) fn continues(open: &str, begun: &str, token: &[u8]) -> bool {
+    let (Some(rest), Ok(token)) = (open.strip_prefix(begun), std::str::from_utf8(token)) else {
+        return false;
+    };
+    let token = if begun.is_empty() { token.trim_ascii_start() } else { token };
+    !token.is_empty() && (rest.starts_with(token) || token.starts_with(rest))
+}
+
+/// Adds more ids, of a vocabulary of `len`, to those of a mask.
+pub(super) fn allow(mask: &mut Vec<u32>, len: usize, allows: impl Fn(u32) -> bool) {
+    mask.resize(mask.len().max(len.div_ceil(u32::BITS as usize)), 0);
+    for id in (0..u32::try_from(len).unwrap_or(u32::MAX)).filter(|id| allows(*id)) {
+        mask[(id / u32::BITS) as usize] |= 1 << (id % u32::BITS);
+    }
+}
+
+/// Rules out what a mask does not allow, and what is beyond its end.
+pub(super) fn keep(row: &mut [f32], mask: &[u32]) {
+    let words = mask.iter().copied().chain(std::iter::repeat(0));
+    for (word, logits) in words.zip(row.chunks_mut(u32::BITS as usize)) {
+        match word {
+            0 => logits.fill(f32::NEG_INFINITY),
+            u32::MAX => {}
+            _ => {
+                let ruled_out = |at: &usize| word >> at & 1 == 0;
+                (0..logits.len()).filter(ruled_out).for_each(|at| logits[at] = f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+fn refuse(row: &mut [f32], id: u32) {
+    if let Some(logit) = row.get_mut(id as usize) {
+        *logit = f32::NEG_INFINITY;
+    }
+}
