@@ -10,6 +10,7 @@ mod derived;
 mod error;
 mod files;
 mod import;
+mod job;
 mod logging;
 mod modelfile;
 #[cfg(test)]

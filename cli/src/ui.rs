@@ -66,6 +66,10 @@ pub(crate) fn aside(text: &str) {
     }
 }
 
+pub(crate) fn stderr_is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
 pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
@@ -118,6 +122,11 @@ impl Meter {
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(Duration::from_millis(120));
         Arc::new(Meter(bar))
+    }
+
+    /// What is being done now.
+    pub(crate) fn say(&self, text: String) {
+        self.0.set_message(text);
     }
 
     /// That many more are to come than was known.

@@ -95,6 +95,12 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Too many jobs have not finished.
+    #[error("{limit} jobs are waiting or running; wait for some of them, or cancel them")]
+    TooManyJobs { limit: i64 },
+    /// A caller asked for the work to end.
+    #[error("cancelled")]
+    Cancelled,
     /// Another server has this data folder.
     #[error("{path} is in use by another server")]
     FolderInUse { path: std::path::PathBuf },
@@ -173,6 +179,15 @@ impl Error {
             }
             Error::ReadOnly => Error::ReadOnly,
             _ => Error::Interrupted,
+        }
+    }
+
+    /// What a job's report says of a failure: nothing of the server's insides.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Error::StorageFull | Error::ReadOnly => self.to_string(),
+            Error::Unavailable { .. } => "the storage or the database did not respond".to_owned(),
+            _ => "the server's log has the reason".to_owned(),
         }
     }
 

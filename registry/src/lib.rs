@@ -31,11 +31,12 @@ mod webhooks;
 
 pub use app::{
     Ancestor, BlobInfo, BlobLink, BlobStream, Body, BodyError, ChunkRange, Compared, CreateError, Damage,
-    Descendant, Device, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FsckReport,
-    GcReport, Heartbeat, JoinProof, Lineage, LoadedModel, MadeFrom, ManifestPut, MigrateReport, Model,
-    ModelPage, ModelState, ModelSummary, Moved, NewModel, Page, Referrer, Registration, Registry, Relative,
-    Remote, Removal, RemovalPage, Restored, Spellings, Step, StoredManifest, TaggedModel, Tell, TensorDiff,
-    TransferError, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate, open,
+    Descendant, Device, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, ExtraFile, FindingKind,
+    FsckSummary, GcReport, Heartbeat, Job, JobKind, JoinProof, Lineage, LoadedModel, MadeFrom, ManifestPut,
+    MigrateReport, Model, ModelPage, ModelState, ModelSummary, Moved, NewModel, Page, Referrer, Registration,
+    Registry, Relative, Remote, Removal, RemovalPage, Restored, Spellings, Step, StoredManifest, TaggedModel,
+    Tell, TensorDiff, TransferError, UploadStatus, WebhookDelivery, Worker, WorkerAnnouncement, migrate,
+    open,
 };
 pub use backup::{BackupReport, backup};
 pub use blobs::Take;

@@ -5,7 +5,9 @@ use axum::Router;
 use axum::routing::{delete, get, post, put};
 
 use crate::api::copy::copy;
-use crate::api::{blobs, diff, health, maintenance, model_name, models, ollama, openai, webhooks, workers};
+use crate::api::{
+    blobs, diff, health, jobs, maintenance, model_name, models, ollama, openai, webhooks, workers,
+};
 use crate::gateway::{self, passed_on};
 use crate::http::Failure;
 use crate::http::layers::Layers;
@@ -104,6 +106,9 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/gc/removals", get(maintenance::removals))
         .route("/lode/v1/gc/undo", post(maintenance::undo))
         .route("/lode/v1/fsck", post(maintenance::fsck))
+        .route("/lode/v1/jobs", get(jobs::list))
+        .route("/lode/v1/jobs/{id}", get(jobs::show).delete(jobs::cancel))
+        .route("/lode/v1/jobs/{id}/findings", get(jobs::findings))
 }
 
 fn operators() -> Router<Registry> {

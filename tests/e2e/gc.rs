@@ -60,7 +60,7 @@ async fn a_push_that_races_with_collections_wins() {
         let registry = registry.clone();
         tokio::spawn(async move {
             for _ in 0..30 {
-                registry.post_json("/lode/v1/gc", &serde_json::json!({})).await.expect(200);
+                registry.collect().await.expect(200);
             }
         })
     };

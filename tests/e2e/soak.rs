@@ -44,7 +44,7 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
     let mut collected = 0;
     while !soak.stop.load(Ordering::Relaxed) {
         let replica = &soak.replicas[collected as usize % n_replicas];
-        let answer = replica.post_json("/lode/v1/gc", &json!({})).await;
+        let answer = replica.collect().await;
         assert_eq!(answer.status, 200, "seed {seed}: a collection answers `{}`", answer.text());
         collected += 1;
         if started.elapsed().as_secs() >= seconds
@@ -76,7 +76,7 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
     }
     let deadline = Instant::now() + LEASE * 36;
     let left = loop {
-        soak.replicas[0].post_json("/lode/v1/gc", &json!({})).await.expect(200);
+        soak.replicas[0].collect().await.expect(200);
         let left = cluster.lode(n_replicas - 1).run(&["fsck", "--json"]).await.ok().json();
         let clean = left["blobs"] == 0 && left["orphans"] == json!([]) && left["uploads"] == json!([]);
         if clean || Instant::now() > deadline {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use lode_tests::artifact::{Image, fresh_seed};
 use lode_tests::command::{until, wait_for};
 use lode_tests::endpoints::{Case, Endpoint, WRITES};
-use lode_tests::oci::{Answer, Registry};
+use lode_tests::oci::Registry;
 use lode_tests::report::{figure, setting};
 use lode_tests::server::{Folder, Options, Server};
 use lode_tests::services::{Backing, postgres_address, postgres_through, s3_address};
@@ -163,10 +163,10 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
         other.delete(&format!("/v2/steps/manifests/{digest}")).await.expect(202);
         let mortal = site.mortal().registry();
         let met = match act {
-            Act::Freeze => site.until_killed(before, collect(&mortal)).await.map_err(|answer| answer.status),
+            Act::Freeze => site.until_killed(before, mortal.collect()).await.map_err(|answer| answer.status),
             Act::LoseAnswer => {
                 site.steps.arm(before, act);
-                let answer = collect(&mortal).await;
+                let answer = mortal.collect().await;
                 let met = site.steps.disarm();
                 well_again(&mortal).await;
                 met.ok_or(answer.status)
@@ -176,7 +176,7 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
         // What was to go is gone with its bytes, wherever the collection was left; the config, which both name, is not. Rows that a
         // connection which is about to end still holds are left to the next collection.
         let report = wait_for("what was to go is gone", || async {
-            collect(&other).await.expect(200);
+            other.collect().await.expect(200);
             let report = site.other.lode().run(&["fsck", "--verify", "--json"]).await.ok().json();
             (report["blobs"] == 4).then_some(report)
         })
@@ -192,10 +192,6 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
         site.restart().await;
     }
     unreachable!("a collection has an end")
-}
-
-async fn collect(registry: &Registry) -> Answer {
-    registry.send(registry.request("POST", "/lode/v1/gc").json(&json!({})).timeout(PATIENCE)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

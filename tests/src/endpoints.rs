@@ -204,6 +204,7 @@ impl Case {
         match self.endpoint {
             Endpoint::UploadOpen | Endpoint::UploadAppend => 202,
             Endpoint::TagDelete | Endpoint::ManifestDelete | Endpoint::BlobDelete => 202,
+            Endpoint::Collection => 202,
             Endpoint::UploadFinish | Endpoint::BlobPost | Endpoint::Mount => 201,
             Endpoint::ManifestPut | Endpoint::TagMove => 201,
             Endpoint::UploadStatus | Endpoint::UploadCancel => 204,

@@ -151,6 +151,28 @@ impl Registry {
         self.send(self.request("POST", path).json(body)).await
     }
 
+    /// Runs a collection and waits until its job has finished. The status is 200 only if it succeeded.
+    pub async fn collect(&self) -> Answer {
+        let started = self.post_json("/lode/v1/gc", &serde_json::json!({})).await;
+        if started.status != 202 {
+            return started;
+        }
+        let job = format!("{}?wait=10", started.header("location").expect("a job has a location"));
+        loop {
+            let mut answer = self.get(&job).await;
+            // A database that does not respond for the moment says nothing about the job.
+            if answer.status != 200 {
+                assert_eq!(answer.status, 503, "{}", answer.text());
+                continue;
+            }
+            let found = answer.json();
+            if found.get("finished_at").is_some() {
+                answer.status = if found["state"] == "succeeded" { 200 } else { 503 };
+                return answer;
+            }
+        }
+    }
+
     /// Opens an upload and gives its location as an absolute address.
     pub async fn upload_open(&self, repository: &str) -> String {
         let answer =

@@ -1,4 +1,4 @@
-//! `lode fsck`: the server compares its index with its storage, both ways. The exit code tells what it found.
+//! `lode fsck`: the server compares its database with its storage, both ways. The exit code says what it found.
 
 use std::process::ExitCode;
 
@@ -8,23 +8,20 @@ use crate::{
     args::Fsck,
     connect::Connection,
     error::{COULD_NOT, FAILED, Outcome},
-    ui,
+    job, ui,
 };
 
+/// The lists of a report, and the kinds of findings that they hold.
+const LISTS: [(&str, &str); 3] = [("damage", "damage"), ("orphans", "orphan"), ("uploads", "upload")];
+
 pub(crate) async fn run(connection: &Connection, args: Fsck) -> Outcome<ExitCode> {
-    let registry = connection.default_registry().map_err(|failure| failure.code(COULD_NOT))?;
-    let waiting = ui::Meter::wait("checking");
-    let report: Value = registry
-        .json_post("lode/v1/fsck", &json!({ "verify": args.verify }))
-        .await
-        .map_err(|error| crate::error::Failure::from(error).code(COULD_NOT))?;
-    waiting.end();
+    let (report, damage) = check(connection, &args).await.map_err(|failure| failure.code(COULD_NOT))?;
     if args.json {
         ui::json(&report)?;
     } else {
         super::gc::report_lines(&report)?;
     }
-    if damage(&report) == 0 {
+    if damage == 0 {
         return Ok(ExitCode::SUCCESS);
     }
     if !args.json {
@@ -35,12 +32,23 @@ pub(crate) async fn run(connection: &Connection, args: Fsck) -> Outcome<ExitCode
     Ok(ExitCode::from(FAILED))
 }
 
-/// How many findings of a report are damage.
-fn damage(report: &Value) -> usize {
-    match report.get("damage") {
-        Some(Value::Array(found)) => found.len(),
-        Some(Value::Number(count)) => count.as_u64().unwrap_or(1) as usize,
-        Some(Value::Bool(true)) => 1,
-        _ => 0,
+/// The report, and how many findings are damage. What the server counted and did not keep is told apart.
+async fn check(connection: &Connection, args: &Fsck) -> Outcome<(Value, u64)> {
+    let registry = connection.default_registry()?;
+    let done = job::run(&registry, "lode/v1/fsck", &json!({ "verify": args.verify }), "check").await?;
+    let mut report = done.result.clone();
+    let count = |list: &str| done.result.get(list).and_then(Value::as_u64);
+    for (list, kind) in LISTS {
+        let Some(found) = count(list) else { continue };
+        let findings = if found > 0 { done.findings(&registry, kind).await? } else { Vec::new() };
+        let left_out = found.saturating_sub(findings.len() as u64);
+        if let Some(report) = report.as_object_mut() {
+            report.insert(list.to_owned(), findings.into());
+            if left_out > 0 {
+                report.insert(format!("{list}_not_listed"), left_out.into());
+            }
+        }
     }
+    // A report that does not say is no clean one.
+    Ok((report, count("damage").unwrap_or(1)))
 }

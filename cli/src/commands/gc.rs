@@ -1,5 +1,5 @@
-//! `lode gc`: one collection, now, on the server, after the one that may be running; what was removed so far, and how it
-//! comes back.
+//! `lode gc`: one collection, now, on the server, after the one that may be running; what was removed so far, and how to
+//! restore it.
 
 use lode_model::reference::Name;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use crate::{
     args::{Gc, GcCommand, GcHistory, GcUndo},
     connect::Connection,
     error::{Failure, Outcome},
-    ui,
+    job, ui,
 };
 
 /// How many removals the server tells at a time.
@@ -25,9 +25,13 @@ pub(crate) async fn run(connection: &Connection, args: Gc) -> Outcome {
 
 async fn collect(connection: &Connection, args: &Gc) -> Outcome {
     let registry = connection.default_registry()?;
-    let waiting = ui::Meter::wait("collecting");
-    let mut report: Value = registry.json_post("lode/v1/gc", &json!({ "dry_run": args.dry_run })).await?;
-    waiting.end();
+    let body = json!({ "dry_run": args.dry_run });
+    let done = job::run(&registry, "lode/v1/gc", &body, "collection").await?;
+    let removals = if args.dry_run { done.findings(&registry, "removal").await? } else { Vec::new() };
+    let mut report = done.result;
+    if let (Some(report), false) = (report.as_object_mut(), removals.is_empty()) {
+        report.insert("removals".to_owned(), removals.into());
+    }
     if args.json {
         return ui::json(&report);
     }
@@ -56,19 +60,16 @@ async fn history(connection: &Connection, args: GcHistory) -> Outcome {
         }
         None => (connection.default_registry()?, String::new()),
     };
-    let (mut all, mut after) = (Vec::new(), String::new());
-    while all.len() < args.limit as usize {
-        let n = (args.limit - all.len() as u32).min(PAGE);
-        let path = format!("lode/v1/gc/removals?n={n}{filter}{after}");
-        let mut page: Value = registry.json_get(&path).await?;
+    let n = args.limit.min(PAGE);
+    let (mut all, mut next) = (Vec::new(), Some(format!("lode/v1/gc/removals?n={n}{filter}")));
+    while let Some(path) = next.filter(|_| all.len() < args.limit as usize) {
+        let (mut page, after): (Value, _) = registry.json_page(&path).await?;
         if let Some(Value::Array(removals)) = page.get_mut("removals").map(Value::take) {
             all.extend(removals);
         }
-        match page.get("next").and_then(Value::as_str) {
-            Some(next) => after = format!("&after={next}"),
-            None => break,
-        }
+        next = after;
     }
+    all.truncate(args.limit as usize);
     if args.json {
         return ui::json(&json!({ "removals": all }));
     }

@@ -1,12 +1,15 @@
-//! `POST /lode/v1/gc` and `/lode/v1/fsck`: run one now, answer when it is done. What the collection removed, and its undo.
+//! `POST /lode/v1/gc` and `/lode/v1/fsck` start a job. What the collection removed, and its undo.
 
 use axum::extract::State;
+use axum::response::Response;
 use lode_model::reference::Repository;
 use serde::Deserialize;
 
+use super::{MAX_PAGE, jobs};
+use crate::app::JobKind;
 use crate::auth::Caller;
-use crate::http::{Failure, Json, Query};
-use crate::{FsckReport, GcReport, Registry, RemovalPage, Restored};
+use crate::http::{Failure, Json, Links, Query, page};
+use crate::{Registry, Restored};
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -24,8 +27,8 @@ pub(crate) async fn gc(
     State(registry): State<Registry>,
     caller: Caller,
     Json(gc): Json<Gc>,
-) -> Result<Json<GcReport>, Failure> {
-    Ok(Json(registry.gc_run(&caller, gc.dry_run).await?))
+) -> Result<Response, Failure> {
+    jobs::start(&registry, &caller, JobKind::Gc { dry_run: gc.dry_run }).await
 }
 
 /// What to bring back: a repository, and one of its tags or digests.
@@ -44,21 +47,29 @@ pub(crate) async fn undo(
     Ok(Json(registry.gc_undo(&caller, &undo.repository, &undo.reference.parse()?).await?))
 }
 
-/// Newest first; `n` limits the page, and `after` is the `next` of the one before.
+/// Newest first; `n` limits the page, and `last` is where the previous one ended (`next`; `after` is its older name).
 pub(crate) async fn removals(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     query: Query,
-) -> Result<Json<RemovalPage>, Failure> {
+) -> Result<Response, Failure> {
     let repository: Option<Repository> = query.get("repository").map(str::parse).transpose()?;
-    let page = registry.removals(&caller, repository.as_ref(), query.get("after"), query.limit("n")?).await?;
-    Ok(Json(page))
+    let (after, n) = (query.get("last").or(query.get("after")), query.limit("n")?.unwrap_or(MAX_PAGE));
+    let found = registry.removals(&caller, repository.as_ref(), after, Some(n)).await?;
+    let next = found.next.as_deref().map(|last| {
+        let n = n.to_string();
+        let mut parameters = vec![("n", n.as_str()), ("last", last)];
+        parameters.extend(repository.as_ref().map(|repository| ("repository", repository.as_str())));
+        links.next("/lode/v1/gc/removals", &parameters)
+    });
+    Ok(page(Json(found), next))
 }
 
 pub(crate) async fn fsck(
     State(registry): State<Registry>,
     caller: Caller,
     Json(fsck): Json<Fsck>,
-) -> Result<Json<FsckReport>, Failure> {
-    Ok(Json(registry.fsck(&caller, fsck.verify).await?))
+) -> Result<Response, Failure> {
+    jobs::start(&registry, &caller, JobKind::Fsck { verify: fsck.verify }).await
 }

@@ -6,6 +6,7 @@ pub(crate) mod copy;
 pub(crate) mod diff;
 pub(crate) mod error;
 pub(crate) mod health;
+pub(crate) mod jobs;
 pub(crate) mod maintenance;
 pub(crate) mod model_name;
 pub(crate) mod models;

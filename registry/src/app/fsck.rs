@@ -5,11 +5,11 @@ use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Hasher;
 use serde::Serialize;
 
-use super::Registry;
+use super::jobs::JobControl;
+use super::{Registry, Removal};
 use crate::Error;
-use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::key;
-use crate::store::{DanglingKind, Doomed, now_ms};
+use crate::store::{Dangling, DanglingKind, Doomed, now_ms};
 
 const PAGE: i64 = 1000;
 /// How many blobs are asked after, or read, at a time.
@@ -18,18 +18,33 @@ const VERIFIED_AT_ONCE: usize = 2;
 /// In object storage the bytes of a manifest come before any row; what is younger than this may be one on its way in.
 const SETTLED_MS: i64 = 60 * 60 * 1000;
 
+/// What a check looked at, and how much it found. The findings themselves went to its sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct FsckReport {
+pub struct FsckSummary {
     /// Whether digests were computed again.
     pub verified: bool,
     pub blobs: u64,
     pub size_bytes: u64,
-    /// What is wrong. Empty: the registry is sound.
-    pub damage: Vec<Damage>,
-    /// Bytes that the index does not know: left by a crash, no harm, not read by anyone.
-    pub orphans: Vec<String>,
-    /// Bytes of uploads under way, or given up and not yet purged.
-    pub uploads: Vec<String>,
+    /// How much is wrong. 0: the registry is sound.
+    pub damage: u64,
+    /// Bytes that the database does not know: left by a crash, no harm, not read by any client.
+    pub orphans: u64,
+    /// Bytes of uploads in progress, or expired and not yet purged.
+    pub uploads: u64,
+}
+
+/// What a job finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Finding {
+    Damage(Damage),
+    Orphan(String),
+    Upload(String),
+    Removal(Removal),
+}
+
+/// Takes findings one at a time, so that a check holds none of them.
+pub(crate) trait FindingSink: Send {
+    fn add(&mut self, finding: Finding) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -62,53 +77,73 @@ pub enum Damage {
     },
 }
 
-impl FsckReport {
-    pub fn is_sound(&self) -> bool {
-        self.damage.is_empty()
-    }
-}
-
 impl Registry {
-    pub async fn fsck(&self, caller: &Caller, verify: bool) -> Result<FsckReport, Error> {
-        allow(caller, Action::Administer, Target::Server)?;
-        // A collection between two looks would read as damage. The turn ends with whoever asked: this may take hours.
+    /// Compares database and storage after the collection that may be running; collections wait for it.
+    pub(crate) async fn fsck_controlled(
+        &self,
+        verify: bool,
+        control: &JobControl,
+        sink: &mut impl FindingSink,
+    ) -> Result<FsckSummary, Error> {
+        control.note("waiting for a running collection", 0, None);
+        // A collection between two looks would read as damage.
         let _turn = self.gc_turn().await?;
-        self.fsck_all(verify).await
+        self.fsck_all(verify, control, sink).await
     }
 
-    async fn fsck_all(&self, verify: bool) -> Result<FsckReport, Error> {
-        let mut report = FsckReport { verified: verify, ..FsckReport::default() };
-        // 1. Index to storage.
+    async fn fsck_all(
+        &self,
+        verify: bool,
+        control: &JobControl,
+        sink: &mut impl FindingSink,
+    ) -> Result<FsckSummary, Error> {
+        let mut summary = FsckSummary { verified: verify, ..FsckSummary::default() };
+        // 1. Database to storage.
+        let (total, _) = self.store.blobs_total().await?;
         let mut after = String::new();
         loop {
             let blobs = self.store.blobs_live(&after, PAGE).await?;
             let Some(last) = blobs.last() else { break };
             after = last.digest.as_str().to_owned();
-            report.blobs += blobs.len() as u64;
-            report.size_bytes += blobs.iter().map(|blob| blob.size_bytes).sum::<u64>();
             let at_once = if verify { VERIFIED_AT_ONCE } else { ASKED_AT_ONCE };
-            let checks = stream::iter(blobs).map(|blob| async move { self.check_blob(&blob, verify).await });
-            let found: Vec<Option<Damage>> = checks.buffered(at_once).try_collect().await?;
-            report.damage.extend(found.into_iter().flatten());
-        }
-        // 2. References within the index.
-        for dangling in self.store.dangling().await? {
-            report.damage.push(Damage::Dangling {
-                what: match dangling.kind {
-                    DanglingKind::ManifestBlob => "blob of a manifest",
-                    DanglingKind::ManifestChild => "manifest of an index",
-                    DanglingKind::ManifestLink => "bytes of a manifest",
-                    DanglingKind::Link => "blob of a repository",
-                    DanglingKind::Tag => "manifest of a tag",
-                },
-                repository: dangling.repository,
-                from: dangling.from,
-                digest: dangling.digest,
+            let checks = stream::iter(blobs).map(|blob| async move {
+                let damage = self.check_blob(&blob, verify).await?;
+                Ok::<_, Error>((blob.size_bytes, damage))
             });
+            let mut checks = std::pin::pin!(checks.buffered(at_once));
+            while let Some((size_bytes, damage)) = checks.try_next().await? {
+                summary.blobs += 1;
+                summary.size_bytes += size_bytes;
+                control.note("checking blobs", summary.blobs, Some(total.max(summary.blobs)));
+                if let Some(damage) = damage {
+                    summary.damage += 1;
+                    sink.add(Finding::Damage(damage)).await?;
+                }
+            }
         }
-        // 3. Storage to index.
+        // 2. References within the database.
+        for kind in DanglingKind::ALL {
+            control.note("checking references", summary.damage, None);
+            let mut after: Option<Dangling> = None;
+            loop {
+                let found = self.store.dangling(kind, after.as_ref(), PAGE).await?;
+                let Some(last) = found.last() else { break };
+                after = Some(last.clone());
+                for dangling in found {
+                    summary.damage += 1;
+                    sink.add(Finding::Damage(dangling.into())).await?;
+                }
+            }
+        }
+        // 3. Storage to database.
+        let mut files = 0;
+        let mut count = || {
+            files += 1;
+            control.note("checking stored files", files, None);
+        };
         let mut listed = self.blobs.list(key::BLOBS);
         while let Some(file) = listed.try_next().await? {
+            count();
             let known = match key::digest_of(&file.key) {
                 Some(digest) => {
                     // A commit puts the bytes there before the row; wait for it rather than call them an orphan.
@@ -118,11 +153,13 @@ impl Registry {
                 None => false,
             };
             if !known {
-                report.orphans.push(file.key);
+                summary.orphans += 1;
+                sink.add(Finding::Orphan(file.key)).await?;
             }
         }
         let mut listed = self.blobs.list(key::OBJECTS);
         while let Some(object) = listed.try_next().await? {
+            count();
             // The upload first: once its row is gone, the blob's is there.
             let upload = match key::upload_of(&object.key) {
                 Some(id) => self.store.upload_find_anywhere(id).await?,
@@ -132,16 +169,21 @@ impl Registry {
                 continue;
             }
             let fresh = object.modified_ms > now_ms().saturating_sub(SETTLED_MS);
-            match upload.is_some() || fresh {
-                true => report.uploads.push(object.key),
-                false => report.orphans.push(object.key),
+            if upload.is_some() || fresh {
+                summary.uploads += 1;
+                sink.add(Finding::Upload(object.key)).await?;
+            } else {
+                summary.orphans += 1;
+                sink.add(Finding::Orphan(object.key)).await?;
             }
         }
         let mut listed = self.blobs.list(key::UPLOADS);
         while let Some(file) = listed.try_next().await? {
-            report.uploads.push(file.key);
+            count();
+            summary.uploads += 1;
+            sink.add(Finding::Upload(file.key)).await?;
         }
-        Ok(report)
+        Ok(summary)
     }
 
     async fn check_blob(&self, blob: &Doomed, verify: bool) -> Result<Option<Damage>, Error> {
@@ -181,5 +223,63 @@ impl Registry {
             .map_err(|_| Error::Interrupted)?;
         }
         Ok(hasher.finish())
+    }
+}
+
+impl From<Dangling> for Damage {
+    fn from(dangling: Dangling) -> Damage {
+        Damage::Dangling {
+            what: match dangling.kind {
+                DanglingKind::ManifestBlob => "blob of a manifest",
+                DanglingKind::ManifestChild => "manifest of an index",
+                DanglingKind::ManifestLink => "bytes of a manifest",
+                DanglingKind::Link => "blob of a repository",
+                DanglingKind::Tag => "manifest of a tag",
+            },
+            repository: dangling.repository,
+            from: dangling.from,
+            digest: dangling.digest,
+        }
+    }
+}
+
+/// A check whose findings are held in memory, as tests look at them.
+#[cfg(test)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FsckReport {
+    pub(crate) blobs: u64,
+    pub(crate) damage: Vec<Damage>,
+    pub(crate) orphans: Vec<String>,
+    pub(crate) uploads: Vec<String>,
+}
+
+#[cfg(test)]
+impl FsckReport {
+    pub(crate) fn is_sound(&self) -> bool {
+        self.damage.is_empty()
+    }
+}
+
+#[cfg(test)]
+impl FindingSink for FsckReport {
+    async fn add(&mut self, finding: Finding) -> Result<(), Error> {
+        match finding {
+            Finding::Damage(damage) => self.damage.push(damage),
+            Finding::Orphan(key) => self.orphans.push(key),
+            Finding::Upload(key) => self.uploads.push(key),
+            Finding::Removal(_) => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Registry {
+    pub(crate) async fn fsck(&self, caller: &crate::auth::Caller, verify: bool) -> Result<FsckReport, Error> {
+        use crate::auth::{Action, Target, allow};
+        allow(caller, Action::Administer, Target::Server)?;
+        let mut report = FsckReport::default();
+        report.blobs = self.fsck_controlled(verify, &JobControl::default(), &mut report).await?.blobs;
+        Ok(report)
     }
 }

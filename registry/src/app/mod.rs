@@ -8,6 +8,7 @@ mod flights;
 mod fsck;
 mod gc;
 mod index;
+mod jobs;
 mod lineage;
 mod links;
 mod manifests;
@@ -50,15 +51,18 @@ use crate::gateway::Gateway;
 use crate::retention::Retention;
 use crate::store::{self, Reach, Store};
 use crate::upstream::Upstream;
-use crate::{Config, Error, jobs, metrics};
+use crate::{Config, Error, metrics};
 
 pub use crate::blobs::BlobStream;
 pub(crate) use crate::store::StoredBlob;
 pub use create::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
 pub use diff::{Compared, DiffRecord, DiffSide, DiffStatus, DiffStream, DiffTotal, TensorDiff};
 use flights::Flights;
-pub use fsck::{Damage, FsckReport};
+pub use fsck::{Damage, FsckSummary};
+pub(crate) use fsck::{Finding, FindingSink};
 pub use gc::{GcReport, Removal, RemovalPage, Restored};
+pub(crate) use jobs::JobControl;
+pub use jobs::{FindingKind, Job, JobKind};
 pub use lineage::{Ancestor, Descendant, Lineage, Relative};
 pub use links::BlobLink;
 pub use migrate::{MigrateReport, migrate};
@@ -161,6 +165,8 @@ pub struct Inner {
     /// Manifests that are being read as models.
     pub(crate) indexing: index::Indexing,
     pub(crate) index_limits: IndexLimits,
+    /// Long work that this process runs.
+    pub(crate) jobs: jobs::Jobs,
     /// Permits to decode tensors for comparisons, kept by the threads that do it.
     comparing: Arc<tokio::sync::Semaphore>,
     /// The attached workers, and their heartbeats.
@@ -222,10 +228,12 @@ async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error>
     let registry = open_idle(config, limits).await?;
     metrics::start(&registry);
     worker_table::start(&registry);
+    registry.store.jobs_recover().await?;
+    crate::jobs::start_runner(&registry);
     if !registry.config.read_only {
         registry.store.index_recover().await?;
         crate::backup::unmark(&registry.config.data)?;
-        jobs::start(&registry);
+        crate::jobs::start(&registry);
         crate::webhooks::start(&registry)?;
     }
     Ok(registry)
@@ -257,6 +265,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         collecting: tokio::sync::Mutex::default(),
         indexing: index::Indexing::default(),
         index_limits: limits.index,
+        jobs: jobs::Jobs::default(),
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
         workers: worker_table::Workers::default(),
         gateway: Gateway::new()?,
@@ -301,6 +310,15 @@ impl Registry {
                 () = stopping.cancelled() => {}
             }
         });
+    }
+
+    /// Runs work that watches `stopping` itself and must not be dropped halfway.
+    pub(crate) fn start_draining(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(work);
+    }
+
+    pub(crate) fn stopping(&self) -> &CancellationToken {
+        &self.stopping
     }
 
     /// Stops the jobs and closes the index. Requests in flight should have ended.

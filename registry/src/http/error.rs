@@ -219,6 +219,7 @@ fn status_of(error: &Error) -> StatusCode {
         Error::Denied => StatusCode::FORBIDDEN,
         Error::Unauthorized => StatusCode::UNAUTHORIZED,
         Error::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
+        Error::TooManyJobs { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }

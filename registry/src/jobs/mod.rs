@@ -4,6 +4,7 @@
 
 mod index_models;
 mod purge_uploads;
+mod runner;
 
 use std::time::Duration;
 
@@ -13,6 +14,11 @@ use crate::Registry;
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// How often abandoned uploads are looked for, at least.
 const PURGE_INTERVAL: Duration = Duration::from_secs(15 * 60);
+
+/// Runs the jobs that callers start. On a server that only reads, those that only read.
+pub(crate) fn start_runner(registry: &Registry) {
+    runner::start(registry);
+}
 
 pub(crate) fn start(registry: &Registry) {
     let gc = registry.clone();

@@ -18,6 +18,16 @@ pub(crate) enum DanglingKind {
     Tag,
 }
 
+impl DanglingKind {
+    pub(crate) const ALL: [DanglingKind; 5] = [
+        DanglingKind::ManifestBlob,
+        DanglingKind::ManifestChild,
+        DanglingKind::ManifestLink,
+        DanglingKind::Link,
+        DanglingKind::Tag,
+    ];
+}
+
 /// A reference that leads nowhere: `digest` is what is missing, `from` is what names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Dangling {
@@ -37,33 +47,50 @@ impl Store {
         rows.into_iter().map(doomed).collect()
     }
 
-    pub(crate) async fn dangling(&self) -> Result<Vec<Dangling>, Error> {
-        use DanglingKind::{Link, ManifestBlob, ManifestChild, ManifestLink, Tag};
-        const QUERIES: [(DanglingKind, &str); 5] = [
-            (ManifestBlob, "select n.repository, n.manifest, n.digest from manifest_blobs n
-                where n.kind = 'blob' and n.required = 1 and not exists
-                    (select 1 from links l where l.repository = n.repository and l.digest = n.digest)"),
-            (ManifestChild, "select n.repository, n.manifest, n.digest from manifest_blobs n
-                where n.kind = 'child' and n.required = 1 and not exists
-                    (select 1 from manifests m where m.repository = n.repository and m.digest = n.digest)"),
-            (ManifestLink, "select m.repository, m.digest, m.digest from manifests m
-                where not exists (select 1 from links l where l.repository = m.repository and l.digest = m.digest)"),
-            (Link, "select l.repository, l.repository, l.digest from links l
-                where not exists (select 1 from blobs b where b.digest = l.digest and b.state = 'live')"),
-            (Tag, "select t.repository, t.name, t.digest from tags t
-                where not exists (select 1 from manifests m where m.repository = t.repository and m.digest = t.digest)"),
-        ];
-        let mut found = Vec::new();
-        for (kind, query) in QUERIES {
-            let rows: Vec<(String, String, String)> =
-                on!(patiently self.read(), c => sqlx::query_as(query).fetch_all(c).await)?;
-            found.extend(rows.into_iter().map(|(repository, from, digest)| Dangling {
-                kind,
-                repository,
-                from,
-                digest,
-            }));
-        }
-        Ok(found)
+    /// References of one kind that lead nowhere, in the order of where they are, after `after`.
+    pub(crate) async fn dangling(
+        &self,
+        kind: DanglingKind,
+        after: Option<&Dangling>,
+        limit: i64,
+    ) -> Result<Vec<Dangling>, Error> {
+        let query = match kind {
+            DanglingKind::ManifestBlob => {
+                "select n.repository, n.manifest, n.digest from manifest_blobs n
+                 where n.kind = 'blob' and n.required = 1 and (n.repository, n.manifest, n.digest) > ($1, $2, $3) and not exists
+                     (select 1 from links l where l.repository = n.repository and l.digest = n.digest)
+                 order by n.repository, n.manifest, n.digest limit $4"
+            }
+            DanglingKind::ManifestChild => {
+                "select n.repository, n.manifest, n.digest from manifest_blobs n
+                 where n.kind = 'child' and n.required = 1 and (n.repository, n.manifest, n.digest) > ($1, $2, $3) and not exists
+                     (select 1 from manifests m where m.repository = n.repository and m.digest = n.digest)
+                 order by n.repository, n.manifest, n.digest limit $4"
+            }
+            DanglingKind::ManifestLink => {
+                "select m.repository, m.digest, m.digest from manifests m
+                 where (m.repository, m.digest, m.digest) > ($1, $2, $3) and not exists
+                     (select 1 from links l where l.repository = m.repository and l.digest = m.digest)
+                 order by m.repository, m.digest limit $4"
+            }
+            DanglingKind::Link => {
+                "select l.repository, l.repository, l.digest from links l
+                 where (l.repository, l.repository, l.digest) > ($1, $2, $3) and not exists
+                     (select 1 from blobs b where b.digest = l.digest and b.state = 'live')
+                 order by l.repository, l.digest limit $4"
+            }
+            DanglingKind::Tag => {
+                "select t.repository, t.name, t.digest from tags t
+                 where (t.repository, t.name, t.digest) > ($1, $2, $3) and not exists
+                     (select 1 from manifests m where m.repository = t.repository and m.digest = t.digest)
+                 order by t.repository, t.name limit $4"
+            }
+        };
+        let (repository, from, digest) =
+            after.map_or(("", "", ""), |last| (&last.repository[..], &last.from[..], &last.digest[..]));
+        let rows: Vec<(String, String, String)> = on!(patiently self.read(), c => sqlx::query_as(query)
+            .bind(repository).bind(from).bind(digest).bind(limit).fetch_all(c).await)?;
+        let read = |(repository, from, digest)| Dangling { kind, repository, from, digest };
+        Ok(rows.into_iter().map(read).collect())
     }
 }

@@ -27,20 +27,23 @@ async fn what_was_removed_is_told_and_undone() {
     app.push_image("ci/app", "2", "three").await;
     assert_eq!(app.delete("/v2/team/app/manifests/t").await.status, 202);
 
-    let foreseen = app.post_json("/lode/v1/gc", json!({"dry_run": true})).await.json();
-    assert_eq!((&foreseen["tags"], &foreseen["manifests"]), (&json!(1), &json!(2)));
-    let tag = &foreseen["removals"][0];
+    let foreseen = app.job("/lode/v1/gc", json!({"dry_run": true})).await;
+    let result = &foreseen["result"];
+    assert_eq!((&result["tags"], &result["manifests"]), (&json!(1), &json!(2)));
+    let id = foreseen["id"].as_str().unwrap();
+    let removals = app.get(&format!("/lode/v1/jobs/{id}/findings?kind=removal")).await.json();
+    let tag = &removals["findings"][0];
     assert_eq!((&tag["kind"], &tag["tag"], &tag["rule"]), (&json!("tag"), &json!("1"), &json!(1)));
-    let done = app.post_json("/lode/v1/gc", json!({})).await.json();
-    assert_eq!(done["tags"], 1);
-    assert!(done.get("removals").is_none());
+    let done = app.job("/lode/v1/gc", json!({})).await;
+    assert_eq!(done["result"]["tags"], 1);
+    assert!(done["result"].get("removals").is_none());
 
     let page = app.get("/lode/v1/gc/removals?repository=team/app&n=1").await.json();
     let removal = &page["removals"][0];
     assert_eq!((&removal["kind"], &removal["reason"]), (&json!("manifest"), &json!("unreferenced")));
     assert!(removal["removed_at"].as_str().unwrap() < removal["undo_until"].as_str().unwrap());
     let next = page["next"].as_str().unwrap();
-    let page = app.get(&format!("/lode/v1/gc/removals?repository=team/app&after={next}")).await.json();
+    let page = app.get(&format!("/lode/v1/gc/removals?repository=team/app&last={next}")).await.json();
     assert_eq!(page["removals"][0]["reason"], "deleted");
     assert_eq!(page["removals"].as_array().unwrap().len(), 1);
 

@@ -6,6 +6,7 @@ mod bad_input;
 mod create;
 mod egress;
 mod gateway;
+mod jobs;
 mod layouts;
 mod maintenance;
 mod migrate;
@@ -62,7 +63,10 @@ impl App {
     }
 
     async fn with(config: Config) -> App {
-        let data = tempfile::tempdir().unwrap();
+        App::with_data(config, tempfile::tempdir().unwrap()).await
+    }
+
+    async fn with_data(config: Config, data: TempDir) -> App {
         let registry = open(Config { data: data.path().to_owned(), ..config }).await.unwrap();
         App { router: router(registry.clone()), registry, _data: data }
     }

@@ -78,6 +78,10 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/lode/v1/gc/removals", ""),
     ("POST", "/lode/v1/gc/undo", r#"{"repository":"m","reference":"latest"}"#),
     ("POST", "/lode/v1/fsck", "{}"),
+    ("GET", "/lode/v1/jobs", ""),
+    ("GET", "/lode/v1/jobs/{id}", ""),
+    ("DELETE", "/lode/v1/jobs/{id}", ""),
+    ("GET", "/lode/v1/jobs/{id}/findings", ""),
 ];
 
 /// Asked by probes that know nobody.
@@ -97,6 +101,8 @@ async fn every_route_asks_the_policy() {
             format!("?digest={ZERO}")
         } else if route.starts_with("/lode/v1/diff/") {
             "?with=other".to_owned()
+        } else if route.ends_with("/findings") {
+            "?kind=damage".to_owned()
         } else if *route == "/lode/v1/blobs" {
             "?size=1".to_owned()
         } else {

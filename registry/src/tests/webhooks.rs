@@ -162,8 +162,8 @@ async fn what_collections_take_and_what_comes_back_is_told() {
     app.push_image("ci/build", "latest", "four").await;
     let said = receiver.events(8).await.len();
 
-    let report = app.post_json("/lode/v1/gc", json!({})).await;
-    assert_eq!(report.status, 200, "{}", report.text());
+    let job = app.job("/lode/v1/gc", json!({})).await;
+    assert_eq!(job["state"], "succeeded", "{job}");
     let told = receiver.events(said + 3).await.split_off(said);
     assert_eq!(told.len(), 3, "{told:#?}");
     let untag = of_type(&told, "untag")[0];
@@ -181,7 +181,7 @@ async fn what_collections_take_and_what_comes_back_is_told() {
         [(json!(old), json!("unreferenced"), json!([])), (json!(build), json!("untagged"), json!([]))]
     );
     // A collection that takes nothing tells nothing.
-    assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 200);
+    assert_eq!(app.job("/lode/v1/gc", json!({})).await["state"], "succeeded");
     all_told(&app).await;
     assert_eq!(receiver.0.lock().unwrap().taken.len(), said + 3);
 

@@ -13,6 +13,7 @@ use lode_model::reference::Repository;
 use serde::Serialize;
 use tokio::sync::MutexGuard;
 
+use super::jobs::JobControl;
 use super::{Registry, again, detached};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
@@ -82,15 +83,25 @@ impl Registry {
             self.may_write()?;
         }
         let this = self.clone();
-        detached(async move {
-            if dry_run {
-                // It only reads, and holds nobody up.
-                return this.gc_now(true).await;
-            }
-            let _turn = this.gc_turn().await?;
-            this.gc_now(false).await
-        })
-        .await
+        detached(async move { this.gc_controlled(dry_run, &JobControl::default()).await }).await
+    }
+
+    /// As `gc_run`, for whoever may. It must not be dropped: it ends at its next checkpoint.
+    pub(crate) async fn gc_controlled(&self, dry_run: bool, control: &JobControl) -> Result<GcReport, Error> {
+        if dry_run {
+            // It only reads, and holds nobody up.
+            control.note("looking for what would be removed", 0, None);
+            return tokio::select! {
+                report = self.gc_now(true, control) => report,
+                () = control.cancelled() => Err(Error::Cancelled),
+            };
+        }
+        control.note("waiting for a running collection or check", 0, None);
+        let _turn = tokio::select! {
+            turn = self.gc_turn() => turn?,
+            () = control.cancelled() => return Err(Error::Cancelled),
+        };
+        self.gc_now(false, control).await
     }
 
     /// Runs one collection, unless one is running.
@@ -102,7 +113,7 @@ impl Registry {
                 tracing::debug!("another replica is collecting");
                 return Ok(());
             };
-            this.gc_now(false).await.map(drop)
+            this.gc_now(false, &JobControl::default()).await.map(drop)
         })
         .await
     }
@@ -113,7 +124,13 @@ impl Registry {
         Ok((here, self.store.turn(TURN).await?))
     }
 
-    async fn gc_now(&self, dry_run: bool) -> Result<GcReport, Error> {
+    /// As another replica's collection that does not end.
+    #[cfg(test)]
+    pub(crate) async fn gc_turn_for_test(&self) -> MutexGuard<'_, ()> {
+        self.collecting.lock().await
+    }
+
+    async fn gc_now(&self, dry_run: bool, control: &JobControl) -> Result<GcReport, Error> {
         let now = now_ms();
         let run = Run {
             now,
@@ -121,7 +138,7 @@ impl Registry {
             undo_until: now.saturating_add(self.undo_ms()),
         };
         let started = Instant::now();
-        let outcome = if dry_run { self.gc_plan(run).await } else { self.gc_all(run).await };
+        let outcome = if dry_run { self.gc_plan(run).await } else { self.gc_all(run, control).await };
         if !dry_run {
             metrics::collection(&outcome, started.elapsed());
         }
@@ -155,14 +172,16 @@ impl Registry {
         Why { undo_until: why.at, ..why }
     }
 
-    async fn gc_all(&self, run: Run) -> Result<GcReport, Error> {
+    async fn gc_all(&self, run: Run, control: &JobControl) -> Result<GcReport, Error> {
         let mut report = GcReport::default();
         // 1. What the rules do not keep.
-        self.gc_retention(run, &mut report).await?;
+        control.checkpoint("applying retention rules", 0)?;
+        self.gc_retention(run, control, &mut report).await?;
         // 2. Manifests whose tag or index went, and that nothing else wants. An index lets go of its children, so this is
         //    repeated for as long as it finds something.
         let (mut place, mut before) = (Place::default(), 0);
         loop {
+            control.checkpoint("removing manifests", report.manifests)?;
             let candidates = self.store.manifests_unreferenced(run.cutoff, &place, BATCH).await?;
             report.manifests += again!(self.gc_manifests(run, &candidates.found).await)?;
             match candidates.next {
@@ -174,30 +193,37 @@ impl Registry {
         // 3. Links that no manifest of their repository names, and repositories that hold nothing.
         let mut place = Some(Place::default());
         while let Some(after) = place {
+            control.checkpoint("removing links", report.links)?;
             let candidates = self.store.links_unreferenced(run.cutoff, &after, BATCH).await?;
             report.links += again!(self.gc_links(run, &candidates.found).await)?;
             place = candidates.next;
         }
-        self.gc_repositories().await?;
+        self.gc_repositories(control).await?;
         // 4. Blobs that no repository links become tombstones.
         let mut place = Some(Place::default());
         while let Some(after) = place {
+            control.checkpoint("releasing blobs", 0)?;
             let candidates = self.store.blobs_unlinked(run.cutoff, &after, BATCH).await?;
             again!(self.gc_condemn(&candidates.found, run).await)?;
             place = candidates.next;
         }
         // 5. The bytes of tombstones are deleted, also of those that a crash left, and then the tombstones. Bytes that cannot be
         //    deleted do not keep others; the error is returned at the end.
-        let kept = self.gc_tombstones(&mut report).await?;
+        let kept = self.gc_tombstones(control, &mut report).await?;
         // 6. Records that are old enough. Last, because no space depends on them.
-        self.gc_records(run, &mut report).await?;
+        self.gc_records(run, control, &mut report).await?;
         kept.map_or(Ok(report), Err)
     }
 
     /// Deletes the bytes of tombstones. Returns the last error of those that could not be deleted.
-    async fn gc_tombstones(&self, report: &mut GcReport) -> Result<Option<Error>, Error> {
+    async fn gc_tombstones(
+        &self,
+        control: &JobControl,
+        report: &mut GcReport,
+    ) -> Result<Option<Error>, Error> {
         let (mut after, mut kept) = (String::new(), None);
         loop {
+            control.checkpoint("deleting bytes", report.blobs)?;
             let doomed = self.store.tombstones(&after, BURY_BATCH).await?;
             let Some(last) = doomed.last() else { break };
             after.clone_from(&last.store_key);
@@ -210,11 +236,12 @@ impl Registry {
 
     /// Deletes records of removals that are old enough, in batches: a collection that is cut short has made progress, and the next
     /// one continues.
-    async fn gc_records(&self, run: Run, report: &mut GcReport) -> Result<(), Error> {
+    async fn gc_records(&self, run: Run, control: &JobControl, report: &mut GcReport) -> Result<(), Error> {
         let cutoff = run.now.saturating_sub(store::millis(self.config.gc_history));
         let (mut records, mut logged) = (0, Instant::now());
         let count = |rows| {
             records += rows;
+            control.note("deleting expired records of removals", records, None);
             if logged.elapsed() >= PROGRESS_INTERVAL {
                 logged = Instant::now();
                 tracing::info!(records, "deleting expired records of removals");
@@ -226,9 +253,10 @@ impl Registry {
     }
 
     /// Forgets repositories that hold nothing.
-    async fn gc_repositories(&self) -> Result<(), Error> {
+    async fn gc_repositories(&self, control: &JobControl) -> Result<(), Error> {
         let mut after = String::new();
         loop {
+            control.checkpoint("removing empty repositories", 0)?;
             let repositories = self.store.repositories_emptiness(&after, BATCH).await?;
             let Some((last, _)) = repositories.last() else { return Ok(()) };
             after = last.as_str().to_owned();

@@ -6,16 +6,23 @@ use lode_model::reference::Repository;
 
 use super::{BATCH, GcReport, Run};
 use crate::Error;
+use crate::app::jobs::JobControl;
 use crate::app::{Registry, again};
 use crate::retention::Rule;
 use crate::store::{AgedTag, Reason, Unreferenced, Why, millis};
 use crate::webhooks::Event;
 
 impl Registry {
-    pub(super) async fn gc_retention(&self, run: Run, report: &mut GcReport) -> Result<(), Error> {
+    pub(super) async fn gc_retention(
+        &self,
+        run: Run,
+        control: &JobControl,
+        report: &mut GcReport,
+    ) -> Result<(), Error> {
         let mut after = String::new();
         while let Some(page) = self.repositories_ruled(&mut after).await? {
             for (repository, rule) in page {
+                control.checkpoint("applying retention rules", report.tags)?;
                 let tags = self.tags_beyond(&repository, rule).await?;
                 let why = run.why(Reason::KeepLast { rule: rule.number });
                 for batch in tags.chunks(BATCH as usize) {

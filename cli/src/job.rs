@@ -1,0 +1,113 @@
+//! A job of the server, followed to its end: progress on a terminal, its result, what it found. Ctrl-C cancels it; a lost
+//! connection does not.
+
+use std::time::Duration;
+
+use lode_client::Registry;
+use reqwest::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    error::{FAILED, Failure, Outcome},
+    ui,
+};
+
+/// How long the server may wait with its response, where progress is shown and where it is not.
+const WATCH_S: u64 = 1;
+const WAIT_S: u64 = 30;
+/// How long a job that was cancelled may take to end before the command does.
+const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+/// What a shell reports for a command that Ctrl-C ended.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+#[derive(Deserialize)]
+struct Job {
+    id: String,
+    state: String,
+    progress: Option<Progress>,
+    result: Option<Value>,
+    problem: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Progress {
+    phase: String,
+    done: u64,
+    total: Option<u64>,
+}
+
+/// A job that succeeded.
+pub(crate) struct Finished {
+    id: String,
+    pub(crate) result: Value,
+}
+
+/// Starts the job that `path` is for and follows it. `what` names it in messages.
+pub(crate) async fn run(registry: &Registry, path: &str, body: &Value, what: &str) -> Outcome<Finished> {
+    let started: Job = registry.json_post(path, body).await?;
+    let id = started.id.clone();
+    tokio::select! {
+        job = follow(registry, started, what) => finished(job?, what),
+        _ = tokio::signal::ctrl_c() => {
+            Err(cancel(registry, &id, what).await.code(INTERRUPTED))
+        }
+    }
+}
+
+async fn follow(registry: &Registry, mut job: Job, what: &str) -> Outcome<Job> {
+    let meter = ui::Meter::wait(what);
+    let wait = if ui::stderr_is_terminal() { WATCH_S } else { WAIT_S };
+    while matches!(&job.state[..], "queued" | "running") {
+        job = registry.json_get(&format!("lode/v1/jobs/{}?wait={wait}", job.id)).await?;
+        if let Some(Progress { phase, done, total }) = &job.progress {
+            meter.say(match total {
+                Some(total) => format!("{what}: {phase} ({done} of {total})"),
+                None => format!("{what}: {phase} ({done})"),
+            });
+        }
+    }
+    meter.end();
+    Ok(job)
+}
+
+fn finished(job: Job, what: &str) -> Outcome<Finished> {
+    match (&job.state[..], job.result) {
+        ("succeeded", Some(result)) => Ok(Finished { id: job.id, result }),
+        ("cancelled", _) => Err(Failure::new(format!("{what} was cancelled (job {})", job.id)).code(FAILED)),
+        _ => {
+            Err(Failure::new(format!("{what} failed: {} (job {})", job.problem.unwrap_or_default(), job.id)))
+        }
+    }
+}
+
+async fn cancel(registry: &Registry, id: &str, what: &str) -> Failure {
+    let path = format!("lode/v1/jobs/{id}");
+    let cancelled = tokio::time::timeout(CANCEL_LIMIT, async {
+        registry.json_stream(Method::DELETE, &path, &json!({})).await?;
+        registry.json_get::<Job>(&format!("{path}?wait={}", CANCEL_LIMIT.as_secs())).await
+    });
+    match cancelled.await {
+        Ok(Ok(job)) if job.state == "cancelled" => Failure::new(format!("{what} was cancelled")),
+        Ok(Ok(job)) => Failure::new(format!("interrupted: job {id} is {} on the server", job.state)),
+        _ => Failure::new(format!("interrupted: job {id} may still run on the server")),
+    }
+}
+
+impl Finished {
+    /// What the job found of one kind, as far as the server keeps it.
+    pub(crate) async fn findings(&self, registry: &Registry, kind: &str) -> Outcome<Vec<Value>> {
+        #[derive(Deserialize)]
+        struct Page {
+            findings: Vec<Value>,
+        }
+        let (mut all, mut next) =
+            (Vec::new(), Some(format!("lode/v1/jobs/{}/findings?kind={kind}", self.id)));
+        while let Some(path) = next {
+            let (page, after): (Page, _) = registry.json_page(&path).await?;
+            all.extend(page.findings);
+            next = after;
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,292 @@
+//! Long work that callers start, follow and cancel: collections and checks. `jobs::runner` runs it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{Page, Registry};
+use crate::Error;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::store::{JobRow, NewJob};
+use crate::time::rfc3339;
+
+/// How many jobs may wait or run.
+const MAX_UNFINISHED: i64 = 100;
+/// How often a caller who waits for a job that another replica runs sees its row again.
+const RECHECK: Duration = Duration::from_millis(500);
+
+/// What a job is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum JobKind {
+    Gc { dry_run: bool },
+    Fsck { verify: bool },
+}
+
+impl JobKind {
+    fn name(self) -> &'static str {
+        match self {
+            JobKind::Gc { .. } => "gc",
+            JobKind::Fsck { .. } => "fsck",
+        }
+    }
+
+    /// Does it change what the registry holds?
+    fn writes(self) -> bool {
+        matches!(self, JobKind::Gc { dry_run: false })
+    }
+}
+
+/// What a job found: rows that are read page by page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FindingKind {
+    /// Of a check: what is wrong.
+    Damage,
+    /// Of a check: bytes without a row.
+    Orphan,
+    /// Of a check: bytes of uploads in progress, or expired and not yet purged.
+    Upload,
+    /// Of a dry run: what would be removed, and why.
+    Removal,
+}
+
+impl FindingKind {
+    pub(crate) const ALL: [FindingKind; 4] =
+        [FindingKind::Damage, FindingKind::Orphan, FindingKind::Upload, FindingKind::Removal];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            FindingKind::Damage => "damage",
+            FindingKind::Orphan => "orphan",
+            FindingKind::Upload => "upload",
+            FindingKind::Removal => "removal",
+        }
+    }
+}
+
+/// A job as callers see it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Job {
+    pub id: String,
+    /// `gc` or `fsck`.
+    pub kind: String,
+    pub parameters: Box<RawValue>,
+    /// `queued`, `running`, `succeeded`, `failed` or `cancelled`.
+    pub state: String,
+    pub created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<Box<RawValue>>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// How far a job has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Progress {
+    pub(crate) phase: &'static str,
+    pub(crate) done: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) total: Option<u64>,
+}
+
+/// What the work of a job and its runner share: the wish to end, and the progress.
+#[derive(Clone, Default)]
+pub(crate) struct JobControl {
+    cancelled: CancellationToken,
+    progress: Arc<Mutex<Progress>>,
+}
+
+impl JobControl {
+    pub(crate) fn cancel(&self) {
+        self.cancelled.cancel();
+    }
+
+    pub(crate) async fn cancelled(&self) {
+        self.cancelled.cancelled().await;
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn note(&self, phase: &'static str, done: u64, total: Option<u64>) {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Progress { phase, done, total };
+    }
+
+    /// A place where the work may end: between two steps, each of which is right by itself.
+    pub(crate) fn checkpoint(&self, phase: &'static str, done: u64) -> Result<(), Error> {
+        self.note(phase, done, None);
+        if self.cancelled.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// The jobs of this process.
+pub(crate) struct Jobs {
+    /// This process, as the holder of leases.
+    pub(crate) holder: String,
+    /// A job was added.
+    pub(crate) added: Notify,
+    /// A job that this process runs has changed.
+    pub(crate) changed: Notify,
+    running: Mutex<HashMap<String, JobControl>>,
+}
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Jobs {
+            holder: Uuid::new_v4().to_string(),
+            added: Notify::new(),
+            changed: Notify::new(),
+            running: Mutex::default(),
+        }
+    }
+}
+
+impl Jobs {
+    pub(crate) fn begin(&self, id: &str) -> JobControl {
+        let control = JobControl::default();
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned(), control.clone());
+        control
+    }
+
+    pub(crate) fn end(&self, id: &str) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.changed.notify_waiters();
+    }
+
+    fn find(&self, id: &str) -> Option<JobControl> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+}
+
+impl Registry {
+    /// Adds a job, which this replica or another one runs.
+    pub async fn job_start(&self, caller: &Caller, kind: JobKind) -> Result<Job, Error> {
+        allow(caller, Action::Administer, Target::Server)?;
+        if kind.writes() {
+            self.may_write()?;
+        }
+        let id = Uuid::now_v7().to_string();
+        let parameters = serde_json::to_string(&kind).expect("a struct of booleans is JSON");
+        let job = NewJob { id: &id, kind: kind.name(), parameters: &parameters, writes: kind.writes() };
+        if !self.store.job_insert(&job, MAX_UNFINISHED).await? {
+            return Err(Error::TooManyJobs { limit: MAX_UNFINISHED });
+        }
+        self.jobs.added.notify_one();
+        tracing::info!(job = id, kind = kind.name(), "job added");
+        self.job_find(&id).await?.ok_or(Error::Interrupted)
+    }
+
+    /// A job; with `wait`, once it has finished, or when that time is over. None if there is no such job.
+    pub async fn job_show(&self, caller: &Caller, id: Uuid, wait: Duration) -> Result<Option<Job>, Error> {
+        allow(caller, Action::Administer, Target::Server)?;
+        let (id, deadline) = (id.to_string(), Instant::now() + wait);
+        loop {
+            let changed = self.jobs.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            let found = self.job_find(&id).await?;
+            let is_running = found.as_ref().is_some_and(|job| job.finished_at.is_none());
+            if !is_running || Instant::now() >= deadline {
+                return Ok(found);
+            }
+            // Another replica may run it, which does not notify this one.
+            let recheck = deadline.min(Instant::now() + RECHECK);
+            let _late = tokio::time::timeout_at(recheck, changed).await;
+        }
+    }
+
+    /// The newest first: at most `n`, after the job `after`.
+    pub async fn job_list(&self, caller: &Caller, after: Option<Uuid>, n: u32) -> Result<Page<Job>, Error> {
+        allow(caller, Action::Administer, Target::Server)?;
+        let after = after.map(|id| id.to_string());
+        let mut rows = self.store.job_list(after.as_deref(), n.saturating_add(1)).await?;
+        let more = rows.len() > n as usize;
+        rows.truncate(n as usize);
+        Ok(Page { items: rows.into_iter().map(Job::try_from).collect::<Result<_, _>>()?, more })
+    }
+
+    /// Asks a job to end. A collection ends between two of its steps, each of which stays done. None if there is no such job.
+    pub async fn job_cancel(&self, caller: &Caller, id: Uuid) -> Result<Option<Job>, Error> {
+        allow(caller, Action::Administer, Target::Server)?;
+        let id = id.to_string();
+        self.store.job_cancel(&id).await?;
+        match self.jobs.find(&id) {
+            Some(control) => control.cancel(),
+            None => self.jobs.changed.notify_waiters(),
+        }
+        self.job_find(&id).await
+    }
+
+    /// What a job found of one kind, after the position `after`, each with its position. None if there is no such job.
+    pub async fn job_findings(
+        &self,
+        caller: &Caller,
+        id: Uuid,
+        kind: FindingKind,
+        after: Option<u64>,
+        n: u32,
+    ) -> Result<Option<Page<(u64, Value)>>, Error> {
+        allow(caller, Action::Administer, Target::Server)?;
+        let Some(job) = self.store.job_find(&id.to_string()).await? else { return Ok(None) };
+        let after = after.map_or(-1, |after| i64::try_from(after).unwrap_or(i64::MAX));
+        let mut rows = self.store.findings_list(&job, kind.name(), after, n.saturating_add(1)).await?;
+        let more = rows.len() > n as usize;
+        rows.truncate(n as usize);
+        let read = |(position, detail): (i64, String)| {
+            let detail = serde_json::from_str(&detail);
+            Ok((position.unsigned_abs(), detail.map_err(|_| corrupt("finding", job.id.clone()))?))
+        };
+        Ok(Some(Page { items: rows.into_iter().map(read).collect::<Result<_, Error>>()?, more }))
+    }
+
+    async fn job_find(&self, id: &str) -> Result<Option<Job>, Error> {
+        let mut job = self.store.job_find(id).await?.map(Job::try_from).transpose()?;
+        // Where it runs here, its progress is known better than its row tells.
+        if let Some(job) = job.as_mut().filter(|job| job.finished_at.is_none())
+            && let Some(control) = self.jobs.find(id)
+        {
+            job.progress = serde_json::value::to_raw_value(&control.progress()).ok();
+        }
+        Ok(job)
+    }
+}
+
+fn corrupt(what: &'static str, value: String) -> Error {
+    Error::Corrupt { what, value }
+}
+
+impl TryFrom<JobRow> for Job {
+    type Error = Error;
+
+    fn try_from(row: JobRow) -> Result<Job, Error> {
+        let raw = |text: String| RawValue::from_string(text).map_err(|_| corrupt("job", row.id.clone()));
+        Ok(Job {
+            parameters: raw(row.parameters)?,
+            progress: row.progress.map(raw).transpose()?,
+            result: row.result.map(raw).transpose()?,
+            id: row.id.clone(),
+            kind: row.kind,
+            state: row.state,
+            created_at: rfc3339(row.created_at),
+            started_at: row.started_at.map(rfc3339),
+            finished_at: row.finished_at.map(rfc3339),
+            problem: row.problem,
+        })
+    }
+}

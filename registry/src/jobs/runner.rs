@@ -1,0 +1,235 @@
+//! Runs jobs: a few at a time, each under a lease that is renewed while it runs. What a replica that died was running is
+//! started again by another one, a few times at most.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::app::{Finding, FindingKind, FindingSink, JobControl, JobKind};
+use crate::error::chain;
+use crate::store::{JobEnd, JobRow, JobRun, millis, now_ms};
+use crate::{Error, Registry};
+
+/// How many jobs one process runs at a time. Most of them wait for the turn of the collection.
+const AT_ONCE: usize = 4;
+const LEASE: Duration = Duration::from_secs(30);
+/// How often a running job's lease is renewed, its progress written down, and its row read for a cancellation.
+const BEAT: Duration = Duration::from_secs(1);
+/// How often other replicas' jobs are looked for.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// How often a job is started before it counts as failed.
+const MAX_ATTEMPTS: i64 = 3;
+/// How long a server that stops waits for a job to reach a place where it may end.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// Finished jobs are kept for this long, and so many of them.
+const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const KEPT: i64 = 1000;
+
+pub(super) fn start(registry: &Registry) {
+    let registry = registry.clone();
+    // It ends by itself when the registry stops: a job must not be dropped in the middle of a step.
+    registry.clone().start_draining(run(registry));
+}
+
+async fn run(registry: Registry) {
+    let mut running = JoinSet::new();
+    while !registry.stopping().is_cancelled() {
+        if running.len() < AT_ONCE {
+            let may_write = registry.may_write().is_ok();
+            match registry.store().job_claim(&registry.jobs.holder, may_write, LEASE).await {
+                Ok(Some(row)) => {
+                    running.spawn(run_one(registry.clone(), row));
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => tracing::warn!(error = chain(&error), "failed to look for jobs; will retry"),
+            }
+        }
+        tokio::select! {
+            () = registry.stopping().cancelled() => {}
+            () = registry.jobs.added.notified() => {}
+            Some(_) = running.join_next() => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
+        }
+    }
+    while running.join_next().await.is_some() {}
+}
+
+async fn run_one(registry: Registry, row: JobRow) {
+    let (store, jobs) = (registry.store(), &registry.jobs);
+    let run = JobRun { id: row.id.clone(), holder: jobs.holder.clone(), attempt: row.attempts };
+    let control = jobs.begin(&run.id);
+    let outcome = run_claimed(&registry, &row, &run, &control).await;
+    jobs.end(&run.id);
+    if let Err(error) = outcome {
+        tracing::warn!(
+            job = run.id,
+            error = chain(&error),
+            "failed to record how a job ended; it will run again"
+        );
+    }
+    if let Err(error) = store.jobs_expire(now_ms().saturating_sub(millis(KEPT_FOR)), KEPT).await {
+        tracing::warn!(error = chain(&error), "failed to delete old jobs; will retry");
+    }
+}
+
+async fn run_claimed(
+    registry: &Registry,
+    row: &JobRow,
+    run: &JobRun,
+    control: &JobControl,
+) -> Result<(), Error> {
+    let store = registry.store();
+    if row.cancelled != 0 {
+        return finish(registry, run, control, Err(Error::Cancelled)).await;
+    }
+    if row.attempts > MAX_ATTEMPTS {
+        let problem = format!("{MAX_ATTEMPTS} servers stopped while they ran it");
+        let end = JobEnd { state: "failed", progress: None, result: None, problem: Some(&problem) };
+        return store.job_finish(run, &end).await.map(drop);
+    }
+    tracing::info!(job = run.id, kind = row.kind, attempt = run.attempt, "job started");
+    let work = work(registry.clone(), row.clone(), run.clone(), control.clone());
+    let mut work = tokio::spawn(work);
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut work => break outcome.unwrap_or(Err(Error::Interrupted)),
+            () = registry.stopping().cancelled() => {
+                control.cancel();
+                return match tokio::time::timeout(STOP_LIMIT, work).await {
+                    // It ended just then.
+                    Ok(Ok(outcome)) if !matches!(outcome, Err(Error::Cancelled)) => {
+                        finish(registry, run, control, outcome).await
+                    }
+                    Ok(_) => store.job_release(run).await,
+                    // Another replica takes it over once its lease has ended.
+                    Err(_) => Ok(()),
+                };
+            }
+            () = tokio::time::sleep(BEAT) => {
+                let progress = to_json(&control.progress());
+                match store.job_beat(run, LEASE, Some(&progress)).await {
+                    Ok(Some(false)) => {}
+                    Ok(Some(true)) => control.cancel(),
+                    Ok(None) => {
+                        tracing::warn!(job = run.id, "another replica took this job over; ending it here");
+                        control.cancel();
+                        let _ended = work.await;
+                        return Ok(());
+                    }
+                    Err(error) => {
+                        tracing::warn!(job = run.id, error = chain(&error), "failed to renew a job's lease");
+                    }
+                }
+            }
+        }
+    };
+    finish(registry, run, control, outcome).await
+}
+
+/// Does what a job is for. Returns its result as JSON.
+async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl) -> Result<String, Error> {
+    let corrupt = |_| Error::Corrupt { what: "job", value: row.parameters.clone() };
+    let mut findings =
+        StoredFindings { registry: registry.clone(), run, waiting: Default::default(), stored: [0; 4] };
+    let result = match serde_json::from_str(&row.parameters).map_err(corrupt)? {
+        JobKind::Gc { dry_run } => {
+            let mut report = registry.gc_controlled(dry_run, &control).await?;
+            for removal in std::mem::take(&mut report.removals) {
+                findings.add(Finding::Removal(removal)).await?;
+            }
+            to_json(&report)
+        }
+        JobKind::Fsck { verify } => {
+            tokio::select! {
+                report = registry.fsck_controlled(verify, &control, &mut findings) => to_json(&report?),
+                // It only reads: it may be dropped anywhere.
+                () = control.cancelled() => return Err(Error::Cancelled),
+            }
+        }
+    };
+    findings.flush().await?;
+    Ok(result)
+}
+
+async fn finish(
+    registry: &Registry,
+    run: &JobRun,
+    control: &JobControl,
+    outcome: Result<String, Error>,
+) -> Result<(), Error> {
+    let problem = match &outcome {
+        Ok(_) | Err(Error::Cancelled) => None,
+        Err(error) => {
+            tracing::error!(job = run.id, error = chain(error), "job failed");
+            Some(error.shown())
+        }
+    };
+    let state = match outcome {
+        Ok(_) => "succeeded",
+        Err(Error::Cancelled) => "cancelled",
+        Err(_) => "failed",
+    };
+    let progress = to_json(&control.progress());
+    let end = JobEnd {
+        state,
+        progress: Some(&progress),
+        result: outcome.as_deref().ok(),
+        problem: problem.as_deref(),
+    };
+    registry.store().job_finish(run, &end).await?;
+    tracing::info!(job = run.id, state, "job finished");
+    Ok(())
+}
+
+fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("a struct of texts and numbers is JSON")
+}
+
+/// Writes findings down as they come, a batch at a time.
+struct StoredFindings {
+    registry: Registry,
+    run: JobRun,
+    waiting: [Vec<String>; 4],
+    stored: [u64; 4],
+}
+
+impl StoredFindings {
+    /// How many findings of a kind are kept in memory, and in the database.
+    const BATCH: usize = 200;
+    const MAX_STORED: u64 = 100_000;
+
+    async fn write(&mut self, at: usize) -> Result<(), Error> {
+        let details = std::mem::take(&mut self.waiting[at]);
+        let position = i64::try_from(self.stored[at]).unwrap_or(i64::MAX);
+        let kind = FindingKind::ALL[at].name();
+        self.registry.store().findings_insert(&self.run, kind, position, &details).await?;
+        self.stored[at] += details.len() as u64;
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), Error> {
+        for at in 0..self.waiting.len() {
+            self.write(at).await?;
+        }
+        Ok(())
+    }
+}
+
+impl FindingSink for StoredFindings {
+    async fn add(&mut self, finding: Finding) -> Result<(), Error> {
+        let (kind, detail) = match &finding {
+            Finding::Damage(damage) => (FindingKind::Damage, to_json(damage)),
+            Finding::Orphan(key) => (FindingKind::Orphan, to_json(key)),
+            Finding::Upload(key) => (FindingKind::Upload, to_json(key)),
+            Finding::Removal(removal) => (FindingKind::Removal, to_json(removal)),
+        };
+        let at = FindingKind::ALL.iter().position(|other| *other == kind).unwrap_or_default();
+        if self.stored[at] + self.waiting[at].len() as u64 >= Self::MAX_STORED {
+            return Ok(());
+        }
+        self.waiting[at].push(detail);
+        if self.waiting[at].len() >= Self::BATCH { self.write(at).await } else { Ok(()) }
+    }
+}

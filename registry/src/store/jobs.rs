@@ -1,0 +1,269 @@
+//! Jobs and what they found. A replica runs a job while it holds the job's lease, which ends by the database's clock; every
+//! statement of a run names the attempt, so that a run that was taken over changes nothing any more.
+
+use std::time::Duration;
+
+use sqlx::AssertSqlSafe;
+
+use super::{Engine, Store, millis, now_ms, on};
+use crate::{Error, metrics};
+
+/// How many findings one statement inserts.
+const INSERT_ROWS: usize = 200;
+/// How many rows one statement deletes.
+const DELETE_ROWS: i64 = 5_000;
+
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub(crate) struct JobRow {
+    pub(crate) id: String,
+    pub(crate) kind: String,
+    pub(crate) parameters: String,
+    pub(crate) state: String,
+    pub(crate) created_at: i64,
+    pub(crate) started_at: Option<i64>,
+    pub(crate) finished_at: Option<i64>,
+    pub(crate) attempts: i64,
+    pub(crate) cancelled: i64,
+    pub(crate) progress: Option<String>,
+    pub(crate) result: Option<String>,
+    pub(crate) problem: Option<String>,
+}
+
+pub(crate) struct NewJob<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) kind: &'a str,
+    pub(crate) parameters: &'a str,
+    pub(crate) writes: bool,
+}
+
+/// A run of a job: who runs it, and which attempt it is.
+#[derive(Clone, Debug)]
+pub(crate) struct JobRun {
+    pub(crate) id: String,
+    pub(crate) holder: String,
+    pub(crate) attempt: i64,
+}
+
+/// How a job ended.
+pub(crate) struct JobEnd<'a> {
+    /// `succeeded`, `failed` or `cancelled`.
+    pub(crate) state: &'static str,
+    pub(crate) progress: Option<&'a str>,
+    pub(crate) result: Option<&'a str>,
+    pub(crate) problem: Option<&'a str>,
+}
+
+macro_rules! columns {
+    () => {
+        "id, kind, parameters, state, created_at, started_at, finished_at, attempts, cancelled, progress, result, problem"
+    };
+}
+
+macro_rules! claim {
+    ($lock:literal) => {
+        concat!(
+            "update jobs set state = 'running', holder = $1, lease_until = $3, attempts = attempts + 1,
+                    started_at = coalesce(started_at, $5)
+             where id in (select id from jobs
+                 where finished_at is null and (state = 'queued' or lease_until <= $2) and writes <= $4
+                 order by id limit 1",
+            $lock,
+            ") returning ",
+            columns!()
+        )
+    };
+}
+
+impl Store {
+    /// Adds a job, unless there are `limit` that have not finished.
+    pub(crate) async fn job_insert(&self, job: &NewJob<'_>, limit: i64) -> Result<bool, Error> {
+        let rows = on!(self.write(), c => sqlx::query(
+            "insert into jobs (id, kind, parameters, writes, state, created_at)
+             select $1, $2, $3, cast($4 as bigint), 'queued', cast($5 as bigint)
+             where (select count(*) from jobs where finished_at is null) < cast($6 as bigint)")
+            .bind(job.id).bind(job.kind).bind(job.parameters).bind(i64::from(job.writes)).bind(now_ms()).bind(limit)
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
+    pub(crate) async fn job_find(&self, id: &str) -> Result<Option<JobRow>, Error> {
+        Ok(on!(self.read(), c => sqlx::query_as(concat!("select ", columns!(), " from jobs where id = $1"))
+            .bind(id).fetch_optional(c).await)?)
+    }
+
+    /// The newest first, after `after`.
+    pub(crate) async fn job_list(&self, after: Option<&str>, limit: u32) -> Result<Vec<JobRow>, Error> {
+        // Ids are hexadecimal: every one comes before this letter.
+        Ok(on!(self.read(), c => sqlx::query_as(concat!(
+            "select ", columns!(), " from jobs where id < $1 order by id desc limit $2"))
+            .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?)
+    }
+
+    /// Takes the oldest job that waits, or whose lease has ended.
+    pub(crate) async fn job_claim(
+        &self,
+        holder: &str,
+        may_write: bool,
+        lease: Duration,
+    ) -> Result<Option<JobRow>, Error> {
+        let now = self.database_now_ms().await?;
+        let until = now.saturating_add(millis(lease));
+        let writes = i64::from(may_write);
+        let claimed = metrics::database("job_claim", async {
+            match (self.write(), self.read()) {
+                (Engine::Sqlite(write), Engine::Sqlite(read)) => {
+                    // A write keeps others waiting, and mostly there is no job.
+                    let waiting: Option<(i64,)> = sqlx::query_as(
+                        "select 1 from jobs
+                         where finished_at is null and (state = 'queued' or lease_until <= $1) and writes <= $2 limit 1",
+                    )
+                    .bind(now)
+                    .bind(writes)
+                    .fetch_optional(read)
+                    .await?;
+                    if waiting.is_none() {
+                        return Ok(None);
+                    }
+                    let claim = sqlx::query_as(claim!("")).bind(holder).bind(now).bind(until);
+                    claim.bind(writes).bind(now_ms()).fetch_optional(write).await
+                }
+                (Engine::Postgres(c), _) => {
+                    let claim = sqlx::query_as(claim!(" for update skip locked"));
+                    let claim = claim.bind(holder).bind(now).bind(until).bind(writes).bind(now_ms());
+                    super::postgres::in_time(claim.fetch_optional(c)).await
+                }
+                _ => Ok(None),
+            }
+        });
+        Ok(claimed.await?)
+    }
+
+    /// Keeps the lease and notes the progress. Returns whether a caller asked for the job to end; None if the run no longer
+    /// holds the job.
+    pub(crate) async fn job_beat(
+        &self,
+        run: &JobRun,
+        lease: Duration,
+        progress: Option<&str>,
+    ) -> Result<Option<bool>, Error> {
+        let until = self.database_now_ms().await?.saturating_add(millis(lease));
+        let row: Option<(i64,)> = on!(self.write(), c => sqlx::query_as(
+            "update jobs set lease_until = $4, progress = coalesce($5, progress)
+             where id = $1 and holder = $2 and attempts = $3 and finished_at is null returning cancelled")
+            .bind(&run.id).bind(&run.holder).bind(run.attempt).bind(until).bind(progress)
+            .fetch_optional(c).await)?;
+        Ok(row.map(|(cancelled,)| cancelled != 0))
+    }
+
+    /// False if the run no longer holds the job.
+    pub(crate) async fn job_finish(&self, run: &JobRun, end: &JobEnd<'_>) -> Result<bool, Error> {
+        let rows = on!(self.write(), c => sqlx::query(
+            "update jobs set state = $4, finished_at = $5, progress = coalesce($6, progress), result = $7, problem = $8,
+                    holder = null, lease_until = null
+             where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
+            .bind(&run.id).bind(&run.holder).bind(run.attempt).bind(end.state).bind(now_ms())
+            .bind(end.progress).bind(end.result).bind(end.problem)
+            .execute(c).await.map(|r| r.rows_affected()))?;
+        Ok(rows > 0)
+    }
+
+    /// Leaves a job to the next replica, at once.
+    pub(crate) async fn job_release(&self, run: &JobRun) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query(
+            "update jobs set state = 'queued', holder = null, lease_until = null
+             where id = $1 and holder = $2 and attempts = $3 and finished_at is null")
+            .bind(&run.id).bind(&run.holder).bind(run.attempt).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Asks a job to end; one that waits has ended with that.
+    pub(crate) async fn job_cancel(&self, id: &str) -> Result<(), Error> {
+        on!(self.write(), c => sqlx::query(
+            "update jobs set cancelled = 1, finished_at = case when state = 'queued' then cast($2 as bigint) end,
+                    state = case when state = 'queued' then 'cancelled' else state end
+             where id = $1 and finished_at is null")
+            .bind(id).bind(now_ms()).execute(c).await.map(drop))?;
+        Ok(())
+    }
+
+    /// Adds findings of one kind, the first of them at `position`.
+    pub(crate) async fn findings_insert(
+        &self,
+        run: &JobRun,
+        kind: &str,
+        position: i64,
+        details: &[String],
+    ) -> Result<(), Error> {
+        for (nth, rows) in details.chunks(INSERT_ROWS).enumerate() {
+            let values: Vec<String> = (0..rows.len())
+                .map(|row| format!("($1, $2, $3, ${}, ${})", 4 + row * 2, 5 + row * 2))
+                .collect();
+            let text = format!(
+                "insert into job_findings (job, attempt, kind, position, detail) values {}",
+                values.join(", ")
+            );
+            on!(self.write(), c => {
+                // The text holds nothing but placeholders.
+                let mut query = sqlx::query(AssertSqlSafe(text)).bind(&run.id).bind(run.attempt).bind(kind);
+                for (row, detail) in rows.iter().enumerate() {
+                    query = query.bind(position + (nth * INSERT_ROWS + row) as i64).bind(detail);
+                }
+                query.execute(c).await.map(drop)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What the last attempt at a job found of one kind, after the position `after`.
+    pub(crate) async fn findings_list(
+        &self,
+        job: &JobRow,
+        kind: &str,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<(i64, String)>, Error> {
+        Ok(on!(self.read(), c => sqlx::query_as(
+            "select position, detail from job_findings
+             where job = $1 and attempt = $2 and kind = $3 and position > $4 order by position limit $5")
+            .bind(&job.id).bind(job.attempts).bind(kind).bind(after).bind(i64::from(limit))
+            .fetch_all(c).await)?)
+    }
+
+    /// Makes the jobs of a process that ended wait again, where there is no other process: on SQLite.
+    pub(crate) async fn jobs_recover(&self) -> Result<(), Error> {
+        let Engine::Sqlite(write) = self.write() else { return Ok(()) };
+        metrics::database("jobs_recover", async {
+            sqlx::query(
+                "update jobs set state = 'queued', holder = null, lease_until = null where state = 'running'",
+            )
+            .execute(write)
+            .await
+            .map(drop)
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Deletes jobs that finished before `cutoff`, and all but the `kept` newest, with what they found.
+    pub(crate) async fn jobs_expire(&self, cutoff: i64, kept: i64) -> Result<(), Error> {
+        let old: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
+            "select id from jobs where finished_at is not null and (finished_at < $1 or id in
+                 (select id from jobs where finished_at is not null order by id desc limit 1000 offset $2))
+             limit 1000")
+            .bind(cutoff).bind(kept).fetch_all(c).await)?;
+        for (id,) in old {
+            loop {
+                let rows = on!(self.write(), c => sqlx::query(
+                    "delete from job_findings where (job, attempt, kind, position) in
+                         (select job, attempt, kind, position from job_findings where job = $1 limit $2)")
+                    .bind(&id).bind(DELETE_ROWS).execute(c).await.map(|r| r.rows_affected()))?;
+                if rows == 0 {
+                    break;
+                }
+            }
+            on!(self.write(), c => sqlx::query("delete from jobs where id = $1").bind(&id)
+                .execute(c).await.map(drop))?;
+        }
+        Ok(())
+    }
+}
