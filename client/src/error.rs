@@ -191,7 +191,7 @@ fn detail(entries: &[ErrorEntry]) -> String {
     text
 }
 
-/// The entries of an error body: the OCI envelope, the `{"error": "..."}` of the other APIs, or short plain text.
+/// The entries of an error body: the OCI envelope, problem details, the `{"error": "..."}` of the other APIs, or short plain text.
 pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -204,12 +204,19 @@ pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
         #[serde(default)]
         errors: Vec<ErrorEntry>,
         error: Option<Said>,
+        /// Of problem details (RFC 9457).
+        detail: Option<String>,
+        title: Option<String>,
     }
     if let Ok(envelope) = serde_json::from_slice::<Envelope>(body) {
         let mut entries = envelope.errors;
         match envelope.error {
             Some(Said::Text(message)) => entries.push(ErrorEntry { code: String::new(), message }),
             Some(Said::Object(entry)) => entries.push(entry),
+            None if entries.is_empty() => {
+                let message = envelope.detail.or(envelope.title);
+                entries.extend(message.map(|message| ErrorEntry { code: String::new(), message }));
+            }
             None => {}
         }
         return entries;
@@ -239,6 +246,8 @@ mod tests {
         check(r#"{"errors":[{"code":"DENIED","message":"not yours"}]}"#, ": not yours");
         check(r#"{"errors":[{"code":"A"},{"code":"B","message":"b","detail":{"x":1}}]}"#, ": A; b");
         check(r#"{"error":"model not found"}"#, ": model not found");
+        check(r#"{"title":"Not Found","status":404,"detail":"no such job"}"#, ": no such job");
+        check(r#"{"title":"Not Found","detail":"no such job","error":"no such job"}"#, ": no such job");
         check(r#"{"error":{"message":"no","type":"x"}}"#, ": no");
         check("disk full\n", ": disk full");
         check("<html>bad gateway</html>", "");

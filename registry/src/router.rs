@@ -97,7 +97,7 @@ fn lode_api() -> Router<Registry> {
         .route("/lode/v1/chat", passed_on("/api/chat", model_name::parse_any))
         .route("/lode/v1/embed", passed_on("/api/embed", model_name::parse_any))
         .route("/lode/v1/score", passed_on("/lode/v1/score", model_name::parse_any))
-        .route("/lode/v1/ps", get(gateway::ps))
+        .route("/lode/v1/ps", get(gateway::ps_page))
         .route("/lode/v1/workers", get(workers::list).post(workers::register))
         .route("/lode/v1/workers/{id}", put(workers::heartbeat).delete(workers::leave))
         .route("/lode/v1/webhooks", get(webhooks::list))

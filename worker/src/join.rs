@@ -8,7 +8,7 @@ use http::StatusCode;
 use lode_client::Secret;
 use reqwest::{Client, Method, RequestBuilder};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use url::Url;
 
@@ -155,7 +155,9 @@ impl Membership {
         let status = answer.status();
         if !status.is_success() {
             let text = answer.text().await.unwrap_or_default();
-            return Err(format!("{status}: {}", text.chars().take(300).collect::<String>()));
+            let problem: Option<Value> = serde_json::from_str(&text).ok();
+            let detail = problem.as_ref().and_then(|problem| problem["detail"].as_str()).unwrap_or(&text);
+            return Err(format!("{status}: {}", detail.chars().take(300).collect::<String>()));
         }
         answer.json().await.map_err(describe)
     }

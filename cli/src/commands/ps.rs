@@ -1,15 +1,27 @@
 //! `lode ps`: the models that are loaded on the workers of a registry.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{args::Ps, connect::Connection, error::Outcome, ui};
 
+#[derive(Deserialize, Serialize)]
+struct Answer {
+    models: Vec<Value>,
+}
+
 pub(crate) async fn run(connection: &Connection, args: Ps) -> Outcome {
-    let answer: Value = connection.default_registry()?.json_get("lode/v1/ps").await?;
+    let registry = connection.default_registry()?;
+    let (mut answer, mut next): (Answer, _) = registry.json_page("lode/v1/ps").await?;
+    while let Some(path) = next {
+        let (page, after): (Answer, _) = registry.json_page(&path).await?;
+        answer.models.extend(page.models);
+        next = after;
+    }
     if args.json {
         return ui::json(&answer);
     }
-    let loaded = answer.get("models").and_then(Value::as_array).cloned().unwrap_or_default();
+    let loaded = answer.models;
     if loaded.is_empty() {
         ui::say("no model is loaded");
         return Ok(());

@@ -34,7 +34,15 @@ struct Tensors {
 }
 
 async fn fetch_list(target: &Target) -> Outcome<Tensors> {
-    target.registry.json_get(&target.api_path("tensors")).await.map_err(|error| target.not_found(error))
+    let not_found = |error| target.not_found(error);
+    let (mut all, mut next): (Tensors, _) =
+        target.registry.json_page(&target.api_path("tensors")).await.map_err(not_found)?;
+    while let Some(path) = next {
+        let (page, after): (Tensors, _) = target.registry.json_page(&path).await.map_err(not_found)?;
+        all.tensors.extend(page.tensors);
+        next = after;
+    }
+    Ok(all)
 }
 
 pub(crate) async fn list(connection: &Connection, args: TensorLs) -> Outcome {

@@ -1,10 +1,44 @@
-//! From a failure to an answer under `/api`, `/lode/v1` and everywhere that has no words of its own: `{"error":"text"}`, as ollama's clients read it.
+//! From a failure to a response: problem details (RFC 9457) under `/lode/v1`; under `/api`, and everywhere that has no words of
+//! its own, `{"error":"text"}`, as ollama's clients read it.
 
 use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, header};
+use serde::Serialize;
 use serde_json::json;
 
 use crate::http::{Failure, Json};
 
 pub(crate) fn respond(failure: &Failure) -> Response {
     (failure.status(), Json(json!({ "error": failure.message() }))).into_response()
+}
+
+#[derive(Serialize)]
+struct Problem<'a> {
+    /// The status says all that a program can act on.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    /// The request's id, as the log has it.
+    instance: &'a str,
+    /// The same as `detail`, for clients of earlier versions.
+    error: &'a str,
+}
+
+/// `id`: of the request.
+pub(crate) fn problem(failure: &Failure, id: &str) -> Response {
+    let (status, message) = (failure.status(), failure.message());
+    let problem = Problem {
+        kind: "about:blank",
+        title: status.canonical_reason().unwrap_or("Error"),
+        status: status.as_u16(),
+        detail: &message,
+        instance: id,
+        error: &message,
+    };
+    let kind = HeaderValue::from_static("application/problem+json");
+    let mut response = (status, Json(problem)).into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
 }

@@ -15,6 +15,9 @@ use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Path, Query, page};
 use crate::time::rfc3339;
 
+/// The longest page of tensors: most models have fewer.
+const MAX_TENSOR_PAGE: u32 = 10_000;
+
 #[derive(Serialize)]
 pub(crate) struct ModelList {
     models: Vec<Entry>,
@@ -106,10 +109,23 @@ pub(crate) async fn show(
 pub(crate) async fn tensors(
     State(registry): State<Registry>,
     caller: Caller,
+    links: Links,
     Path((repository, reference)): Path<(Repository, Reference)>,
-) -> Result<Json<TensorList>, Failure> {
-    let tensors = registry.tensor_list(&caller, &repository, &reference).await?;
-    Ok(Json(TensorList { tensors: tensors.ok_or_else(|| unknown(&repository, &reference))? }))
+    query: Query,
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_TENSOR_PAGE).clamp(1, MAX_TENSOR_PAGE);
+    // Tensors are numbered from 0 in the manifest's order; `last` is the number of the previous page's last one.
+    let from = query.number("last")?.map_or(0, |last| last.saturating_add(1));
+    let found = registry.tensor_page(&caller, &repository, &reference, from, n).await?;
+    let (digest, found) = found.ok_or_else(|| unknown(&repository, &reference))?;
+    let last = from + found.items.len() as u64;
+    let next = found.more.then(|| {
+        // A tag may move from page to page; a digest does not.
+        let path = format!("/lode/v1/tensors/{repository}/{digest}");
+        let last = last.saturating_sub(1).to_string();
+        links.next(&path, &[("n", &n.to_string()), ("last", &last)])
+    });
+    Ok(page(Json(TensorList { tensors: found.items }), next))
 }
 
 pub(crate) async fn lineage(

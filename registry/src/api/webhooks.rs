@@ -1,14 +1,16 @@
 //! `/lode/v1/webhooks`: the events that have not been delivered, and another attempt at one.
 
 use axum::extract::State;
+use axum::response::Response;
 use http::StatusCode;
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::WebhookDelivery;
 use crate::auth::Caller;
-use crate::http::{Failure, Json, Path};
+use crate::http::{Failure, Json, Links, Path, Query, page};
 
 #[derive(Serialize)]
 pub(crate) struct Deliveries {
@@ -18,8 +20,14 @@ pub(crate) struct Deliveries {
 pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
-) -> Result<Json<Deliveries>, Failure> {
-    Ok(Json(Deliveries { deliveries: registry.webhook_list(&caller).await? }))
+    links: Links,
+    query: Query,
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let found = registry.webhook_list(&caller, query.get("last"), n).await?;
+    let last = found.items.last().filter(|_| found.more).map(|delivery| delivery.id.clone());
+    let next = last.map(|last| links.next("/lode/v1/webhooks", &[("n", &n.to_string()), ("last", &last)]));
+    Ok(page(Json(Deliveries { deliveries: found.items }), next))
 }
 
 pub(crate) async fn retry(

@@ -3,15 +3,17 @@
 use std::net::SocketAddr;
 
 use axum::extract::{ConnectInfo, FromRequestParts, State};
+use axum::response::Response;
 use http::request::Parts;
 use http::{StatusCode, header};
 use serde::Serialize;
 use uuid::Uuid;
 
+use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::{Heartbeat, JoinProof, Registration, Worker, WorkerAnnouncement};
 use crate::auth::Caller;
-use crate::http::{Failure, Json, Path};
+use crate::http::{Failure, Json, Links, Path, Query, page};
 
 #[derive(Serialize)]
 pub(crate) struct WorkerList {
@@ -21,8 +23,28 @@ pub(crate) struct WorkerList {
 pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
-) -> Result<Json<WorkerList>, Failure> {
-    Ok(Json(WorkerList { workers: registry.worker_list(&caller).await? }))
+    links: Links,
+    query: Query,
+) -> Result<Response, Failure> {
+    let n = query.limit("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let after = query.get("last").map(position).transpose()?;
+    let mut workers = registry.worker_list(&caller).await?;
+    workers.sort_by_key(|worker| (worker.registered_at, worker.id));
+    workers.retain(|worker| after.is_none_or(|after| (worker.registered_at, worker.id) > after));
+    let more = workers.len() > n as usize;
+    workers.truncate(n as usize);
+    let next = workers.last().filter(|_| more).map(|worker| {
+        let last = format!("{}.{}", worker.registered_at, worker.id);
+        links.next("/lode/v1/workers", &[("n", &n.to_string()), ("last", &last)])
+    });
+    Ok(page(Json(WorkerList { workers }), next))
+}
+
+/// The place of a worker in the listing, oldest registration first: `REGISTERED_AT.ID`.
+fn position(text: &str) -> Result<(i64, Uuid), Failure> {
+    let parsed = text.split_once('.').and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
+    let expected = "the `last` of a `Link` to the next page";
+    parsed.ok_or_else(|| Failure::Query { name: "last", value: text.to_owned(), expected })
 }
 
 pub(crate) async fn register(

@@ -37,7 +37,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 const LAYERS_AT_ONCE: usize = 4;
 
 /// No model has so many; what a stranger's files list beyond it is left out.
-const MAX_TENSORS: usize = 250_000;
+pub(super) const MAX_TENSORS: u32 = 250_000;
 
 /// A config.json longer than this is none.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
@@ -169,7 +169,7 @@ impl Registry {
         while let Some((at, listed)) = read.try_next().await? {
             let file = &artifact.files[at];
             match listed {
-                Ok(listed) if tensor_count + listed.tensors.len() > MAX_TENSORS => {
+                Ok(listed) if tensor_count + listed.tensors.len() > MAX_TENSORS as usize => {
                     problem = Some(format!("it has more than {MAX_TENSORS} tensors"));
                     break;
                 }

@@ -14,8 +14,9 @@ use lode_model::reference::{Name, Reference, ReferenceError, Repository, Tag};
 use lode_model::tensor::TensorInfo;
 use serde::Serialize;
 
+use super::index::MAX_TENSORS;
 use super::walk::blobs_of;
-use super::{Registry, StoredManifest};
+use super::{Page, Registry, StoredManifest};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
@@ -247,16 +248,32 @@ impl Registry {
         repository: &Repository,
         reference: &Reference,
     ) -> Result<Option<Vec<TensorInfo>>, Error> {
+        let page = self.tensor_page(caller, repository, reference, 0, MAX_TENSORS).await?;
+        Ok(page.map(|(_, page)| page.items))
+    }
+
+    /// At most `n` of them from the position `from` on, with the manifest's digest, which stays the same from page to page.
+    pub async fn tensor_page(
+        &self,
+        caller: &Caller,
+        repository: &Repository,
+        reference: &Reference,
+        from: u64,
+        n: u32,
+    ) -> Result<Option<(Digest, Page<TensorInfo>)>, Error> {
         let Some(stored) = known(self.manifest_get(caller, repository, reference).await)? else {
             return Ok(None);
         };
         self.model_index(repository, &stored.digest).await?;
-        let details = self.store().tensor_list(&stored.digest).await?;
+        let mut details = self.store().tensor_list(&stored.digest, from, n.saturating_add(1)).await?;
+        let more = details.len() > n as usize;
+        details.truncate(n as usize);
         let read = |detail: String| {
             serde_json::from_str(&detail)
                 .map_err(|_| Error::Corrupt { what: "tensor", value: detail.clone() })
         };
-        details.into_iter().map(read).collect::<Result<_, _>>().map(Some)
+        let items = details.into_iter().map(read).collect::<Result<_, _>>()?;
+        Ok(Some((stored.digest, Page { items, more })))
     }
 
     /// Deletes a name; what it named is collected after its grace. False if there is none.

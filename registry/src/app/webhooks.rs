@@ -6,15 +6,12 @@ use serde::Serialize;
 use url::Url;
 use uuid::Uuid;
 
-use super::Registry;
+use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::config::hide_password;
 use crate::store::{Delivery, Tx, Unreferenced, Why, now_ms};
 use crate::webhooks::{Event, Webhook};
-
-/// How many deliveries a listing shows.
-const SHOWN: u32 = 1000;
 
 /// An event that an address has not taken.
 #[derive(Clone, Debug, Serialize)]
@@ -98,11 +95,18 @@ impl Registry {
         Ok(gone.len() as u64)
     }
 
-    /// Events that wait for their delivery or were given up, the newest first.
-    pub async fn webhook_list(&self, caller: &Caller) -> Result<Vec<WebhookDelivery>, Error> {
+    /// Events that wait for their delivery or were given up, the newest first: at most `n`, after the delivery `after`.
+    pub async fn webhook_list(
+        &self,
+        caller: &Caller,
+        after: Option<&str>,
+        n: u32,
+    ) -> Result<Page<WebhookDelivery>, Error> {
         allow(caller, Action::Administer, Target::Server)?;
-        let rows = self.store.delivery_list(SHOWN).await?;
-        Ok(rows
+        let mut rows = self.store.delivery_list(after, n.saturating_add(1)).await?;
+        let more = rows.len() > n as usize;
+        rows.truncate(n as usize);
+        let items = rows
             .into_iter()
             .map(|row| WebhookDelivery {
                 id: row.id,
@@ -114,7 +118,8 @@ impl Registry {
                 problem: row.problem,
                 given_up_at: row.given_up_at,
             })
-            .collect())
+            .collect();
+        Ok(Page { items, more })
     }
 
     /// Delivers an event at once, also one that was given up. False if there is none.

@@ -19,7 +19,7 @@ use crate::Error;
 pub(crate) use choose::{Class, by_preference};
 pub(crate) use forward::{Answer, Ask, forward};
 pub(crate) use passed_on::{embeddings, passed_on, read_json, resolve};
-pub(crate) use ps::{ps, ps_for_ollama};
+pub(crate) use ps::{ps_for_ollama, ps_page};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::response::Response;
 use futures::future::join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -14,7 +15,10 @@ use crate::Registry;
 use crate::api::model_name;
 use crate::app::Worker;
 use crate::auth::Caller;
-use crate::http::{Failure, Json};
+use crate::http::{Failure, Json, Links, Query, page};
+
+/// The longest page of a listing.
+const MAX_PAGE: u64 = 1000;
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -24,11 +28,7 @@ struct Loaded {
     models: Vec<Value>,
 }
 
-pub(crate) async fn ps(State(registry): State<Registry>, caller: Caller) -> Result<Json<Value>, Failure> {
-    Ok(Json(json!({ "models": loaded(&registry, &caller).await? })))
-}
-
-/// As `ps`, with the names that `/api/tags` lists.
+/// `GET /api/ps`: all of them, with the names that `/api/tags` lists.
 pub(crate) async fn ps_for_ollama(
     State(registry): State<Registry>,
     caller: Caller,
@@ -46,6 +46,25 @@ pub(crate) async fn ps_for_ollama(
     Ok(Json(json!({ "models": models })))
 }
 
+/// `GET /lode/v1/ps`: the same in pages, with whole names. `last` is the position of the previous page's last entry, from 0.
+pub(crate) async fn ps_page(
+    State(registry): State<Registry>,
+    caller: Caller,
+    links: Links,
+    query: Query,
+) -> Result<Response, Failure> {
+    let n = query.number("n")?.unwrap_or(MAX_PAGE).clamp(1, MAX_PAGE);
+    let from = query.number("last")?.map_or(0, |last| last.saturating_add(1));
+    let skipped = usize::try_from(from).unwrap_or(usize::MAX);
+    let mut models: Vec<Value> = loaded(&registry, &caller).await?.into_iter().skip(skipped).collect();
+    let more = models.len() as u64 > n;
+    models.truncate(n as usize);
+    let last = (from + models.len() as u64).saturating_sub(1).to_string();
+    let next = more.then(|| links.next("/lode/v1/ps", &[("n", &n.to_string()), ("last", &last)]));
+    Ok(page(Json(json!({ "models": models })), next))
+}
+
+/// What all workers have loaded, longest remaining first.
 async fn loaded(registry: &Registry, caller: &Caller) -> Result<Vec<Value>, Failure> {
     let workers = registry.worker_list(caller).await?;
     let answers = join_all(workers.iter().map(|worker| loaded_by(registry.gateway(), worker))).await;

@@ -256,6 +256,8 @@ pub(crate) enum Surface {
     Distribution,
     /// `/v1`.
     OpenAi,
+    /// `/lode/v1`.
+    Lode,
     /// Everything else.
     Own,
 }
@@ -266,18 +268,21 @@ impl Surface {
             Surface::Distribution
         } else if path.starts_with("/v1/") {
             Surface::OpenAi
+        } else if path == "/lode/v1" || path.starts_with("/lode/v1/") {
+            Surface::Lode
         } else {
             Surface::Own
         }
     }
 }
 
-/// Puts a failed response into the words of a surface.
-pub(crate) fn word(surface: Surface, response: Response) -> Response {
+/// Puts a failed response into the words of a surface. `id`: of the request.
+pub(crate) fn word(surface: Surface, id: &str, response: Response) -> Response {
     let Some(failed) = response.extensions().get::<Failed>().cloned() else { return response };
     let mut worded = match surface {
         Surface::Distribution => oci::error::respond(&failed.0),
         Surface::OpenAi => api::openai::error::respond(&failed.0),
+        Surface::Lode => api::error::problem(&failed.0, id),
         Surface::Own => api::error::respond(&failed.0),
     };
     if failed.0.is_passing() {
@@ -299,9 +304,9 @@ mod tests {
         assert_eq!(Failure::Registry(error()).message(), "the server cannot do this for now; try again");
         let away = || Error::UpstreamAway(Arc::new(std::io::Error::other("connection refused")));
         assert!(Failure::Registry(away()).message().contains("mirrors"));
-        for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models"] {
+        for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
             for failure in [error(), away()].map(Failure::Registry) {
-                let answer = word(Surface::of(path), failure.into_response());
+                let answer = word(Surface::of(path), "id", failure.into_response());
                 assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
                 assert_eq!(answer.headers()[header::RETRY_AFTER], "5", "{path}");
             }

@@ -39,15 +39,17 @@ impl Layers {
         Box::pin(async move {
             let observed = Observed::begin(&this.registry, &mut request);
             let span = observed.span();
-            observed.end(this.worded(request).instrument(span).await)
+            let id = observed.id();
+            observed.end(this.worded(request, id).instrument(span).await)
         })
     }
 
     /// Every failure below gets its status and body here, by the surface it happened on. Docker's clients look for the header on `/v2/`.
-    async fn worded(self, request: Request) -> Response {
+    async fn worded(self, request: Request, id: HeaderValue) -> Response {
         let surface = Surface::of(request.uri().path());
         let answered = AssertUnwindSafe(self.admitted(request)).catch_unwind().await;
-        let mut response = word(surface, answered.unwrap_or_else(|panic| panicked(&*panic)));
+        let id = id.to_str().unwrap_or_default();
+        let mut response = word(surface, id, answered.unwrap_or_else(|panic| panicked(&*panic)));
         if surface == Surface::Distribution {
             response
                 .headers_mut()

@@ -76,6 +76,10 @@ impl Observed {
         Observed { started, id, method, reached, span, _in_flight }
     }
 
+    pub(crate) fn id(&self) -> HeaderValue {
+        self.id.clone()
+    }
+
     /// What happens to the request belongs in it.
     pub(crate) fn span(&self) -> Span {
         self.span.clone()

@@ -148,11 +148,16 @@ impl Store {
         tx.commit().await
     }
 
-    /// The tensors of a model, as JSON, in the manifest's order.
-    pub(crate) async fn tensor_list(&self, digest: &Digest) -> Result<Vec<String>, Error> {
+    /// Tensors of a model, as JSON, in the manifest's order: at most `limit`, from the position `from` on.
+    pub(crate) async fn tensor_list(
+        &self,
+        digest: &Digest,
+        from: u64,
+        limit: u32,
+    ) -> Result<Vec<String>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
-            "select detail from tensors where digest = $1 order by position")
-            .bind(digest.as_str()).fetch_all(c).await)?;
+            "select detail from tensors where digest = $1 and position >= $2 order by position limit $3")
+            .bind(digest.as_str()).bind(bigint(from)).bind(i64::from(limit)).fetch_all(c).await)?;
         Ok(rows.into_iter().map(|(detail,)| detail).collect())
     }
 

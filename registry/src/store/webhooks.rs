@@ -137,13 +137,18 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Waiting and given up, the newest first.
-    pub(crate) async fn delivery_list(&self, limit: u32) -> Result<Vec<DeliveryRow>, Error> {
+    /// Waiting and given up, the newest first, after `after`.
+    pub(crate) async fn delivery_list(
+        &self,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<DeliveryRow>, Error> {
         type Row = (String, String, String, String, i64, i64, Option<String>, Option<i64>);
         let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
             "select id, event, kind, target, created_at, attempts, problem, given_up_at
-             from webhook_deliveries order by id desc limit $1")
-            .bind(i64::from(limit)).fetch_all(c).await)?;
+             from webhook_deliveries where id < $1 order by id desc limit $2")
+            // Ids are hexadecimal: every one comes before this letter.
+            .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?;
         let read = |(id, event, kind, target, created_at, attempts, problem, given_up_at)| DeliveryRow {
             id,
             event,

@@ -8,6 +8,7 @@ mod egress;
 mod gateway;
 mod jobs;
 mod layouts;
+mod listings;
 mod maintenance;
 mod migrate;
 mod mirror;
