@@ -3,6 +3,7 @@
 
 use std::io;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use sqlx::migrate::{MigrateError, Migrator};
@@ -10,6 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Transaction};
 use url::Url;
 
+use super::now_ms;
 use crate::Error;
 
 /// How long a request waits for a connection before it is told to come back later.
@@ -29,6 +31,10 @@ const MIGRATION_LOCK_LIMIT: Duration = Duration::from_secs(3);
 const MIGRATION_TRIES: u32 = 20;
 /// A connection that was used this recently is taken to be alive.
 const FRESH: Duration = Duration::from_secs(1);
+/// After a connection has failed, no idle one is taken to be alive for this long: whatever cut that one has cut others.
+const SUSPECT_MS: i64 = 10_000;
+/// When a connection failed last, in milliseconds since 1970.
+static FAILED_AT: AtomicI64 = AtomicI64::new(0);
 const PING_LIMIT: Duration = Duration::from_secs(2);
 /// A collection holds one connection for its turn and works with another.
 const FEWEST: u32 = 4;
@@ -74,7 +80,7 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
         .test_before_acquire(false)
         .before_acquire(|connection, usage| {
             Box::pin(async move {
-                match usage.idle_for > FRESH {
+                match usage.idle_for > FRESH || is_suspect() {
                     true => ping(connection).await,
                     false => Ok(true),
                 }
@@ -83,6 +89,10 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
         // An abandoned statement may still run; without a response the connection is closed. Locks of the session end.
         .after_release(|connection, _| Box::pin(unlock(connection)))
         .connect_lazy_with(options))
+}
+
+fn is_suspect() -> bool {
+    now_ms().saturating_sub(FAILED_AT.load(Ordering::Relaxed)) < SUSPECT_MS
 }
 
 async fn ping(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
@@ -210,10 +220,14 @@ async fn wait_for(url: &Url, options: &PgConnectOptions, limit: Duration) -> Res
 pub(crate) async fn in_time<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
-    match tokio::time::timeout(STATEMENT_LIMIT, statement).await {
-        Ok(answer) => answer,
+    let outcome = match tokio::time::timeout(STATEMENT_LIMIT, statement).await {
+        Ok(outcome) => outcome,
         Err(_) => Err(timed_out()),
+    };
+    if matches!(outcome, Err(sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_))) {
+        FAILED_AT.store(now_ms(), Ordering::Relaxed);
     }
+    outcome
 }
 
 fn timed_out() -> sqlx::Error {
