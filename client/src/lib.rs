@@ -4,6 +4,8 @@
 mod address;
 mod auth;
 mod blobs;
+mod body;
+mod byte_size;
 mod credentials;
 mod destination;
 mod egress;
@@ -23,6 +25,8 @@ mod transport;
 
 pub use address::{PlainHttp, base_url, is_loopback_host};
 pub use blobs::{BlobInfo, BlobStream};
+pub use body::{BodyBudget, BodyError, Charge, read_body};
+pub use byte_size::{ByteSize, ByteSizeError};
 pub use credentials::{CredentialFile, Credentials, Login};
 pub use destination::{Destination, OpenFolder};
 pub use egress::{Egress, EgressRule, EgressRuleError};

@@ -10,6 +10,7 @@ pub mod gguf;
 pub mod go_template;
 pub mod import;
 pub mod index;
+pub mod json_outline;
 pub mod lineage;
 pub mod manifest;
 pub mod media_type;
