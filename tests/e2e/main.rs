@@ -19,6 +19,7 @@ mod full_disk;
 mod gc;
 mod gguf;
 mod guard;
+mod hostile_bodies;
 mod hostile_text;
 mod import;
 mod inference;

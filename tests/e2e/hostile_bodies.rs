@@ -1,0 +1,167 @@
+//! Hostile request bodies and connections: what they cost the server and its runners, and that others are served meanwhile.
+
+use std::fs;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use lode_tests::report::figure;
+use lode_tests::server::{Folder, Options, PATIENCE, Server};
+use serde_json::{Value, json};
+
+/// What all processes of a server may take above what they take when idle.
+const LIMIT_BYTES: u64 = 400 << 20;
+
+const MESSAGE: &str = r#"{"role":"user","content":""},"#;
+
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// A server process and all below it.
+fn processes(pid: u32) -> Vec<u32> {
+    let below = children(pid).into_iter().flat_map(processes);
+    [pid].into_iter().chain(below).collect()
+}
+
+/// The sum over all processes of a server of one line of their status, in bytes.
+fn memory(server: &Server, key: &str) -> u64 {
+    let of = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()
+    };
+    processes(server.pid()).into_iter().filter_map(of).sum::<u64>() * 1024
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
+async fn post(server: &Server, path: &str, body: String) -> (u16, Value) {
+    let registry = server.registry();
+    let answer = registry.http.post(registry.at(path)).body(body).send().await.unwrap();
+    let status = answer.status().as_u16();
+    (status, serde_json::from_str(&answer.text().await.unwrap()).unwrap_or_default())
+}
+
+async fn generate(server: &Server) -> u16 {
+    let body = json!({"model": "lode-demo", "prompt": "Define water.", "stream": false, "options": {"num_predict": 4}});
+    post(server, "/api/generate", body.to_string()).await.0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_bodies_cost_little_more_than_themselves() {
+    let server = Folder::new().start(Options::new().worker().arg("--demo")).await;
+    assert_eq!(generate(&server).await, 200, "the model is loaded");
+    let idle = memory(&server, "VmRSS:");
+
+    let messages = format!(
+        r#"{{"model":"lode-demo","messages":[{}{{"role":"user","content":"x"}}]}}"#,
+        MESSAGE.repeat(540_000)
+    );
+    let one = |content: usize| {
+        json!({"model": "lode-demo", "stream": false, "options": {"num_predict": 1}, "prompt": "x", "input": "x",
+            "messages": [{"role": "user", "content": "x".repeat(content)}]})
+        .to_string()
+    };
+    let nested = format!(r#"{{"model":"lode-demo","x":[{}1]}}"#, "{},".repeat(300_000));
+    let files: Vec<String> = (0..70_000).map(|n| format!(r#""f{n}":"x""#)).collect();
+    let files = format!(r#"{{"model":"a/b","files":{{{}}}}}"#, files[..60_000].join(","));
+    let texts = format!(r#"{{"model":"lode-demo","input":[{}""]}}"#, r#""","#.repeat(5_000_000));
+    for (path, body, expect) in [
+        ("/api/chat", messages.clone(), 400),
+        ("/v1/chat/completions", messages.clone(), 400),
+        ("/v1/embeddings", texts, 400),
+        ("/api/show", nested, 413),
+        ("/api/create", files, 400),
+        // As large as a body may be, and nothing wrong with it; the gateway passes it on to a worker that loads a model for it.
+        ("/api/embed", format!("{}{}", " ".repeat(15 << 20), one(1)), 200),
+        ("/api/embed", one(15 << 20), 200),
+    ] {
+        let len = body.len() as u64;
+        let (status, answer) = post(&server, path, body).await;
+        // A decoder need not be able to embed: what counts is that the answer is the model's own.
+        let is_expected = status == expect || path == "/api/embed" && status == 400;
+        assert!(is_expected, "{path}: {status} {answer}");
+        let peak = memory(&server, "VmHWM:");
+        figure(
+            &format!("memory above idle after {path} of {} MiB", mib(len)),
+            &format!("{} MiB", mib(peak.saturating_sub(idle))),
+        );
+        assert!(peak < idle + LIMIT_BYTES, "{path}: {} MiB above idle", mib(peak - idle));
+    }
+
+    // Four at once, while others ask.
+    let hostile = (0..4).map(|_| post(&server, "/api/chat", messages.clone()));
+    let honest = async {
+        for _ in 0..5 {
+            assert_eq!(generate(&server).await, 200);
+        }
+    };
+    let (hostile, ()) = tokio::join!(futures::future::join_all(hostile), honest);
+    for (status, answer) in hostile {
+        assert!(status == 400 || status == 503, "{status} {answer}");
+    }
+    let peak = memory(&server, "VmHWM:");
+    figure(
+        "memory above idle after four bodies of 15 MiB at once",
+        &format!("{} MiB", mib(peak.saturating_sub(idle))),
+    );
+    assert!(peak < idle + LIMIT_BYTES, "{} MiB above idle", mib(peak - idle));
+    // What they took is given back.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while memory(&server, "VmRSS:") > idle + LIMIT_BYTES / 4 {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{} MiB are kept",
+            mib(memory(&server, "VmRSS:") - idle)
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    figure(
+        "memory above idle in the end",
+        &format!("{} MiB", mib(memory(&server, "VmRSS:").saturating_sub(idle))),
+    );
+}
+
+#[allow(unsafe_code)]
+fn limit_descriptors(pid: u32, descriptors: u64) {
+    let limit = libc::rlimit { rlim_cur: descriptors, rlim_max: descriptors };
+    // SAFETY: prlimit reads the new limit from a struct that outlives the call and writes nothing where the old one is not asked for.
+    let set = unsafe {
+        libc::prlimit(pid.cast_signed(), libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
+    };
+    assert_eq!(set, 0, "the limit of descriptors is set");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_short_of_descriptors_goes_on() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let digest = registry.blob_push("before", b"bytes").await;
+    let used = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count() as u64;
+    limit_descriptors(server.pid(), used + 64);
+
+    // Three times as many as there are descriptors, and none of them says a word.
+    let mut silent = Vec::new();
+    for n in 0..192 {
+        silent.push(TcpStream::connect(server.address).unwrap());
+        if n % 16 == 0 {
+            let answer = registry.http.get(registry.at("/healthz")).send().await.unwrap();
+            assert_eq!(answer.status(), 200, "after {n} connections");
+        }
+    }
+    for n in 0..8 {
+        registry.blob_push("during", format!("bytes {n}").as_bytes()).await;
+        let answer = registry.request("GET", &format!("/v2/before/blobs/{digest}")).send().await.unwrap();
+        assert_eq!(answer.bytes().await.unwrap().as_ref(), b"bytes");
+    }
+    let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count() as u64;
+    figure("descriptors in use with 192 silent connections and 64 descriptors left", &open.to_string());
+    assert!(open < used + 64);
+    drop(silent);
+}
