@@ -7,6 +7,7 @@ mod assemble;
 mod commands;
 mod connect;
 mod derived;
+mod descriptors;
 mod error;
 mod files;
 mod import;
@@ -58,6 +59,7 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
             let _inside = runtime.enter();
             traces = traces::wanted().then(|| traces::provider(None)).transpose()?;
             logging::start("info", *log_format, traces.as_ref());
+            descriptors::raise_limit();
         }
         _ => logging::start("warn", logging::inherited_format(), None),
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use lode_client::{EgressRule, Secret};
+use lode_client::{ByteSize, EgressRule, Secret};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
@@ -79,6 +79,13 @@ pub struct Config {
     /// How long an upload may rest before its session and its bytes are dropped.
     #[serde(with = "duration")]
     pub upload_expiry: Duration,
+    /// Connections that may be open at once, and requests that may be in flight. Where few file descriptors are left there are fewer.
+    pub max_connections: usize,
+    /// The largest body of an inference request, prompts and base64 images included. Other JSON bodies have at most 1 MiB,
+    /// manifests 4 MiB.
+    pub max_body: ByteSize,
+    /// Memory that all request bodies being read or parsed may take together; requests beyond it get 503.
+    pub body_budget: ByteSize,
     /// How long requests in flight may go on after the server was asked to stop.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
@@ -132,6 +139,9 @@ impl Default for Config {
             gc_undo: None,
             gc_history: 30 * 24 * HOUR,
             upload_expiry: 72 * HOUR,
+            max_connections: 10_000,
+            max_body: ByteSize::mib(16),
+            body_budget: ByteSize::mib(64),
             shutdown_grace: Duration::from_secs(30),
             wait_for_worker: false,
             wait_for_model: None,

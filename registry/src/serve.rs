@@ -2,22 +2,32 @@
 //! Whoever opened the registry calls it, with a listener of its own.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::pin::pin;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
+use axum::response::IntoResponse;
 use futures::FutureExt;
-use http::Request;
+use futures::future::Either;
+use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::http::Failure;
+use crate::http::connections::{Connection, Connections, ResponseBody};
+use crate::http::error::{Surface, word};
+use crate::http::layers::Layers;
+use crate::http::observe::request_id;
 use crate::http::outlet::{Outlet, Plain};
 use crate::http::stall::Patient;
 use crate::tls::Tls;
@@ -26,8 +36,19 @@ use crate::{Error, Registry, router};
 /// How long a connection may take to send the head of a request, and rest between two.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// How long to wait when the process has run out of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// How long to wait when the process has run out of file descriptors, and how often that is logged.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
+/// How long a connection beyond the limit may take to be refused.
+const REFUSED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a connection gets that there is no room to listen to.
+const REFUSAL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\ncontent-length: 0\r\n\r\n";
+
+/// Requests that one HTTP/2 connection may have in flight.
+const MAX_STREAMS: u32 = 128;
 
 /// How long a client may take over its TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -69,47 +90,65 @@ pub async fn serve(
     let service = router::service(registry.clone());
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    http.http2().timer(TokioTimer::new()).keep_alive_interval(HEAD_TIMEOUT);
-    let connections = GracefulShutdown::new();
+    http.http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(HEAD_TIMEOUT)
+        .max_concurrent_streams(MAX_STREAMS);
+    let watchers = GracefulShutdown::new();
+    let connections = Connections::new(registry.config().max_connections);
+    let mut acceptor = Acceptor::new(connections.clone());
 
     let mut shutdown = pin!(shutdown);
     loop {
         let ((stream, peer), internal) = tokio::select! {
-            accepted = accept(&public) => (accepted, false),
-            accepted = accept_some(internal.as_ref()) => (accepted, true),
+            accepted = acceptor.accept(&public, internal.as_ref()) => accepted,
             () = &mut shutdown => break,
+        };
+        let Some(place) = connections.admit(u64::try_from(stream.as_raw_fd()).unwrap_or_default()) else {
+            // Nobody may be waited for here.
+            let _ = stream.try_write(REFUSAL);
+            continue;
         };
         let tls = tls.clone().filter(|_| !internal);
         let arrival = Arrival { https: tls.is_some(), internal };
         // What is encrypted has to pass through this process.
         let outlet = tls.is_none().then(Outlet::default);
-        let (service, files) = (service.clone(), outlet.clone());
+        let (service, files, connection) = (service.clone(), outlet.clone(), place.connection.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
             request.extensions_mut().insert(arrival);
             if let Some(outlet) = &files {
                 request.extensions_mut().insert(outlet.clone());
             }
-            service.answer(request.map(Body::new)).map(Ok::<_, Infallible>)
+            answer(&service, &connection, request).map(Ok::<_, Infallible>)
         });
-        let (http, watcher) = (http.clone(), connections.watcher());
+        let (http, watcher) = (http.clone(), watchers.watcher());
         tokio::spawn(async move {
-            let ended = match tls {
-                None => {
-                    let stream = Plain::new(stream, outlet.unwrap_or_default());
-                    let stream = TokioIo::new(Patient::new(stream));
-                    watcher.watch(http.serve_connection(stream, service).into_owned()).await
-                }
-                Some(tls) => {
-                    let handshake = tls.acceptor().accept(Patient::new(stream));
-                    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-                        Ok(Ok(stream)) => TokioIo::new(stream),
-                        Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS connection"),
-                        Err(_) => return tracing::debug!(%peer, "no TLS connection in time"),
-                    };
-                    watcher.watch(http.serve_connection(stream, service).into_owned()).await
+            let connection = place.connection.clone();
+            let serving = async {
+                match tls {
+                    None => {
+                        let stream = Plain::new(stream, outlet.unwrap_or_default());
+                        let stream = TokioIo::new(Patient::new(stream, connection.clone()));
+                        watcher.watch(http.serve_connection(stream, service).into_owned()).await
+                    }
+                    Some(tls) => {
+                        let handshake = tls.acceptor().accept(Patient::new(stream, connection.clone()));
+                        let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
+                            Ok(Ok(stream)) => TokioIo::new(stream),
+                            Ok(Err(error)) => return Err(error.into()),
+                            Err(_) => return Err("no TLS handshake in time".into()),
+                        };
+                        watcher.watch(http.serve_connection(stream, service).into_owned()).await
+                    }
                 }
             };
+            let ended = tokio::select! {
+                ended = serving => ended,
+                () = connection.closed() => Err("closed, because it was idle and there are too many connections".into()),
+                () = overdue(&connection) => Err("closed, because no request came in time".into()),
+            };
+            drop(place);
             if let Err(error) = ended {
                 tracing::debug!(%peer, error, "connection ended");
             }
@@ -117,35 +156,115 @@ pub async fn serve(
     }
 
     drop((public, internal));
-    tracing::info!(connections = connections.count(), "stopping");
-    if tokio::time::timeout(registry.config().shutdown_grace, connections.shutdown()).await.is_err() {
+    tracing::info!(connections = watchers.count(), "stopping");
+    if tokio::time::timeout(registry.config().shutdown_grace, watchers.shutdown()).await.is_err() {
         tracing::warn!("requests in flight did not finish in time");
     }
     registry.close().await;
     Ok(())
 }
 
-async fn accept_some(listener: Option<&TcpListener>) -> (TcpStream, SocketAddr) {
-    match listener {
-        Some(listener) => accept(listener).await,
-        None => std::future::pending().await,
+/// Answers a request, and counts it until its response has been handed over.
+fn answer(
+    service: &Layers,
+    connection: &Arc<Connection>,
+    request: Request<Incoming>,
+) -> impl Future<Output = Response<ResponseBody>> + use<> {
+    let in_flight = connection.begin_request();
+    let is_admitted =
+        !connection.is_refused && in_flight.as_ref().is_some_and(|request| !request.is_beyond_limit);
+    let answered = match is_admitted || in_flight.is_some() && is_vital(request.uri().path()) {
+        true => Either::Left(service.answer(request.map(Body::new))),
+        false => Either::Right(std::future::ready(refuse(&request))),
+    };
+    answered.map(|response| response.map(|body| ResponseBody::new(body, in_flight)))
+}
+
+/// Probes, and workers that say that they are there: answered whatever the load.
+fn is_vital(path: &str) -> bool {
+    ["/healthz", "/readyz", "/metrics", "/lode/v1/workers"].contains(&path)
+        || path.starts_with("/lode/v1/workers/")
+}
+
+fn refuse(request: &Request<Incoming>) -> Response<Body> {
+    let id = request_id(request.headers());
+    let surface = Surface::of(request.uri().path());
+    let mut response = word(surface, id.to_str().unwrap_or_default(), Failure::Overloaded.into_response());
+    if request.version() <= Version::HTTP_11 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// Returns when a connection has had its time: to send a first request, or to be refused.
+async fn overdue(connection: &Connection) {
+    if connection.is_refused {
+        return tokio::time::sleep(REFUSED_TIMEOUT).await;
+    }
+    tokio::time::sleep(HEAD_TIMEOUT).await;
+    if connection.has_asked() {
+        std::future::pending().await
     }
 }
 
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                // Small answers are sent as they are; a failure only costs latency.
-                let _ = stream.set_nodelay(true);
-                return (stream, peer);
-            }
-            Err(error) if is_of_one_connection(&error) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept connections");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+/// Accepts connections, also when the process has run out of file descriptors: one is kept for that.
+struct Acceptor {
+    connections: Connections,
+    spare: Option<File>,
+    warned: Option<Instant>,
+}
+
+impl Acceptor {
+    fn new(connections: Connections) -> Acceptor {
+        Acceptor { connections, spare: File::open("/dev/null").ok(), warned: None }
+    }
+
+    /// The next connection, and whether it is for the internal listener.
+    async fn accept(
+        &mut self,
+        public: &TcpListener,
+        internal: Option<&TcpListener>,
+    ) -> ((TcpStream, SocketAddr), bool) {
+        loop {
+            let (accepted, is_internal) = tokio::select! {
+                accepted = public.accept() => (accepted, false),
+                accepted = accept_some(internal) => (accepted, true),
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    // Small answers are sent as they are; a failure only costs latency.
+                    let _ = stream.set_nodelay(true);
+                    return ((stream, peer), is_internal);
+                }
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => self.make_room(public, &error).await,
             }
         }
+    }
+
+    /// Closes idle connections. Where there are none, the client that waits is told to come back.
+    async fn make_room(&mut self, public: &TcpListener, error: &io::Error) {
+        let closed = self.connections.close_idle();
+        if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
+            self.warned = Some(Instant::now());
+            tracing::warn!(%error, closed, "cannot accept connections");
+        }
+        if closed == 0 && self.spare.take().is_some() {
+            if let Some(Ok((stream, _))) = public.accept().now_or_never() {
+                let _ = stream.try_write(REFUSAL);
+            }
+            self.spare = File::open("/dev/null").ok();
+        }
+        self.spare = self.spare.take().or_else(|| File::open("/dev/null").ok());
+        // Connections that end need a moment to give their descriptors back.
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+async fn accept_some(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lode_client::Secret;
+use lode_client::{ByteSize, Secret};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
 
@@ -51,6 +51,10 @@ pub struct Config {
     pub kv_cache_type: String,
     /// Tokens of context where a request asks for none. 0 is the default.
     pub context_length: usize,
+    /// The largest body of a request.
+    pub max_body: ByteSize,
+    /// Memory that all request bodies being read or parsed may take together; requests beyond it get 503.
+    pub body_budget: ByteSize,
     /// Loading a model may take so long.
     #[serde(with = "duration")]
     pub load_timeout: Duration,
@@ -85,6 +89,8 @@ impl Default for Config {
             max_loaded_models: 0,
             kv_cache_type: "f16".into(),
             context_length: 0,
+            max_body: ByteSize::mib(16),
+            body_budget: ByteSize::mib(64),
             load_timeout: Duration::from_secs(300),
             threads: 0,
             text_timeout: TextLimits::default().timeout,

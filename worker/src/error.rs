@@ -3,6 +3,8 @@
 
 use lode_model::reference::Repository;
 
+use lode_client::BodyError;
+
 use crate::runner::client::CallError;
 use crate::runner::process::ProcessError;
 use crate::runner::protocol::RunnerError;
@@ -12,6 +14,8 @@ pub enum Error {
     /// The request is at fault.
     #[error("{0}")]
     Invalid(String),
+    #[error(transparent)]
+    Body(#[from] BodyError),
     /// The gateway's secret is missing or wrong.
     #[error("unauthorized")]
     Unauthorized,

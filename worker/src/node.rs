@@ -15,7 +15,7 @@ use url::Url;
 use crate::cache::{Cache, Models};
 use crate::config::Config;
 use crate::error::Error;
-use crate::http::{Api, router};
+use crate::http::{Api, Bodies, router};
 use crate::join::Membership;
 use crate::runner::TextLimits;
 use crate::runner::process::{Launch, Program};
@@ -85,7 +85,7 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         secret.clone(),
     )?;
     let registered = membership.registered();
-    let app = router(Api { scheduler: scheduler.clone(), secret });
+    let app = router(Api { scheduler: scheduler.clone(), secret, bodies: Bodies::new(&config) });
     let mut until = stopped;
     let serving = tokio::spawn(async move {
         let stop = async move {

@@ -61,6 +61,15 @@ pub(crate) struct Serve {
         hide_env_values = true
     )]
     pub(crate) allow_egress: Vec<String>,
+    /// Connections that may be open at once; idle ones are closed for new ones [default: 10000]
+    #[arg(long, env = "LODE_MAX_CONNECTIONS", value_name = "COUNT", hide_env_values = true)]
+    pub(crate) max_connections: Option<u32>,
+    /// The largest body of an inference request, in bytes or with a unit such as MiB [default: 16MiB]
+    #[arg(long, env = "LODE_MAX_BODY", value_name = "SIZE", hide_env_values = true)]
+    pub(crate) max_body: Option<String>,
+    /// Memory that request bodies may take together; requests beyond it get 503 [default: 64MiB]
+    #[arg(long, env = "LODE_BODY_BUDGET", value_name = "SIZE", hide_env_values = true)]
+    pub(crate) body_budget: Option<String>,
     /// How log lines are written to standard error
     #[arg(
         long,

@@ -195,6 +195,8 @@ fn local_worker(
         token: config.worker_token.clone(),
         cache: absolute(config.data.join("worker")),
         sources: blobs.into_iter().map(absolute).collect(),
+        max_body: config.max_body,
+        body_budget: config.body_budget,
         ..worker
     })
 }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use super::model_name::ReadName;
 use crate::Registry;
-use crate::auth::Caller;
-use crate::http::{Failure, Json, OwnHosts};
+use crate::auth::{Action, Caller};
+use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -17,10 +17,15 @@ struct Copy {
     destination: String,
 }
 
+impl RequestBody for Copy {
+    const ACTION: Action = Action::Push;
+}
+
 /// The route of a surface that reads names its own way.
 pub(crate) fn copy(read_name: ReadName) -> MethodRouter<Registry> {
     post(
-        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, Json(copy): Json<Copy>| async move {
+        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, body: JsonBody<Copy>| async move {
+            let (copy, _charge) = body.into_parts();
             let (source, destination) = (read_name(&copy.source, &own)?, read_name(&copy.destination, &own)?);
             let from =
                 registry.spelling_of_manifest(&caller, &source.repositories, &source.reference).await?;

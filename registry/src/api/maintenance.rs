@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use super::{MAX_PAGE, jobs};
 use crate::app::JobKind;
-use crate::auth::Caller;
-use crate::http::{Failure, Json, Links, Query, page};
+use crate::auth::{Action, Caller};
+use crate::http::{Failure, Json, JsonBody, Links, Query, RequestBody, page};
 use crate::{Registry, Restored};
 
 #[derive(Default, Deserialize)]
@@ -23,10 +23,22 @@ pub(crate) struct Fsck {
     verify: bool,
 }
 
+impl RequestBody for Gc {
+    const ACTION: Action = Action::Administer;
+}
+
+impl RequestBody for Fsck {
+    const ACTION: Action = Action::Administer;
+}
+
+impl RequestBody for Undo {
+    const ACTION: Action = Action::Administer;
+}
+
 pub(crate) async fn gc(
     State(registry): State<Registry>,
     caller: Caller,
-    Json(gc): Json<Gc>,
+    gc: JsonBody<Gc>,
 ) -> Result<Response, Failure> {
     jobs::start(&registry, &caller, JobKind::Gc { dry_run: gc.dry_run }).await
 }
@@ -42,7 +54,7 @@ pub(crate) struct Undo {
 pub(crate) async fn undo(
     State(registry): State<Registry>,
     caller: Caller,
-    Json(undo): Json<Undo>,
+    undo: JsonBody<Undo>,
 ) -> Result<Json<Restored>, Failure> {
     Ok(Json(registry.gc_undo(&caller, &undo.repository, &undo.reference.parse()?).await?))
 }
@@ -69,7 +81,7 @@ pub(crate) async fn removals(
 pub(crate) async fn fsck(
     State(registry): State<Registry>,
     caller: Caller,
-    Json(fsck): Json<Fsck>,
+    fsck: JsonBody<Fsck>,
 ) -> Result<Response, Failure> {
     jobs::start(&registry, &caller, JobKind::Fsck { verify: fsck.verify }).await
 }

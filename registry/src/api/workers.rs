@@ -12,12 +12,20 @@ use uuid::Uuid;
 use super::MAX_PAGE;
 use crate::Registry;
 use crate::app::{Heartbeat, JoinProof, Registration, Worker, WorkerAnnouncement};
-use crate::auth::Caller;
-use crate::http::{Failure, Json, Links, Path, Query, page};
+use crate::auth::{Action, Caller};
+use crate::http::{Failure, Json, JsonBody, Links, Path, Query, RequestBody, page};
 
 #[derive(Serialize)]
 pub(crate) struct WorkerList {
     workers: Vec<Worker>,
+}
+
+impl RequestBody for WorkerAnnouncement {
+    const ACTION: Action = Action::Join;
+}
+
+impl RequestBody for Heartbeat {
+    const ACTION: Action = Action::Join;
 }
 
 pub(crate) async fn list(
@@ -51,8 +59,9 @@ pub(crate) async fn register(
     State(registry): State<Registry>,
     caller: Caller,
     shown: Shown,
-    Json(announcement): Json<WorkerAnnouncement>,
+    body: JsonBody<WorkerAnnouncement>,
 ) -> Result<(StatusCode, Json<Registration>), Failure> {
+    let (announcement, _charge) = body.into_parts();
     if !matches!(announcement.advertise.scheme(), "http" | "https") {
         return Err(Failure::Unsupported("advertise is an http or https address"));
     }
@@ -65,7 +74,7 @@ pub(crate) async fn heartbeat(
     caller: Caller,
     shown: Shown,
     Path(id): Path<Uuid>,
-    Json(heartbeat): Json<Heartbeat>,
+    heartbeat: JsonBody<Heartbeat>,
 ) -> Result<StatusCode, Failure> {
     let known = registry.worker_heartbeat(&caller, shown.proof(), id, &heartbeat).await?;
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(Failure::WorkerUnknown) }

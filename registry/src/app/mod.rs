@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use lode_client::Egress;
+use lode_client::{BodyBudget, Egress};
 use lode_model::digest::Digest;
 use lode_model::reference::Tag;
 use uuid::Uuid;
@@ -171,6 +171,8 @@ pub struct Inner {
     comparing: Arc<tokio::sync::Semaphore>,
     /// The attached workers, and their heartbeats.
     workers: worker_table::Workers,
+    /// Memory for request bodies.
+    body_budget: BodyBudget,
     /// The way to the workers.
     gateway: Gateway,
     /// Which addresses this server connects to on behalf of its callers.
@@ -254,6 +256,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
     let reach = Reach { connections: config.database_connections, wait: config.database_wait };
     let store = Store::open_reach(config.database.as_ref(), &config.data, reach).await?;
     let opened_at = store.database_now_ms().await?;
+    let body_budget = BodyBudget::new(config.body_budget.0);
     let registry = Registry(Arc::new(Inner {
         config,
         store,
@@ -268,6 +271,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         jobs: jobs::Jobs::default(),
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
         workers: worker_table::Workers::default(),
+        body_budget,
         gateway: Gateway::new()?,
         egress,
         upstreams,
@@ -291,6 +295,10 @@ impl Registry {
 
     pub(crate) fn blobs(&self) -> &Blobs {
         &self.blobs
+    }
+
+    pub(crate) fn body_budget(&self) -> &BodyBudget {
+        &self.body_budget
     }
 
     pub(crate) fn gateway(&self) -> &Gateway {

@@ -41,6 +41,14 @@ pub enum Target<'a> {
     Server,
 }
 
+/// May `caller` do this to anything at all? Asked before the body is read that names the target.
+pub fn allow_some(caller: &Caller, action: Action) -> Result<(), Error> {
+    match (caller, action) {
+        (Caller::Internal | Caller::Anonymous, _) | (Caller::Link { .. }, Action::Pull) => Ok(()),
+        (Caller::Link { .. }, _) => Err(Error::Denied),
+    }
+}
+
 /// May `caller` do this? `Unauthorized` asks for credentials, `Denied` is final.
 pub fn allow(caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
     match (caller, action, target) {

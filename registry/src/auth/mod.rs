@@ -3,4 +3,4 @@
 
 mod caller;
 
-pub use caller::{Action, Caller, Target, allow};
+pub use caller::{Action, Caller, Target, allow, allow_some};

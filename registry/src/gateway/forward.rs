@@ -19,6 +19,7 @@ use super::{Gateway, GatewayError};
 use crate::app::Worker;
 use crate::error::chain;
 use crate::http::Failure;
+use crate::http::extract::InferenceBody;
 use crate::{Registry, traces};
 
 const NDJSON: &str = "application/x-ndjson";
@@ -31,7 +32,8 @@ pub(crate) struct Ask {
     pub(crate) name: String,
     /// The worker's path.
     pub(crate) path: &'static str,
-    pub(crate) body: Bytes,
+    /// With its charge, which is held until a worker has begun to answer.
+    pub(crate) body: InferenceBody,
 }
 
 /// A worker's answer, from its first byte on.
@@ -95,7 +97,7 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
         .header(header::CONTENT_TYPE, "application/json")
         .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
         .header("lode-model-name", HeaderValue::from_str(&ask.name).unwrap_or(HeaderValue::from_static("")))
-        .body(ask.body.clone())
+        .body(ask.body.bytes.clone())
         .send()
         .await?;
     let status = response.status();

@@ -4,36 +4,29 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, post};
-use bytes::Bytes;
 use futures::TryStreamExt;
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::{Answer, Ask, GatewayError, forward};
 use crate::Registry;
 use crate::api::model_name::{self, ModelName, ReadName};
 use crate::auth::Caller;
-use crate::http::extract::{RawJson, null_as_default, parse};
+use crate::http::extract::{InferenceBody, Members, parse};
 use crate::http::{Failure, Json, OwnHosts};
 
 /// The largest answer that is read whole before anything of it is passed on.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
-#[derive(Deserialize)]
-struct Named {
-    #[serde(default, deserialize_with = "null_as_default")]
-    model: String,
-}
-
 /// A route that passes its body to `path` on a worker.
 pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
     post(
-        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, RawJson(body): RawJson| async move {
-            let Named { model } = parse(&body)?;
-            let (repository, digest) = resolve(&registry, &caller, &model, read_name(&model, &own)?).await?;
-            forward(&registry, Ask { repository, digest, name: model, path, body }).await
+        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, mut body: InferenceBody| async move {
+            let name = body.outline.model.take().unwrap_or_default();
+            let (repository, digest) = resolve(&registry, &caller, &name, read_name(&name, &own)?).await?;
+            forward(&registry, Ask { repository, digest, name, path, body }).await
         },
     )
 }
@@ -58,19 +51,12 @@ pub(crate) async fn embeddings(
     State(registry): State<Registry>,
     caller: Caller,
     own: OwnHosts,
-    Json(mut request): Json<Map<String, Value>>,
+    mut body: InferenceBody,
 ) -> Result<Response, Failure> {
-    let name = request.get("model").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let name = body.outline.model.take().unwrap_or_default();
     let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse(&name, &own)?).await?;
-    let prompt = match request.remove("prompt").unwrap_or(Value::Null) {
-        Value::String(prompt) => prompt,
-        Value::Null => String::new(),
-        _ => return Err(Failure::Unsupported("prompt must be a string")),
-    };
     // Without a prompt there is no vector, but the model is loaded all the same.
-    let is_empty = prompt.is_empty();
-    request.insert("input".to_owned(), prompt.into());
-    let body = Bytes::from(Value::Object(request).to_string());
+    let (body, is_empty) = body.translate(embed_request).await?;
     let answer = forward(&registry, Ask { repository, digest, name, path: "/api/embed", body }).await?;
     if !answer.status.is_success() {
         return Ok(answer.into_response());
@@ -78,6 +64,27 @@ pub(crate) async fn embeddings(
     let answer: Value = read_json(answer).await?;
     let vector = if is_empty { json!([]) } else { answer["embeddings"][0].clone() };
     Ok(Json(json!({ "embedding": vector })).into_response())
+}
+
+/// A request to `/api/embeddings` as one to `/api/embed`, and whether its prompt is empty.
+fn embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
+    let Members(mut members) = parse(body)?;
+    let empty = RawValue::from_string("\"\"".to_owned()).expect("an empty text is JSON");
+    let mut prompt: &RawValue = &empty;
+    members.retain(|(key, value)| {
+        if key == "prompt" && value.get() != "null" {
+            prompt = value;
+        }
+        key != "prompt" && key != "input"
+    });
+    if !prompt.get().starts_with('"') {
+        return Err(Failure::Unsupported("prompt must be a string"));
+    }
+    let is_empty = prompt.get() == "\"\"";
+    members.push(("input".into(), prompt));
+    let mut request = Vec::with_capacity(body.len());
+    serde_json::to_writer(&mut request, &Members(members)).expect("texts and JSON are JSON");
+    Ok((request, is_empty))
 }
 
 /// The whole of an answer that is one JSON value.

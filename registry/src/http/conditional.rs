@@ -13,6 +13,9 @@ pub(crate) fn etag(digest: &Digest) -> String {
     ["\"", digest.as_str(), "\""].concat()
 }
 
+/// For content under a digest: it never changes, and only some may read it.
+pub(crate) const IMMUTABLE: HeaderValue = HeaderValue::from_static("private, max-age=31536000, immutable");
+
 /// The answer to a request whose client has this content.
 pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Response> {
     if !headers.contains_key(header::IF_NONE_MATCH) {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
+use lode_client::BodyError;
 use lode_model::digest::{Digest, DigestError};
 use lode_model::import::UnknownQuantize;
+use lode_model::json_outline::OutlineError;
 use lode_model::modelfile::{ParameterError, UnknownRole};
 use lode_model::reference::ReferenceError;
 use uuid::Uuid;
@@ -52,14 +54,19 @@ pub(crate) enum Failure {
     TooManyRanges { size_bytes: u64, can_merge: bool },
     #[error("the link has expired or was not made here")]
     Link,
-    #[error("the request body broke off")]
-    BodyCut(#[source] axum::Error),
-    #[error("the request body has more than {limit_bytes} bytes")]
-    BodyTooLarge { limit_bytes: usize },
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    #[error("the server has as many connections or requests as it may; try again")]
+    Overloaded,
     #[error("missing request body")]
     BodyMissing,
     #[error("the request body is not what is expected here: {0}")]
     Json(#[source] serde_path_to_error::Error<serde_json::Error>),
+    /// The same of a part of the body that was read by itself.
+    #[error("the request body is not what is expected here: {}", at(part, source))]
+    JsonPart { part: String, source: serde_path_to_error::Error<serde_json::Error> },
+    #[error(transparent)]
+    Outline(OutlineError),
 
     #[error("invalid digest format: `{digest}`")]
     StagedDigest { digest: String },
@@ -134,9 +141,10 @@ impl Failure {
             | Failure::Query { .. }
             | Failure::QueryMissing { .. }
             | Failure::ContentRange { .. }
-            | Failure::BodyCut(_)
             | Failure::BodyMissing
             | Failure::Json(_)
+            | Failure::JsonPart { .. }
+            | Failure::Outline(_)
             | Failure::StagedDigest { .. }
             | Failure::StagedMismatch { .. }
             | Failure::Quantize(_)
@@ -153,9 +161,14 @@ impl Failure {
             Failure::TooManyRanges { can_merge: true, .. } => StatusCode::BAD_REQUEST,
             Failure::TooManyRanges { can_merge: false, .. } => StatusCode::RANGE_NOT_SATISFIABLE,
             Failure::TooManyTags { .. } => StatusCode::URI_TOO_LONG,
-            Failure::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Failure::Body(error) => match error {
+                BodyError::TooLarge { .. } | BodyError::TooCostly { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+                BodyError::BudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
+                BodyError::Interrupted(_) => StatusCode::BAD_REQUEST,
+            },
             Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => StatusCode::FORBIDDEN,
             Failure::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Failure::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Failure::Panic(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -170,7 +183,8 @@ impl Failure {
 
     /// May it work if it is tried again?
     fn is_passing(&self) -> bool {
-        matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamAway(_)))
+        matches!(self, Failure::Body(BodyError::BudgetExhausted) | Failure::Overloaded)
+            || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamAway(_)))
     }
 
     /// What the caller may read. Of the server's own trouble that is nothing, but for what the caller can act on.
@@ -180,7 +194,15 @@ impl Failure {
             Some(Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_)) => {
                 self.to_string()
             }
-            None if matches!(self, Failure::Gateway(_) | Failure::Worker { .. } | Failure::Transfer(_)) => {
+            None if matches!(
+                self,
+                Failure::Body(_)
+                    | Failure::Overloaded
+                    | Failure::Gateway(_)
+                    | Failure::Worker { .. }
+                    | Failure::Transfer(_)
+            ) =>
+            {
                 self.to_string()
             }
             _ if self.status().is_server_error() => {
@@ -222,6 +244,15 @@ fn status_of(error: &Error) -> StatusCode {
         Error::TooManyJobs { .. } => StatusCode::TOO_MANY_REQUESTS,
         Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// An error and where it is, in a part of the body.
+fn at(part: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+    let inner = error.inner();
+    match error.path().to_string() {
+        path if path == "." => format!("{part}: {inner}"),
+        path => format!("{part}.{path}: {inner}"),
     }
 }
 
@@ -287,6 +318,10 @@ pub(crate) fn word(surface: Surface, id: &str, response: Response) -> Response {
     };
     if failed.0.is_passing() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+    }
+    // The router knows which methods an address takes.
+    if let Some(methods) = response.headers().get(header::ALLOW) {
+        worded.headers_mut().insert(header::ALLOW, methods.clone());
     }
     // What was noted on the way out stays: the failure for the log.
     *worded.extensions_mut() = response.into_parts().0.extensions;

@@ -1,28 +1,36 @@
 //! The extractors that handlers take: path segments, query, JSON body and caller, each already parsed or refused in the surface's words.
-//! axum's own would answer bad input in theirs.
+//! axum's own would answer bad input in theirs. Bodies are read last: the caller is checked first, then the length, then the budget.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
+use std::fmt;
+use std::ops::Deref;
 
-use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use lode_client::{Charge, read_body};
 use lode_model::digest::Digest;
+use lode_model::json_outline::{Outline, OutlineError};
 use lode_model::reference::{Reference, Repository};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::{Failure, agent};
+use crate::Registry;
 use crate::api::model_name;
 use crate::app::Spellings;
-use crate::auth::Caller;
+use crate::auth::{Action, Caller, allow_some};
 
-/// The largest JSON body that our own APIs take, prompts and base64 images included.
-pub(crate) const MAX_JSON_BYTES: usize = 64 * 1024 * 1024;
+/// The largest JSON body of routes other than inference.
+const MAX_JSON_BYTES: usize = 1024 * 1024;
+
+/// Bodies above this size are parsed off the async threads.
+const LARGE_BYTES: usize = 256 * 1024;
 
 /// The parameters of the path, in order.
 pub(crate) struct Path<T>(pub(crate) T);
@@ -146,37 +154,187 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
     }
 }
 
-/// A JSON body, or a JSON answer. `Content-Type` is not asked for: ollama's clients do not all send it.
+/// A JSON response.
 pub(crate) struct Json<T>(pub(crate) T);
 
-/// A body that is to be passed on as JSON, not yet looked into.
-pub(crate) struct RawJson(pub(crate) Bytes);
+/// What a route expects as its JSON body.
+pub(crate) trait RequestBody: DeserializeOwned + Send + 'static {
+    /// What the caller must be allowed to do to something before the body is read.
+    const ACTION: Action;
+}
 
-impl<S: Send + Sync> FromRequest<S> for RawJson {
-    type Rejection = Failure;
+/// A parsed JSON body. `Content-Type` is not asked for: ollama's clients do not all send it.
+pub(crate) struct JsonBody<T> {
+    value: T,
+    charge: Charge,
+}
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        let bytes = read_to_end(request.into_body(), MAX_JSON_BYTES).await?;
-        if bytes.is_empty() { Err(Failure::BodyMissing) } else { Ok(RawJson(bytes)) }
+impl<T> JsonBody<T> {
+    /// The value, and its charge, which is to be dropped with it.
+    pub(crate) fn into_parts(self) -> (T, Charge) {
+        (self.value, self.charge)
     }
 }
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+impl<T> Deref for JsonBody<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: RequestBody> FromRequest<Registry> for JsonBody<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        let RawJson(bytes) = RawJson::from_request(request, state).await?;
-        parse(&bytes).map(Json)
+    async fn from_request(request: Request, registry: &Registry) -> Result<Self, Failure> {
+        let (bytes, mut charge) = read_allowed(request, registry, T::ACTION, MAX_JSON_BYTES).await?;
+        let (value, charge) = blocking_if_large(bytes.len(), move || {
+            let outline = outline::<T>(&bytes)?;
+            charge.set(bytes.len().saturating_add(outline.parsed_bytes()))?;
+            let value = parse(&bytes)?;
+            drop(bytes);
+            charge.set(outline.parsed_bytes())?;
+            Ok::<_, Failure>((value, charge))
+        })
+        .await?;
+        Ok(JsonBody { value, charge })
+    }
+}
+
+/// The body of an inference request: well-formed JSON within the limits, not parsed.
+pub(crate) struct InferenceBody {
+    pub(crate) bytes: Bytes,
+    pub(crate) outline: Outline,
+    pub(crate) charge: Charge,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default, rename = "model", deserialize_with = "null_as_default")]
+    _model: String,
+}
+
+impl FromRequest<Registry> for InferenceBody {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, registry: &Registry) -> Result<Self, Failure> {
+        let limit_bytes = registry.config().max_body.as_usize();
+        let (bytes, charge) = read_allowed(request, registry, Action::Infer, limit_bytes).await?;
+        let read = bytes.clone();
+        let outline = blocking_if_large(bytes.len(), move || outline::<Named>(&read)).await?;
+        Ok(InferenceBody { bytes, outline, charge })
+    }
+}
+
+/// A body in another form, and what else its response depends on.
+pub(crate) type Translated<T> = Result<(Vec<u8>, T), Failure>;
+
+impl InferenceBody {
+    /// The body in another form, made off the async threads where it is large.
+    pub(crate) async fn translate<T: Send + 'static>(
+        self,
+        translate: fn(&[u8]) -> Translated<T>,
+    ) -> Result<(InferenceBody, T), Failure> {
+        let InferenceBody { bytes, outline, mut charge } = self;
+        charge.set(bytes.len().saturating_add(outline.parsed_bytes()))?;
+        let (translated, more) = blocking_if_large(bytes.len(), move || translate(&bytes)).await?;
+        charge.set(translated.len())?;
+        Ok((InferenceBody { bytes: translated.into(), outline, charge }, more))
+    }
+}
+
+/// Reads a body whose sender may do `action` to something.
+async fn read_allowed(
+    request: Request,
+    registry: &Registry,
+    action: Action,
+    limit_bytes: usize,
+) -> Result<(Bytes, Charge), Failure> {
+    let (mut parts, body) = request.into_parts();
+    let Ok(caller) = Caller::from_request_parts(&mut parts, registry).await;
+    allow_some(&caller, action)?;
+    let mut charge = registry.body_budget().charge();
+    let bytes = read_body(body, limit_bytes, &mut charge).await?;
+    if bytes.is_empty() { Err(Failure::BodyMissing) } else { Ok((bytes, charge)) }
+}
+
+/// The outline of a body. Where it has none, the failure is in the words of the type that it is meant for.
+fn outline<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<Outline, Failure> {
+    Outline::read(bytes).map_err(|error| match error {
+        OutlineError::TooManyItems { .. } => Failure::Outline(error),
+        OutlineError::Json(_) => parse::<T>(bytes).err().unwrap_or(Failure::Outline(error)),
+    })
+}
+
+/// Runs work whose time grows with the length of a body where it does not hold up other requests.
+async fn blocking_if_large<T: Send + 'static>(len: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
+    if len <= LARGE_BYTES {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 
 /// What a body says; where it says something else than is expected, the failure names the field.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+pub(crate) fn parse<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, Failure> {
+    parse_tracked(bytes).map_err(Failure::Json)
+}
+
+/// The same of a part of a body.
+pub(crate) fn parse_part<'de, T: Deserialize<'de>>(
+    json: &'de RawValue,
+    part: impl FnOnce() -> String,
+) -> Result<T, Failure> {
+    parse_tracked(json.get().as_bytes()).map_err(|source| Failure::JsonPart { part: part(), source })
+}
+
+fn parse_tracked<'de, T: Deserialize<'de>>(
+    bytes: &'de [u8],
+) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
+    // Noting the path takes memory for each key, so it is noted only once it is needed.
+    let error = match serde_json::from_slice(bytes) {
+        Ok(parsed) => return Ok(parsed),
+        Err(error) => error,
+    };
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let mut track = serde_path_to_error::Track::new();
-    T::deserialize(serde_path_to_error::Deserializer::new(&mut json, &mut track))
-        .and_then(|parsed| json.end().map(|()| parsed))
-        .map_err(|error| Failure::Json(serde_path_to_error::Error::new(track.path(), error)))
+    let tracked = T::deserialize(serde_path_to_error::Deserializer::new(&mut json, &mut track));
+    Err(serde_path_to_error::Error::new(track.path(), tracked.err().unwrap_or(error)))
+}
+
+/// The members of an object in their order, their values as they are.
+pub(crate) struct Members<'a>(pub(crate) Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MembersVisitor;
+
+        impl<'de> Visitor<'de> for MembersVisitor {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+                let mut members = Vec::new();
+                while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
+                    members.push((key.into(), value));
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(MembersVisitor)
+    }
+}
+
+impl Serialize for Members<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
 }
 
 /// For fields with a default: clients may say null for what they do not say.
@@ -190,15 +348,6 @@ impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&self.0).expect("answers are structs of texts, numbers and lists");
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
-    }
-}
-
-/// Collects a body that may have at most `limit_bytes`.
-pub(crate) async fn read_to_end(body: Body, limit_bytes: usize) -> Result<Bytes, Failure> {
-    match Limited::new(body, limit_bytes).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Failure::BodyTooLarge { limit_bytes }),
-        Err(error) => Err(Failure::BodyCut(axum::Error::new(error))),
     }
 }
 

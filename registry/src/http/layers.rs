@@ -16,6 +16,7 @@ use tower::util::MapRequestLayer;
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
+use super::compress::Accepted;
 use super::error::{Surface, word};
 use super::fold_name::fold_name;
 use super::observe::{Observed, note_route};
@@ -47,9 +48,11 @@ impl Layers {
     /// Every failure below gets its status and body here, by the surface it happened on. Docker's clients look for the header on `/v2/`.
     async fn worded(self, request: Request, id: HeaderValue) -> Response {
         let surface = Surface::of(request.uri().path());
+        let accepted = Accepted::of(request.method(), request.headers());
         let answered = AssertUnwindSafe(self.admitted(request)).catch_unwind().await;
         let id = id.to_str().unwrap_or_default();
-        let mut response = word(surface, id, answered.unwrap_or_else(|panic| panicked(&*panic)));
+        let response = word(surface, id, answered.unwrap_or_else(|panic| panicked(&*panic)));
+        let mut response = accepted.compress(response).await;
         if surface == Surface::Distribution {
             response
                 .headers_mut()

@@ -3,7 +3,9 @@
 
 pub(crate) mod agent;
 pub(crate) mod body;
+pub(crate) mod compress;
 pub(crate) mod conditional;
+pub(crate) mod connections;
 pub(crate) mod error;
 pub(crate) mod extract;
 pub(crate) mod fold_name;
@@ -17,5 +19,5 @@ pub(crate) mod range;
 pub(crate) mod stall;
 
 pub(crate) use error::Failure;
-pub(crate) use extract::{Json, Path, Query};
+pub(crate) use extract::{Json, JsonBody, Path, Query, RequestBody};
 pub(crate) use links::{Links, OwnHosts, page};

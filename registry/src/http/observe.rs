@@ -126,7 +126,7 @@ fn log(response: &Response, status: StatusCode, started: Instant) {
 }
 
 /// The id that a proxy or a client gave the request, if it is fit for a log, or one of ours.
-fn request_id(headers: &HeaderMap) -> HeaderValue {
+pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let fit = |value: &&HeaderValue| {
         let bytes = value.as_bytes();
         let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:+/=@".contains(byte);

@@ -3,23 +3,26 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 use super::body::STALL;
+use super::connections::Connection;
 
 pub(crate) struct Patient<S> {
     stream: S,
+    connection: Arc<Connection>,
     /// Runs only while bytes wait to be taken.
     blocked: Pin<Box<Sleep>>,
     waiting: bool,
 }
 
 impl<S> Patient<S> {
-    pub(crate) fn new(stream: S) -> Patient<S> {
-        Patient { stream, blocked: Box::pin(tokio::time::sleep(STALL)), waiting: false }
+    pub(crate) fn new(stream: S, connection: Arc<Connection>) -> Patient<S> {
+        Patient { stream, connection, blocked: Box::pin(tokio::time::sleep(STALL)), waiting: false }
     }
 
     /// Passes on what a write said, unless it has been saying `Pending` for too long.
@@ -29,10 +32,13 @@ impl<S> Patient<S> {
         result: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if result.is_ready() {
-            self.waiting = false;
+            if std::mem::take(&mut self.waiting) {
+                self.connection.set_writing(false);
+            }
             return result;
         }
         if !std::mem::replace(&mut self.waiting, true) {
+            self.connection.set_writing(true);
             self.blocked.as_mut().reset(Instant::now() + STALL);
         }
         ready!(self.blocked.as_mut().poll(context));

@@ -18,7 +18,7 @@ use url::Url;
 use super::DOCKER_CONTENT_DIGEST;
 use crate::app::{BlobInfo, BlobStream, Spellings, StoredBlob};
 use crate::auth::Caller;
-use crate::http::conditional::{etag, not_modified};
+use crate::http::conditional::{IMMUTABLE, etag, not_modified};
 use crate::http::links::header_value;
 use crate::http::outlet::{FileBody, Outlet};
 use crate::http::range::{MAX_RANGES, Multipart, Wanted, wanted};
@@ -200,6 +200,7 @@ fn headers_of(info: &BlobInfo, etag: &str) -> HeaderMap {
         (header::CONTENT_LENGTH, info.size_bytes.into()),
         (header::ACCEPT_RANGES, HeaderValue::from_static("bytes")),
         (header::ETAG, header_value(etag)),
+        (header::CACHE_CONTROL, IMMUTABLE),
         (DOCKER_CONTENT_DIGEST, header_value(info.digest.as_str())),
     ])
 }

@@ -3,6 +3,7 @@
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
+use lode_client::BodyError;
 use lode_model::digest::Digest;
 use lode_model::reference::ReferenceError;
 use oci_spec::distribution::ErrorCode;
@@ -76,9 +77,8 @@ fn code(failure: &Failure) -> Code {
         Failure::Name(_) | Failure::ModelName { .. } | Failure::Path => ErrorCode::NameInvalid,
         Failure::Id { .. } => ErrorCode::BlobUploadUnknown,
         Failure::ContentRange { .. } => ErrorCode::BlobUploadInvalid,
-        Failure::BodyCut(_) | Failure::BodyTooLarge { .. } | Failure::TooManyRanges { .. } => {
-            ErrorCode::SizeInvalid
-        }
+        Failure::Body(BodyError::BudgetExhausted) | Failure::Overloaded => return Code::Other("UNAVAILABLE"),
+        Failure::Body(_) | Failure::TooManyRanges { .. } => ErrorCode::SizeInvalid,
         Failure::Link | Failure::Host { .. } | Failure::Origin { .. } => ErrorCode::Denied,
         Failure::Gateway(_) | Failure::Panic(_) => return Code::Other("UNKNOWN"),
         _ => ErrorCode::Unsupported,
@@ -114,7 +114,7 @@ fn code_of(error: &Error) -> Code {
 fn detail(failure: &Failure) -> Value {
     let (Failure::Registry(error) | Failure::Upload { source: error, .. }) = failure else {
         return match failure {
-            Failure::BodyTooLarge { limit_bytes } => json!({ "limit_bytes": limit_bytes }),
+            Failure::Body(BodyError::TooLarge { limit_bytes }) => json!({ "limit_bytes": limit_bytes }),
             Failure::TooManyTags { limit } => json!({ "limit": limit }),
             _ => Value::Null,
         };

@@ -5,21 +5,23 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
+use lode_client::read_body;
 use lode_model::manifest::MAX_MANIFEST_BYTES;
 use lode_model::reference::{Reference, Tag};
 
 use super::{DOCKER_CONTENT_DIGEST, OCI_SUBJECT, OCI_TAG};
 use crate::app::{Spellings, StoredManifest};
-use crate::auth::Caller;
-use crate::http::conditional::{etag, not_modified};
-use crate::http::extract::read_to_end;
+use crate::auth::{Action, Caller, Target, allow};
+use crate::http::conditional::{IMMUTABLE, etag, not_modified};
 use crate::http::links::header_value;
-use crate::http::range::content_length;
 use crate::http::{Failure, Links, Path, Query};
 use crate::{Error, Registry};
 
 /// How many `?tag=` one push may carry; the specification asks for ten at least.
 const MAX_TAGS: usize = 100;
+
+/// How much memory a parsed manifest takes, in lengths of its text.
+const PARSED_FACTOR: usize = 4;
 
 /// Also for HEAD, whose answer loses its body on the way out.
 pub(crate) async fn get(
@@ -33,7 +35,11 @@ pub(crate) async fn get(
     if let Some(same) = not_modified(&headers, &manifest.digest) {
         return Ok(same);
     }
-    Ok((headers_of(&manifest), manifest.bytes).into_response())
+    let mut answer_headers = headers_of(&manifest);
+    if let Reference::Digest(_) = reference {
+        answer_headers.insert(header::CACHE_CONTROL, IMMUTABLE);
+    }
+    Ok((answer_headers, manifest.bytes).into_response())
 }
 
 pub(crate) async fn put(
@@ -46,13 +52,12 @@ pub(crate) async fn put(
     body: Body,
 ) -> Result<Response, Failure> {
     let tags = tags_of(&query, &reference)?;
-    // Said before the body is read, so that nobody sends it for nothing.
-    if content_length(&headers).is_some_and(|length| length > MAX_MANIFEST_BYTES as u64) {
-        return Err(Failure::BodyTooLarge { limit_bytes: MAX_MANIFEST_BYTES });
-    }
-    let bytes = read_to_end(body, MAX_MANIFEST_BYTES).await?;
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let repository = registry.spelling_to_write(&names).await?;
+    allow(&caller, Action::Push, Target::Repository(&repository))?;
+    let mut charge = registry.body_budget().charge();
+    let bytes = read_body(body, MAX_MANIFEST_BYTES, &mut charge).await?;
+    charge.set(bytes.len() * PARSED_FACTOR)?;
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let store = async || {
         registry.manifest_put(&caller, &repository, &reference, content_type, bytes.clone(), &tags).await
     };

@@ -3,11 +3,13 @@
 
 mod backup;
 mod bad_input;
+mod connections;
 mod create;
 mod egress;
 mod gateway;
 mod jobs;
 mod layouts;
+mod limits;
 mod listings;
 mod maintenance;
 mod migrate;

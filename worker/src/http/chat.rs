@@ -1,26 +1,29 @@
 //! `POST /api/chat`: continue a conversation, or load and unload a model with an empty one.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::Api;
-use super::generate::{format, load_or_unload, merged, think};
+use super::generate::{format, load_or_unload, merged, own_messages, think};
 use super::options::{Common, Options};
-use super::request::{Asked, with_model};
+use super::request::{Asked, is_text, with_model};
 use super::stream::{self, Records, Shape};
 use crate::error::Error;
-use crate::runner::protocol::Input;
+use crate::runner::protocol::{Input, SharedJson};
 use crate::scheduler::KeepAlive;
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    messages: Option<Vec<Map<String, Value>>>,
-    tools: Option<Vec<Map<String, Value>>>,
+    /// As they were written: a long conversation is read one message at a time.
+    messages: Option<Vec<Box<RawValue>>>,
+    tools: Option<Vec<Box<RawValue>>>,
     stream: Option<bool>,
     format: Option<Value>,
     keep_alive: Option<KeepAlive>,
@@ -34,22 +37,20 @@ pub(super) struct Body {
     debug_render_only: Option<bool>,
 }
 
-pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
+pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Result<Response, Error> {
     let started = Instant::now();
+    let messages = asked.body.messages.take().unwrap_or_default();
+    let tools = asked.body.tools.take().unwrap_or_default();
     let body = &asked.body;
     let mut options = Options::default();
     let asked_options = body.options.as_ref();
     asked_options.map(|asked| options.apply(asked)).transpose()?;
     let records = Records { shape: Shape::Chat, model: asked.name.clone(), started, load: Duration::ZERO };
-    let messages = body.messages.as_deref().unwrap_or_default();
     if messages.is_empty() {
         return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
     }
-    let messages = messages
-        .iter()
-        .enumerate()
-        .map(|(at, message)| self::message(&asked.name, at, message))
-        .collect::<Result<Vec<Value>, Error>>()?;
+    let name = asked.name.clone();
+    let (messages, tools) = prepare(messages, tools, name).await?;
 
     let common = Common {
         truncate: body.truncate,
@@ -59,20 +60,18 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
         think: think(&body.think)?,
         format: format(&body.format)?,
     };
-    let (common, records, messages) = (&common, &records, &messages);
+    let (common, records, messages, tools) = (&common, &records, &messages, &tools);
     with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             // The model's own come first, and before them its system prompt unless the request has one.
-            let asks_itself = messages.first().is_some_and(|message| message["role"] == "system");
-            let mut messages = [&model.messages[..], messages].concat();
-            if let Some(system) = &model.system
-                && !asks_itself
-            {
-                messages.insert(0, json!({"role": "system", "content": system}));
-            }
-            let tools = body.tools.iter().flatten().cloned().map(Value::Object).collect();
-            let input = Input::Chat { messages, tools };
+            let asks_itself = messages.first().is_some_and(|message| message.is_system);
+            let system = model.system.as_ref().filter(|_| !asks_itself);
+            let system = system.map(|system| json!({"role": "system", "content": system}));
+            let mut all = own_messages(system.as_slice())?;
+            all.extend(own_messages(&model.messages)?);
+            all.extend(messages.iter().map(|message| message.json.clone()));
+            let input = Input::Chat { messages: all, tools: tools.clone() };
             let request = merged(&model.params, asked_options)?.request(input, common)?;
             let records = Records { load: ticket.load_duration(), ..records.clone() };
             if body.debug_render_only == Some(true) {
@@ -84,33 +83,94 @@ pub(super) async fn chat(State(api): State<Api>, asked: Asked<Body>) -> Result<R
     .await
 }
 
-/// A message as templates expect it: a known role, content that is there, and nothing there that is not said.
-fn message(model: &str, at: usize, message: &Map<String, Value>) -> Result<Value, Error> {
-    let mut message = message.clone();
-    // Templates that ask whether a key is there take an empty list of calls for a call.
-    message.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()));
-    let role = message.get("role").and_then(Value::as_str).unwrap_or_default().to_lowercase();
-    if !matches!(role.as_str(), "system" | "user" | "assistant" | "tool") {
-        return Err(Error::Invalid(format!(
-            "invalid role {role:?}: must be system, user, assistant or tool"
-        )));
+/// A message that a runner is sent.
+#[derive(Debug)]
+struct Message {
+    json: SharedJson,
+    is_system: bool,
+}
+
+/// Long conversations are checked off the async threads.
+const LARGE_BYTES: usize = 256 << 10;
+
+/// The messages as templates expect them, and the tools.
+async fn prepare(
+    messages: Vec<Box<RawValue>>,
+    tools: Vec<Box<RawValue>>,
+    name: String,
+) -> Result<(Vec<Message>, Vec<SharedJson>), Error> {
+    let len: usize = messages.iter().map(|message| message.get().len()).sum();
+    let work = move || {
+        let messages = messages.into_iter().enumerate();
+        let messages = messages.map(|(at, message)| self::message(&name, at, message));
+        let messages = messages.collect::<Result<Vec<_>, _>>()?;
+        for (at, tool) in tools.iter().enumerate() {
+            if !tool.get().starts_with('{') {
+                return Err(Error::Invalid(format!("tools[{at}] must be an object")));
+            }
+        }
+        Ok((messages, tools.into_iter().map(SharedJson::from).collect()))
+    };
+    if len <= LARGE_BYTES {
+        return work();
     }
-    message.insert("role".into(), json!(role));
-    if message.contains_key("images") {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(prepared) => prepared,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// A message as templates expect it: a known role, content that is there, and nothing there that is not said. One that is so already
+/// stays as it was written.
+fn message(model: &str, at: usize, json: Box<RawValue>) -> Result<Message, Error> {
+    let not_an_object =
+        |error: serde_json::Error| Error::Invalid(format!("messages[{at}] is not a message: {error}"));
+    let mut members: BTreeMap<String, &RawValue> = serde_json::from_str(json.get()).map_err(not_an_object)?;
+    let written = members.len();
+    // Templates that ask whether a key is there take an empty list of calls for a call.
+    members.retain(|_, value| value.get() != "null" && !is_empty_list(value));
+    let role = members.get("role").and_then(|role| serde_json::from_str::<String>(role.get()).ok());
+    let role = role.unwrap_or_default();
+    let known = ["system", "user", "assistant", "tool"];
+    let Some(known) = known.into_iter().find(|known| role.to_lowercase() == *known) else {
+        return Err(Error::Invalid(format!(
+            "invalid role {:?}: must be system, user, assistant or tool",
+            role.to_lowercase()
+        )));
+    };
+    if members.contains_key("images") {
         return Err(Error::Invalid(format!("{model:?} does not support images")));
     }
-    message.entry("content").or_insert_with(|| json!(""));
     for key in ["content", "thinking", "tool_name", "tool_call_id"] {
-        if message.get(key).is_some_and(|value| !value.is_string()) {
+        if members.get(key).is_some_and(|value| !is_text(value)) {
             return Err(Error::Invalid(format!("messages[{at}].{key} must be a string")));
         }
     }
-    if message.get("tool_calls").is_some_and(|calls| !are_calls(calls)) {
+    if let Some(calls) = members.get("tool_calls")
+        && !serde_json::from_str(calls.get()).is_ok_and(|calls| are_calls(&calls))
+    {
         return Err(Error::Invalid(format!(
             "messages[{at}].tool_calls must be a list of calls, each with a function of a name and arguments"
         )));
     }
-    Ok(Value::Object(message))
+    let is_system = known == "system";
+    if members.len() == written && members.contains_key("content") && role == known {
+        return Ok(Message { json: json.into(), is_system });
+    }
+    let (role, empty) = (text(known)?, text("")?);
+    members.insert("role".to_owned(), &role);
+    members.entry("content".to_owned()).or_insert(&empty);
+    let rewritten = to_raw_value(&members).map_err(not_an_object)?;
+    Ok(Message { json: rewritten.into(), is_system })
+}
+
+fn text(text: &str) -> Result<Box<RawValue>, Error> {
+    to_raw_value(text).map_err(|error| Error::Invalid(error.to_string()))
+}
+
+fn is_empty_list(json: &RawValue) -> bool {
+    let inner = json.get().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    inner.is_some_and(|inner| inner.trim_ascii().is_empty())
 }
 
 /// Arguments are an object, or one as text.
@@ -130,8 +190,11 @@ mod tests {
 
     #[test]
     fn messages() {
-        let check =
-            |json: Value| message("m", 3, json.as_object().unwrap()).map_err(|error| error.to_string());
+        let check = |json: Value| {
+            let message = message("m", 3, to_raw_value(&json).unwrap()).map_err(|error| error.to_string())?;
+            assert_eq!(message.is_system, json["role"] == "system");
+            Ok::<_, String>(serde_json::to_value(message.json).unwrap())
+        };
         assert_eq!(
             check(json!({"role": "User", "content": "x"})),
             Ok(json!({"role": "user", "content": "x"}))
@@ -142,7 +205,9 @@ mod tests {
         let unsaid =
             json!({"role": "assistant", "content": "x", "tool_calls": [], "thinking": null, "images": []});
         assert_eq!(check(unsaid), Ok(json!({"role": "assistant", "content": "x"})));
-        for bad in [json!({}), json!({"role": "root"}), json!({"role": "user", "images": ["x"]})] {
+        let plain = json!({"role": "system", "content": "x", "more": {"a": [null]}});
+        assert_eq!(check(plain.clone()), Ok(plain));
+        for bad in [json!({}), json!(7), json!({"role": "root"}), json!({"role": "user", "images": ["x"]})] {
             assert!(check(bad.clone()).is_err(), "{bad}");
         }
         for (key, value) in [

@@ -6,12 +6,13 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Api;
 use super::options::Options;
-use super::request::{Asked, with_model};
+use super::request::{Asked, is_text, with_model};
 use super::stream;
 use crate::error::Error;
 use crate::runner::protocol::{EmbedRequest, EmbedResponse};
@@ -19,18 +20,17 @@ use crate::scheduler::KeepAlive;
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    #[serde(default)]
-    input: Value,
+    input: Option<Box<RawValue>>,
     truncate: Option<bool>,
     dimensions: Option<i64>,
     keep_alive: Option<KeepAlive>,
     options: Option<Map<String, Value>>,
 }
 
-pub(super) async fn embed(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
+pub(super) async fn embed(State(api): State<Api>, mut asked: Asked<Body>) -> Result<Response, Error> {
     let started = Instant::now();
+    let inputs = inputs(asked.body.input.take())?;
     let body = &asked.body;
-    let inputs = inputs(&body.input)?;
     let mut options = Options::default();
     body.options.as_ref().map(|asked| options.apply(asked)).transpose()?;
     let dimensions = match body.dimensions {
@@ -61,16 +61,15 @@ pub(super) async fn embed(State(api): State<Api>, asked: Asked<Body>) -> Result<
 }
 
 /// One text or a list of them. One that is empty is none, as ollama has it.
-fn inputs(input: &Value) -> Result<Vec<String>, Error> {
-    let invalid = || Error::Invalid("invalid input type".into());
+fn inputs(input: Option<Box<RawValue>>) -> Result<Vec<String>, Error> {
+    let invalid = |_| Error::Invalid("invalid input type".into());
     match input {
-        Value::Null => Ok(Vec::new()),
-        Value::String(text) if text.is_empty() => Ok(Vec::new()),
-        Value::String(text) => Ok(vec![text.clone()]),
-        Value::Array(texts) => {
-            texts.iter().map(|text| text.as_str().map(str::to_owned).ok_or_else(invalid)).collect()
+        None => Ok(Vec::new()),
+        Some(text) if is_text(&text) => {
+            let text: String = serde_json::from_str(text.get()).map_err(invalid)?;
+            Ok(if text.is_empty() { Vec::new() } else { vec![text] })
         }
-        _ => Err(invalid()),
+        Some(list) => serde_json::from_str(list.get()).map_err(invalid),
     }
 }
 
@@ -104,7 +103,8 @@ mod tests {
     #[test]
     fn one_text_or_many() {
         let check = |input: Value, expect: Option<&[&str]>| {
-            let found = inputs(&input).ok();
+            let written: Option<Box<RawValue>> = serde_json::from_value(input.clone()).unwrap();
+            let found = inputs(written).ok();
             assert_eq!(
                 found.as_deref().map(|texts| texts.iter().map(String::as_str).collect()),
                 expect.map(<[&str]>::to_vec),

@@ -6,6 +6,7 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
+use lode_client::BodyError;
 use lode_model::digest::Digest;
 use serde_json::json;
 
@@ -20,6 +21,11 @@ impl Error {
             Error::Runner(RunnerError { kind: ErrorKind::Invalid | ErrorKind::Unsupported, .. }) => {
                 StatusCode::BAD_REQUEST
             }
+            Error::Body(error) => match error {
+                BodyError::TooLarge { .. } | BodyError::TooCostly { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+                BodyError::BudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
+                BodyError::Interrupted(_) => StatusCode::BAD_REQUEST,
+            },
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::ModelUnknown(_) => StatusCode::NOT_FOUND,
             Error::Busy | Error::Memory { .. } | Error::CacheFull { .. } | Error::Stopping => {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
+use serde_json::value::to_raw_value;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
@@ -13,7 +14,7 @@ use super::options::{Common, Options};
 use super::request::{Asked, with_model};
 use super::stream::{self, Records, Shape};
 use crate::error::Error;
-use crate::runner::protocol::Input;
+use crate::runner::protocol::{Input, SharedJson, SharedText};
 use crate::scheduler::KeepAlive;
 use crate::text::Think;
 
@@ -39,8 +40,10 @@ pub(super) struct Body {
     debug_render_only: Option<bool>,
 }
 
-pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
+pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> Result<Response, Error> {
     let started = Instant::now();
+    let prompt = SharedText::from(asked.body.prompt.take().unwrap_or_default());
+    let is_load = prompt.is_empty();
     let body = &asked.body;
     let name = &asked.name;
     let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
@@ -57,7 +60,7 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
     let asked_options = body.options.as_ref();
     asked_options.map(|asked| options.apply(asked)).transpose()?;
     let records = Records { shape: Shape::Generate, model: name.clone(), started, load: Duration::ZERO };
-    if !is_set(&body.prompt) {
+    if is_load {
         return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
     }
 
@@ -69,16 +72,16 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
         think: think(&body.think)?,
         format: format(&body.format)?,
     };
-    let (common, records) = (&common, &records);
+    let (common, records, prompt) = (&common, &records, &prompt);
     with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
-            let prompt = body.prompt.clone().unwrap_or_default();
+            let prompt = prompt.clone();
             let input = match raw {
                 true => Input::Raw { prompt },
                 false => Input::Prompt {
                     system: body.system.clone().or_else(|| model.system.clone()),
-                    messages: if context.is_empty() { model.messages.clone() } else { Vec::new() },
+                    messages: if context.is_empty() { own_messages(&model.messages)? } else { Vec::new() },
                     prompt,
                     context: context.to_vec(),
                     template: body.template.clone(),
@@ -94,6 +97,12 @@ pub(super) async fn generate(State(api): State<Api>, asked: Asked<Body>) -> Resu
         })
     })
     .await
+}
+
+/// The messages that a model brings along.
+pub(super) fn own_messages(messages: &[Value]) -> Result<Vec<SharedJson>, Error> {
+    let written = messages.iter().map(|message| to_raw_value(message).map(SharedJson::from));
+    written.collect::<Result<_, _>>().map_err(|error| Error::Invalid(error.to_string()))
 }
 
 /// The model's own options under the request's.

@@ -15,13 +15,14 @@ mod traced;
 use std::sync::{Arc, RwLock};
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
+use lode_client::BodyBudget;
 
+use crate::config::Config;
 use crate::scheduler::Scheduler;
 
-/// Prompts are texts; what is larger than this is none.
-const MAX_BODY_BYTES: usize = 64 << 20;
+/// How much longer a request may be than its caller's, which the gateway may have translated.
+const TRANSLATION_BYTES: usize = 64 << 10;
 
 /// What the handlers share.
 #[derive(Clone)]
@@ -29,6 +30,23 @@ pub struct Api {
     pub scheduler: Scheduler,
     /// What the gateway has to show; absent until this worker is registered.
     pub secret: Arc<RwLock<Option<String>>>,
+    pub bodies: Bodies,
+}
+
+/// Limits on request bodies.
+#[derive(Clone)]
+pub struct Bodies {
+    limit_bytes: usize,
+    budget: BodyBudget,
+}
+
+impl Bodies {
+    pub fn new(config: &Config) -> Bodies {
+        Bodies {
+            limit_bytes: config.max_body.as_usize().saturating_add(TRANSLATION_BYTES),
+            budget: BodyBudget::new(config.body_budget.0),
+        }
+    }
 }
 
 /// The worker's routes.
@@ -43,7 +61,6 @@ pub fn router(api: Api) -> Router {
         .fallback(error::not_served)
         .layer(axum::middleware::from_fn(error::name_model))
         .layer(axum::middleware::from_fn(traced::traced))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(api)
 }
 

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::runner::protocol::{GenerateRequest, Input};
+use crate::runner::protocol::{Input, OutgoingRequest, SharedJson, SharedText};
 use crate::text::stop::{MAX_STOP_BYTES, MAX_STOPS};
 use crate::text::{SamplerOptions, Think};
 
@@ -74,12 +74,16 @@ impl Options {
     }
 
     /// What the runner is asked.
-    pub(super) fn request(self, input: Input, common: &Common) -> Result<GenerateRequest, Error> {
+    pub(super) fn request(
+        self,
+        input: Input<SharedJson, SharedText>,
+        common: &Common,
+    ) -> Result<OutgoingRequest, Error> {
         let top_logprobs = common.top_logprobs.unwrap_or(0);
         if !(0..=MAX_TOP_LOGPROBS).contains(&top_logprobs) {
             return Err(Error::Invalid("top_logprobs must be between 0 and 20".into()));
         }
-        Ok(GenerateRequest {
+        Ok(OutgoingRequest {
             input,
             sampling: self.sampling,
             num_predict: self.num_predict,

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use futures::future::BoxFuture;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
+use lode_client::{Charge, read_body};
 use lode_model::digest::Digest;
+use lode_model::json_outline::{Outline, OutlineError};
 use lode_model::reference::Repository;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 
 use super::Api;
 use crate::error::Error;
@@ -21,6 +22,9 @@ use crate::scheduler::{KeepAlive, Ticket, Wanted};
 /// Where the gateway says what to load, and how the caller called it.
 const MODEL_HEADER: &str = "lode-model";
 const MODEL_NAME_HEADER: &str = "lode-model-name";
+
+/// Bodies above this size are parsed off the async threads.
+const LARGE_BYTES: usize = 256 << 10;
 
 /// A runner that is at its end gets this long to be gone.
 const LAST_MOMENTS: Duration = Duration::from_secs(5);
@@ -72,6 +76,8 @@ pub(super) struct Asked<T> {
     /// As the caller wrote it.
     pub(super) name: String,
     pub(super) body: T,
+    /// For the memory of the body.
+    pub(super) _charge: Charge,
 }
 
 impl<T> Asked<T> {
@@ -86,7 +92,7 @@ impl<T> Asked<T> {
     }
 }
 
-impl<T: DeserializeOwned> FromRequest<Api> for Asked<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for Asked<T> {
     type Rejection = Error;
 
     async fn from_request(request: Request, api: &Api) -> Result<Asked<T>, Error> {
@@ -97,13 +103,24 @@ impl<T: DeserializeOwned> FromRequest<Api> for Asked<T> {
         let (repository, digest) =
             parse_model(model).ok_or_else(|| Error::Invalid("invalid model name".into()))?;
         let name = header(MODEL_NAME_HEADER).unwrap_or(model).to_owned();
-        let body = Bytes::from_request(Request::from_parts(parts, body), &())
-            .await
-            .map_err(|error: BytesRejection| Error::Invalid(error.body_text()))?;
+        let mut charge = api.bodies.budget.charge();
+        let body = read_body(body, api.bodies.limit_bytes, &mut charge).await?;
         if body.is_empty() {
             return Err(Error::Invalid("missing request body".into()));
         }
-        Ok(Asked { repository, digest, name, body: parse(&body)? })
+        let is_large = body.len() > LARGE_BYTES;
+        let read = move || {
+            let parsed = parse(&body, &mut charge)?;
+            Ok::<_, Error>((parsed, charge))
+        };
+        let (body, _charge) = match is_large {
+            false => read()?,
+            true => match tokio::task::spawn_blocking(read).await {
+                Ok(read) => read?,
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            },
+        };
+        Ok(Asked { repository, digest, name, body, _charge })
     }
 }
 
@@ -120,13 +137,27 @@ pub(super) fn model_and_name(headers: &HeaderMap) -> Option<(Digest, String)> {
     Some((parse_model(model)?.1, header(MODEL_NAME_HEADER).unwrap_or(model).to_owned()))
 }
 
-/// What a body says; where it says something else than is expected, the error names the field.
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    let mut json = serde_json::Deserializer::from_slice(body);
-    let parsed = serde_path_to_error::deserialize(&mut json)
-        .map_err(|error: serde_path_to_error::Error<serde_json::Error>| Error::Invalid(error.to_string()))?;
-    json.end().map_err(|error| Error::Invalid(error.to_string()))?;
+/// What a body says, charged with the memory that it takes. Where it says something else than is expected, the error names the field.
+fn parse<T: DeserializeOwned>(body: &[u8], charge: &mut Charge) -> Result<T, Error> {
+    let invalid = |error: serde_json::Error| {
+        // Noting the path takes memory for each key, so it is noted only once it is needed.
+        let tracked: Result<T, _> =
+            serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(body));
+        Error::Invalid(tracked.err().map_or_else(|| error.to_string(), |error| error.to_string()))
+    };
+    let outline = Outline::read(body).map_err(|error| match error {
+        OutlineError::Json(error) => invalid(error),
+        error => Error::Invalid(error.to_string()),
+    })?;
+    charge.set(body.len().saturating_add(outline.parsed_bytes()))?;
+    let parsed = serde_json::from_slice(body).map_err(invalid)?;
+    charge.set(outline.parsed_bytes())?;
     Ok(parsed)
+}
+
+/// Whether it is a text.
+pub(super) fn is_text(json: &RawValue) -> bool {
+    json.get().starts_with('"')
 }
 
 #[cfg(test)]

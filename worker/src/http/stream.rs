@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::error::with_name;
 use crate::error::Error;
 use crate::runner::EventStream;
-use crate::runner::protocol::{Done, DoneReason, Event, GenerateRequest, TokenLogprob};
+use crate::runner::protocol::{Done, DoneReason, Event, OutgoingRequest, TokenLogprob};
 use crate::scheduler::Ticket;
 use crate::text::{Call, Said};
 
@@ -51,12 +51,13 @@ pub(super) fn timestamp(at: SystemTime) -> String {
 /// Asks the runner and passes on what comes. The ticket is held to the end of the answer.
 pub(super) async fn answer(
     ticket: Ticket,
-    mut request: GenerateRequest,
+    mut request: OutgoingRequest,
     records: Records,
     stream: bool,
 ) -> Result<Response, Error> {
     request.whole = !stream;
     let mut events = ticket.model().client().generate(&request).await?;
+    drop(request);
     // The first event decides the status.
     let first = match events.next().await {
         Some(Event::Error(error)) => return Err(Error::Runner(error)),
@@ -73,7 +74,7 @@ pub(super) async fn answer(
 /// The prompt in place of an answer.
 pub(super) async fn rendered(
     ticket: Ticket,
-    request: &GenerateRequest,
+    request: &OutgoingRequest,
     records: &Records,
 ) -> Result<Response, Error> {
     let rendered = ticket.model().client().render(request).await?;

@@ -411,3 +411,40 @@ async fn what_is_refused() {
         .await;
     assert_eq!(answer["eval_count"], 1);
 }
+
+#[tokio::test]
+async fn bodies_are_limited() {
+    let tiny = TinyRegistry::default();
+    let digest = tiny.put_demo(0, false);
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        registry: format!("http://{}", tiny.start().await).parse().unwrap(),
+        cache: folder.path().to_owned(),
+        max_body: lode_client::ByteSize::mib(1),
+        body_budget: lode_client::ByteSize::mib(4),
+        ..Config::default()
+    };
+    let worker = start_with(config, Arc::new(InProcess::native())).await.unwrap();
+    worker.wait_until_registered().await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let bench = Bench { tiny, worker, http, digest, _folder: folder };
+
+    let list = |field: &str, entry: Value, count: usize| json!({field: vec![entry; count]});
+    let user = json!({"role": "user", "content": ""});
+    for (path, field, entry) in [
+        ("/api/chat", "messages", user.clone()),
+        ("/api/chat", "tools", json!({})),
+        ("/api/embed", "input", json!("")),
+        ("/lode/v1/score", "windows", json!([])),
+    ] {
+        let expect = (StatusCode::BAD_REQUEST, format!("`{field}` has more than 10000 entries"));
+        assert_eq!(bench.refused(path, list(field, entry, 10_001)).await, expect);
+    }
+    let (status, text) = bench.refused("/api/generate", json!({"prompt": "x".repeat(2 << 20)})).await;
+    assert_eq!((status, text.contains("more than")), (StatusCode::PAYLOAD_TOO_LARGE, true), "{text}");
+    // Few bytes, many values.
+    let (status, text) = bench.refused("/api/chat", list("x", json!(1), 100_000)).await;
+    assert_eq!((status, text.contains("once parsed")), (StatusCode::PAYLOAD_TOO_LARGE, true), "{text}");
+    let (status, text) = bench.refused("/api/chat", json!({"messages": [user], "tools": [7]})).await;
+    assert_eq!((status, text.as_str()), (StatusCode::BAD_REQUEST, "tools[0] must be an object"));
+}

@@ -75,12 +75,18 @@ impl Client {
     }
 
     /// The text that a generation would begin with.
-    pub async fn render(&self, request: &GenerateRequest) -> Result<Rendered, CallError> {
+    pub async fn render(
+        &self,
+        request: &GenerateRequest<impl Serialize, impl Serialize>,
+    ) -> Result<Rendered, CallError> {
         self.call(Method::POST, "/render", request).await
     }
 
     /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of them.
-    pub async fn generate(&self, request: &GenerateRequest) -> Result<EventStream, CallError> {
+    pub async fn generate(
+        &self,
+        request: &GenerateRequest<impl Serialize, impl Serialize>,
+    ) -> Result<EventStream, CallError> {
         let (answer, connection) = self.send(Method::POST, "/generate", request).await?;
         Ok(EventStream {
             body: answer,

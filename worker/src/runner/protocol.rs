@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::helper::TextLimits;
@@ -93,10 +95,51 @@ pub struct Loaded {
     pub has_template: bool,
 }
 
+/// JSON as it was written; clones share it.
+#[derive(Debug, Clone)]
+pub struct SharedJson(Arc<Box<RawValue>>);
+
+impl From<Box<RawValue>> for SharedJson {
+    fn from(json: Box<RawValue>) -> SharedJson {
+        SharedJson(Arc::new(json))
+    }
+}
+
+impl Serialize for SharedJson {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+/// A text; clones share it.
+#[derive(Debug, Clone)]
+pub struct SharedText(Arc<String>);
+
+impl SharedText {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl From<String> for SharedText {
+    fn from(text: String) -> SharedText {
+        SharedText(Arc::new(text))
+    }
+}
+
+impl Serialize for SharedText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+/// A request as the worker sends it: what the caller wrote passes through without being parsed or copied.
+pub type OutgoingRequest = GenerateRequest<SharedJson, SharedText>;
+
 /// `POST /generate`: answered with a stream of [`Event`], one JSON object a line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct GenerateRequest {
-    pub input: Input,
+pub struct GenerateRequest<J = Value, T = String> {
+    pub input: Input<J, T>,
     pub sampling: SamplerOptions,
     /// Ids to generate at most; `None` until the model stops, bounded by ten contexts.
     pub num_predict: Option<usize>,
@@ -132,15 +175,15 @@ pub struct Rendered {
 /// What to continue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Input {
+pub enum Input<J = Value, T = String> {
     /// Text as it is; the tokenizer adds what it always adds.
-    Raw { prompt: String },
+    Raw { prompt: T },
     /// One turn: through the chat template where the model has one, after the messages that the model brings along, or after
     /// the ids of earlier turns.
     Prompt {
         system: Option<String>,
-        messages: Vec<Value>,
-        prompt: String,
+        messages: Vec<J>,
+        prompt: T,
         context: Vec<u32>,
         /// A Go template in place of the model's own.
         template: Option<String>,
@@ -148,7 +191,7 @@ pub enum Input {
         suffix: String,
     },
     /// A conversation, through the chat template.
-    Chat { messages: Vec<Value>, tools: Vec<Value> },
+    Chat { messages: Vec<J>, tools: Vec<J> },
 }
 
 /// One line of a generation.

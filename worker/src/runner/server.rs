@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{FromRequest, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::{StreamExt, TryStreamExt};
 use http::{StatusCode, header};
+use lode_client::{BodyBudget, Charge, read_body};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
@@ -27,8 +28,12 @@ use super::protocol::{
     ScoreResponse, Status,
 };
 
-/// Bodies come from our own worker, which has its own limits; this one only bounds memory.
+/// Bodies come from our own worker, which has its own limits; these only bound memory.
 const MAX_BODY_BYTES: usize = 256 << 20;
+const BODY_BUDGET_BYTES: u64 = 512 << 20;
+
+/// Bodies above this size are parsed off the async threads.
+const LARGE_BYTES: usize = 256 << 10;
 
 /// Texts of one request that wait inside of the batch.
 const MAX_TEXTS_IN_FLIGHT: usize = 32;
@@ -88,6 +93,7 @@ struct Runner {
     loader: Arc<Loader>,
     model: OnceLock<Served>,
     loading: tokio::sync::Mutex<Option<oneshot::Sender<Infallible>>>,
+    bodies: BodyBudget,
 }
 
 struct Served {
@@ -98,7 +104,8 @@ struct Served {
 impl Runner {
     /// `lost` is dropped when the engine has ended and the process should.
     fn new(loader: Arc<Loader>, lost: oneshot::Sender<Infallible>) -> Arc<Runner> {
-        Arc::new(Runner { loader, model: OnceLock::new(), loading: tokio::sync::Mutex::new(Some(lost)) })
+        let (model, loading) = (OnceLock::new(), tokio::sync::Mutex::new(Some(lost)));
+        Arc::new(Runner { loader, model, loading, bodies: BodyBudget::new(BODY_BUDGET_BYTES) })
     }
 
     fn served(&self) -> Result<&Served, RunnerError> {
@@ -124,7 +131,6 @@ fn router(runner: Arc<Runner>) -> Router {
         .route("/render", post(render))
         .route("/score", post(score))
         .route("/embed", post(embed))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(runner)
 }
 
@@ -132,8 +138,10 @@ async fn status(State(runner): State<Arc<Runner>>) -> Response {
     json(StatusCode::OK, &Status { loaded: runner.model.get().is_some() })
 }
 
-async fn load(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
-    let request: LoadRequest = parse(&body)?;
+async fn load(
+    State(runner): State<Arc<Runner>>,
+    Parsed(request): Parsed<LoadRequest>,
+) -> Result<Response, RunnerError> {
     let mut loading = runner.loading.lock().await;
     if loading.is_none() {
         return Err(RunnerError::invalid("a model is loaded already"));
@@ -151,12 +159,12 @@ async fn load(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response
     Ok(answer)
 }
 
-async fn generate(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
+async fn generate(State(runner): State<Arc<Runner>>, body: Received) -> Result<Response, RunnerError> {
     let served = runner.served()?;
     let (events, receiver) = mpsc::channel(EVENT_QUEUE);
     let batch = served.batch.clone();
     // Dropping this future, when the worker hangs up, kills what works on the prompt.
-    let job = served.model.prepare(body, events, move || batch.wake()).await?;
+    let job = served.model.prepare(body.bytes, events, move || batch.wake()).await?;
     served.batch.generate(job)?;
     // Dropping the receiver, when the worker hangs up, is what cancels.
     let lines = futures::stream::unfold(Some(receiver), |receiver| async move {
@@ -172,13 +180,15 @@ async fn generate(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Resp
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
-async fn render(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
-    let text = runner.served()?.model.render(&body).await?;
+async fn render(State(runner): State<Arc<Runner>>, body: Received) -> Result<Response, RunnerError> {
+    let text = runner.served()?.model.render(&body.bytes).await?;
     Ok(json(StatusCode::OK, &Rendered { text }))
 }
 
-async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
-    let request: ScoreRequest = parse(&body)?;
+async fn score(
+    State(runner): State<Arc<Runner>>,
+    Parsed(request): Parsed<ScoreRequest>,
+) -> Result<Response, RunnerError> {
     let served = runner.served()?;
     let loaded = served.model.loaded();
     for window in &request.windows {
@@ -210,8 +220,10 @@ async fn score(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Respons
     Ok(json(StatusCode::OK, &ScoreResponse { windows }))
 }
 
-async fn embed(State(runner): State<Arc<Runner>>, body: Bytes) -> Result<Response, RunnerError> {
-    let request: EmbedRequest = parse(&body)?;
+async fn embed(
+    State(runner): State<Arc<Runner>>,
+    Parsed(request): Parsed<EmbedRequest>,
+) -> Result<Response, RunnerError> {
     let served = runner.served()?;
     let dimensions = request.dimensions;
     let texts = served.model.prepare_embed(request).await?;
@@ -248,8 +260,34 @@ async fn blocking<T: Send + 'static>(
         .unwrap_or_else(|_| Err(RunnerError::failed("the runner failed on this request")))
 }
 
-fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, RunnerError> {
-    serde_json::from_slice(body).map_err(RunnerError::invalid)
+/// The body of a request, charged to the budget until it is dropped.
+struct Received {
+    bytes: Bytes,
+    _charge: Charge,
+}
+
+impl FromRequest<Arc<Runner>> for Received {
+    type Rejection = RunnerError;
+
+    async fn from_request(request: Request, runner: &Arc<Runner>) -> Result<Received, RunnerError> {
+        let mut charge = runner.bodies.charge();
+        let bytes = read_body(request.into_body(), MAX_BODY_BYTES, &mut charge).await;
+        Ok(Received { bytes: bytes.map_err(RunnerError::invalid)?, _charge: charge })
+    }
+}
+
+/// The parsed body of a request. Its text is dropped once it is parsed.
+struct Parsed<T>(T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Runner>> for Parsed<T> {
+    type Rejection = RunnerError;
+
+    async fn from_request(request: Request, runner: &Arc<Runner>) -> Result<Parsed<T>, RunnerError> {
+        let body = Received::from_request(request, runner).await?;
+        let is_large = body.bytes.len() > LARGE_BYTES;
+        let parse = move || serde_json::from_slice(&body.bytes).map(Parsed).map_err(RunnerError::invalid);
+        if is_large { blocking(parse).await } else { parse() }
+    }
 }
 
 fn json(status: StatusCode, value: &impl Serialize) -> Response {

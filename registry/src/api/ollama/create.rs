@@ -15,8 +15,8 @@ use super::{Named, blobs, records};
 use crate::Registry;
 use crate::api::model_name::{self, ModelName};
 use crate::app::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
-use crate::auth::Caller;
-use crate::http::{Failure, Json, OwnHosts};
+use crate::auth::{Action, Caller};
+use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
 /// What ollama's clients show a bar for that stands for no layer.
 const NO_DIGEST: &str = "0000000000000000000";
@@ -46,6 +46,10 @@ pub(crate) struct Create {
     remote_host: Option<String>,
 }
 
+impl RequestBody for Create {
+    const ACTION: Action = Action::Push;
+}
+
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a text or a list of texts")]
 enum Texts {
@@ -64,8 +68,9 @@ pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
     own: OwnHosts,
-    Json(create): Json<Create>,
+    body: JsonBody<Create>,
 ) -> Result<Response, Failure> {
+    let (create, charge) = body.into_parts();
     let is_stream = create.stream.unwrap_or(true);
     let new = create.read(&registry, &caller, &own).await?;
     registry.model_create_check(&caller, &new).await?;
@@ -81,6 +86,7 @@ pub(crate) async fn post(
             Step::WritingManifest => records.status("writing manifest"),
         };
         registry.model_create(&caller, new, &told).await?;
+        drop(charge);
         Ok(())
     })
     .await

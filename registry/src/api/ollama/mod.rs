@@ -20,7 +20,7 @@ use super::model_name::{self, ModelName};
 use crate::Registry;
 use crate::app::ModelSummary;
 use crate::auth::{Action, Caller, Target, allow};
-use crate::http::{Failure, Json, OwnHosts};
+use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 
 /// The version of ollama whose API this is; its clients refuse servers that seem too old.
 const API_VERSION: &str = "0.33.0";
@@ -32,6 +32,10 @@ pub(crate) struct Named {
     model: String,
     #[serde(default)]
     name: String,
+}
+
+impl RequestBody for Named {
+    const ACTION: Action = Action::Delete;
 }
 
 impl Named {
@@ -82,7 +86,7 @@ pub(crate) async fn delete(
     State(registry): State<Registry>,
     caller: Caller,
     own: OwnHosts,
-    Json(named): Json<Named>,
+    named: JsonBody<Named>,
 ) -> Result<StatusCode, Failure> {
     let ModelName { repositories, reference } = model_name::parse(named.name(), &own)?;
     let repository = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;

@@ -12,8 +12,8 @@ use super::{Named, records};
 use crate::Registry;
 use crate::api::model_name::{self, ModelName};
 use crate::app::{Moved, Remote, Tell, TransferError};
-use crate::auth::Caller;
-use crate::http::{Failure, Json, OwnHosts};
+use crate::auth::{Action, Caller};
+use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
 /// Where a name without a host is looked for, as ollama's clients do.
 const DEFAULT_HOST: &str = "registry.ollama.ai";
@@ -35,6 +35,18 @@ pub(crate) struct Transfer {
     password: String,
 }
 
+impl RequestBody for Transfer {
+    const ACTION: Action = Action::Pull;
+}
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Pull(Transfer);
+
+impl RequestBody for Pull {
+    const ACTION: Action = Action::Push;
+}
+
 /// Where a model comes from or goes to.
 pub(super) struct Place {
     /// None where the name has this server's own host.
@@ -48,8 +60,9 @@ pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
     own: OwnHosts,
-    Json(transfer): Json<Transfer>,
+    body: JsonBody<Pull>,
 ) -> Result<Response, Failure> {
+    let (Pull(transfer), charge) = body.into_parts();
     let Place { remote, name: ModelName { repositories, reference }, host_given } =
         transfer.read(&registry, &own)?;
     // A name without a host that is known here is here: this server is where it lives.
@@ -59,6 +72,7 @@ pub(crate) async fn post(
     let repository = registry.spelling_to_write(&repositories).await?;
     let unknown = Failure::ModelUnknown { name: transfer.named.name().to_owned() };
     records::answer(transfer.is_stream(), move |records| async move {
+        drop(charge);
         if is_here {
             records.status("pulling manifest");
             return Ok(());

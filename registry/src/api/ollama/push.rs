@@ -11,7 +11,7 @@ use crate::Registry;
 use crate::api::model_name::ModelName;
 use crate::app::{Moved, Tell};
 use crate::auth::Caller;
-use crate::http::{Failure, Json, OwnHosts};
+use crate::http::{Failure, JsonBody, OwnHosts};
 
 /// How much of a digest a record shows.
 const SHOWN_DIGITS: usize = 12;
@@ -20,7 +20,7 @@ pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
     own: OwnHosts,
-    Json(transfer): Json<Transfer>,
+    transfer: JsonBody<Transfer>,
 ) -> Result<Response, Failure> {
     let Place { remote, name: ModelName { repositories, reference }, host_given } =
         transfer.read(&registry, &own)?;

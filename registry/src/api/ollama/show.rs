@@ -14,8 +14,8 @@ use super::{Details, Named};
 use crate::Registry;
 use crate::api::model_name::{ModelName, ReadName};
 use crate::app::Model;
-use crate::auth::Caller;
-use crate::http::{Failure, Json, OwnHosts};
+use crate::auth::{Action, Caller};
+use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 use crate::time::rfc3339;
 
 #[derive(Deserialize)]
@@ -24,6 +24,10 @@ pub(crate) struct Show {
     named: Named,
     #[serde(default)]
     verbose: bool,
+}
+
+impl RequestBody for Show {
+    const ACTION: Action = Action::Pull;
 }
 
 #[derive(Serialize)]
@@ -70,7 +74,7 @@ struct Tensor {
 /// The route of a surface that reads names its own way.
 pub(crate) fn show(read_name: ReadName) -> MethodRouter<Registry> {
     post(
-        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, Json(show): Json<Show>| async move {
+        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, show: JsonBody<Show>| async move {
             let name = read_name(show.named.name(), &own)?;
             shown(&registry, &caller, &show, name).await.map(Json)
         },

@@ -1,29 +1,37 @@
 //! `POST /v1/chat/completions`, by way of `/api/chat`.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::reply::{Reply, Shape};
-use super::{Asked, StreamOptions, ask};
+use super::{Form, Sampling, StreamOptions, ask, text, to_json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::http::Failure;
-use crate::http::extract::{null_as_default, parse};
+use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
 
+/// A request. Messages, schemas and tools stay text: a long conversation is read one message at a time.
 #[derive(Deserialize)]
-pub(crate) struct Chat {
+struct Chat<'a> {
     #[serde(default, deserialize_with = "null_as_default")]
     model: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    messages: Vec<Message>,
+    #[serde(borrow, default, deserialize_with = "null_as_default")]
+    messages: Vec<&'a RawValue>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    response_format: Option<ResponseFormat>,
-    tools: Option<Value>,
+    #[serde(borrow)]
+    response_format: Option<ResponseFormat<'a>>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
     /// Only `none` has an effect: a model cannot be made to call.
-    tool_choice: Option<Value>,
+    #[serde(borrow)]
+    tool_choice: Option<&'a RawValue>,
     reasoning_effort: Option<String>,
     reasoning: Option<Reasoning>,
     logprobs: Option<bool>,
@@ -36,166 +44,275 @@ struct Reasoning {
 }
 
 #[derive(Deserialize)]
-struct Message {
-    role: String,
-    content: Option<Content>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    tool_calls: Vec<ToolCall>,
-    tool_call_id: Option<String>,
-    name: Option<String>,
-    /// What the model thought, as these answers say it, and as others do.
-    reasoning: Option<String>,
-    reasoning_content: Option<String>,
+struct Message<'a> {
+    #[serde(borrow)]
+    role: Cow<'a, str>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "null_as_default")]
+    tool_calls: Vec<ToolCall<'a>>,
+    #[serde(borrow)]
+    tool_call_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
+    /// The model's reasoning, as these responses have it, and as others do.
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning_content: Option<&'a RawValue>,
 }
 
+/// Content that is not one text.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a text or a list of parts of type text or image_url")]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
+enum Content<'a> {
+    Parts(#[serde(borrow)] Vec<Part<'a>>),
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Part {
-    Text { text: String },
-    ImageUrl { image_url: ImageUrl },
+enum Part<'a> {
+    Text {
+        #[serde(borrow)]
+        text: Cow<'a, str>,
+    },
+    ImageUrl {
+        #[serde(borrow)]
+        image_url: ImageUrl<'a>,
+    },
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum ImageUrl {
-    Plain(String),
-    Object { url: String },
+enum ImageUrl<'a> {
+    Plain(#[serde(borrow)] Cow<'a, str>),
+    Object {
+        #[serde(borrow)]
+        url: Cow<'a, str>,
+    },
 }
 
 #[derive(Deserialize)]
-struct ToolCall {
+struct ToolCall<'a> {
     #[serde(default, deserialize_with = "null_as_default")]
     id: String,
-    function: Function,
+    #[serde(borrow)]
+    function: Function<'a>,
 }
 
 #[derive(Deserialize)]
-struct Function {
+struct Function<'a> {
     name: String,
     /// JSON in a string.
-    #[serde(default, deserialize_with = "null_as_default")]
-    arguments: String,
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum ResponseFormat {
+struct ResponseFormat<'a> {
+    #[serde(rename = "type")]
+    kind: FormatKind,
+    #[serde(borrow)]
+    json_schema: Option<&'a RawValue>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FormatKind {
     Text,
     JsonObject,
-    JsonSchema { json_schema: Schema },
+    JsonSchema,
 }
 
 #[derive(Deserialize)]
-struct Schema {
-    schema: Value,
+struct Schema<'a> {
+    #[serde(borrow)]
+    schema: &'a RawValue,
+}
+
+/// The request as a worker takes it.
+#[derive(Serialize)]
+struct WorkerChat<'a> {
+    model: &'a str,
+    messages: &'a [Box<RawValue>],
+    stream: bool,
+    options: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<WorkerFormat<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    think: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<u32>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WorkerFormat<'a> {
+    Any(&'static str),
+    Schema(&'a RawValue),
+}
+
+#[derive(Serialize)]
+struct WorkerMessage<'a> {
+    role: &'a str,
+    content: WorkerContent<'a>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    images: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<WorkerCall<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_call_id: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_name: Option<WorkerContent<'a>>,
+}
+
+/// A text as it was written, or one that was put together.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WorkerContent<'a> {
+    Written(&'a RawValue),
+    Joined(String),
+}
+
+#[derive(Serialize)]
+struct WorkerCall<'a> {
+    id: &'a str,
+    function: WorkerFunction<'a>,
+}
+
+#[derive(Serialize)]
+struct WorkerFunction<'a> {
+    name: &'a str,
+    arguments: Box<RawValue>,
 }
 
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
-    asked: Asked<Chat>,
+    body: InferenceBody,
 ) -> Result<Response, Failure> {
-    let body = asked.request.for_worker(asked.sampling.options()?)?;
-    let Chat { model, stream, stream_options, .. } = asked.request;
-    let answer = ask(&registry, &caller, &model, "/api/chat", body).await?;
-    let include_usage = stream_options.unwrap_or_default().include_usage;
-    Reply::new(Shape::Chat, model, include_usage).answer(answer, stream.unwrap_or(false)).await
+    let (body, form) = body.translate(translate).await?;
+    let answer = ask(&registry, &caller, &form.model, "/api/chat", body).await?;
+    Reply::new(Shape::Chat, form.model, form.include_usage).answer(answer, form.stream).await
 }
 
-impl Chat {
-    fn for_worker(&self, options: Value) -> Result<Value, Failure> {
-        // For a worker a conversation without any is no more than a wish to have the model loaded.
-        if self.messages.is_empty() {
-            return Err(Failure::Unsupported("messages is missing or empty"));
+/// The request in ollama's words.
+fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
+    let chat: Chat<'_> = parse(body)?;
+    // Read apart, so that a wrong field can be named.
+    let sampling: Sampling = parse(body)?;
+    let options = sampling.options()?;
+    // For a worker a conversation without any is no more than a wish to have the model loaded.
+    if chat.messages.is_empty() {
+        return Err(Failure::Unsupported("messages is missing or empty"));
+    }
+    // A tool's result has only the id of its call; the name of the tool is in the call.
+    let mut called = HashMap::new();
+    let messages = chat.messages.iter().enumerate();
+    let messages = messages.map(|(at, message)| translate_message(at, message, &mut called));
+    let messages = messages.collect::<Result<Vec<_>, _>>()?;
+    let effort = chat.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_ref());
+    let effort = effort.or(chat.reasoning_effort.as_ref());
+    let may_call = chat.tool_choice.is_none_or(|choice| choice.get() != "\"none\"");
+    let logprobs = chat.logprobs.filter(|is_wanted| *is_wanted);
+    let stream = chat.stream.unwrap_or(false);
+    let request = WorkerChat {
+        model: &chat.model,
+        messages: &messages,
+        stream,
+        options,
+        format: chat.response_format.as_ref().map(format).transpose()?.flatten(),
+        tools: chat.tools.filter(|_| may_call),
+        think: effort.map(|effort| think(effort)).transpose()?,
+        logprobs,
+        top_logprobs: logprobs.map(|_| chat.top_logprobs.unwrap_or(0)),
+    };
+    let json = to_json(&request, body.len());
+    let include_usage = chat.stream_options.unwrap_or_default().include_usage;
+    Ok((json, Form { model: chat.model, stream, include_usage }))
+}
+
+fn format<'a>(format: &ResponseFormat<'a>) -> Result<Option<WorkerFormat<'a>>, Failure> {
+    let part = || "response_format.json_schema".to_owned();
+    match (format.kind, format.json_schema) {
+        (FormatKind::Text, _) => Ok(None),
+        (FormatKind::JsonObject, _) => Ok(Some(WorkerFormat::Any("json"))),
+        (FormatKind::JsonSchema, None) => Err(Failure::Unsupported("response_format.json_schema is missing")),
+        (FormatKind::JsonSchema, Some(json)) => {
+            let Schema { schema } = parse_part(json, part)?;
+            Ok(Some(WorkerFormat::Schema(schema)))
         }
-        let messages = self.messages.iter().map(|message| message.for_worker(&self.messages));
-        let messages = messages.collect::<Result<Vec<_>, _>>()?;
-        let mut body = json!({
-            "model": self.model,
-            "messages": messages,
-            "stream": self.stream.unwrap_or(false),
-            "options": options,
-        });
-        let format = match &self.response_format {
-            Some(ResponseFormat::JsonObject) => Some(json!("json")),
-            Some(ResponseFormat::JsonSchema { json_schema }) => Some(json_schema.schema.clone()),
-            Some(ResponseFormat::Text) | None => None,
-        };
-        let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_ref());
-        let think = effort.or(self.reasoning_effort.as_ref()).map(|effort| think(effort)).transpose()?;
-        let may_call = self.tool_choice.as_ref().is_none_or(|choice| choice != "none");
-        let logprobs = self.logprobs.filter(|is_wanted| *is_wanted).map(Value::from);
-        let top_logprobs = logprobs.as_ref().map(|_| json!(self.top_logprobs.unwrap_or(0)));
-        for (name, value) in [
-            ("format", format),
-            ("tools", self.tools.clone().filter(|_| may_call)),
-            ("think", think),
-            ("logprobs", logprobs),
-            ("top_logprobs", top_logprobs),
-        ] {
-            if let Some(value) = value {
-                body[name] = value;
-            }
-        }
-        Ok(body)
     }
 }
 
-impl Message {
-    /// The message in ollama's words. A tool's result says only which call it answers; `all` tells which tool that was.
-    fn for_worker(&self, all: &[Message]) -> Result<Value, Failure> {
-        let (mut texts, mut images) = (Vec::new(), Vec::new());
-        match &self.content {
-            Some(Content::Text(text)) => texts.push(text.as_str()),
-            Some(Content::Parts(parts)) => {
-                for part in parts {
-                    match part {
-                        Part::Text { text } => texts.push(text),
-                        Part::ImageUrl { image_url: ImageUrl::Plain(url) | ImageUrl::Object { url } } => {
-                            images.push(image_data(url)?);
-                        }
-                    }
-                }
-            }
-            None => {}
+/// A message in ollama's words; its calls are added to `called`.
+fn translate_message(
+    at: usize,
+    json: &RawValue,
+    called: &mut HashMap<String, String>,
+) -> Result<Box<RawValue>, Failure> {
+    let field = |name: &str| format!("messages[{at}].{name}");
+    let message: Message<'_> = parse_part(json, || format!("messages[{at}]"))?;
+    let parts = match message.content {
+        Some(content) if !content.get().starts_with('"') => {
+            let Content::Parts(parts) = parse_part(content, || field("content"))?;
+            parts
         }
-        let mut message = Map::new();
+        _ => Vec::new(),
+    };
+    let mut images = Vec::new();
+    let mut texts = Vec::new();
+    for part in &parts {
+        match part {
+            Part::Text { text } => texts.push(&**text),
+            Part::ImageUrl { image_url: ImageUrl::Plain(url) | ImageUrl::Object { url } } => {
+                images.push(image_data(url)?);
+            }
+        }
+    }
+    let content = message.content.filter(|content| content.get().starts_with('"'));
+    let content = content.map_or_else(|| WorkerContent::Joined(texts.join("\n")), WorkerContent::Written);
+    let tool_calls = message.tool_calls.iter().map(ToolCall::for_worker).collect::<Result<Vec<_>, _>>()?;
+    for call in &message.tool_calls {
+        called.entry(call.id.clone()).or_insert_with(|| call.function.name.clone());
+    }
+    let tool_call_id = text(message.tool_call_id, || field("tool_call_id"))?;
+    let name = text(message.name, || field("name"))?.filter(|_| message.role == "tool");
+    let call = tool_call_id.map(|id| parse_part::<String>(id, || field("tool_call_id"))).transpose()?;
+    let named = call.and_then(|id| called.get(&id).cloned()).map(WorkerContent::Joined);
+    let thinking = text(message.reasoning, || field("reasoning"))?;
+    let thinking = thinking.or(text(message.reasoning_content, || field("reasoning_content"))?);
+    let translated = WorkerMessage {
         // OpenAI's newer name for the system's voice.
-        let role = if self.role == "developer" { "system" } else { &self.role };
-        message.insert("role".to_owned(), json!(role));
-        message.insert("content".to_owned(), json!(texts.join("\n")));
-        if !images.is_empty() {
-            message.insert("images".to_owned(), json!(images));
-        }
-        if !self.tool_calls.is_empty() {
-            let calls = self.tool_calls.iter().map(ToolCall::for_worker).collect::<Result<Vec<_>, _>>()?;
-            message.insert("tool_calls".to_owned(), json!(calls));
-        }
-        let thinking = self.reasoning.as_ref().or(self.reasoning_content.as_ref());
-        let called = self.tool_call_id.as_ref().and_then(|id| {
-            let call = all.iter().flat_map(|message| &message.tool_calls).find(|call| call.id == *id)?;
-            Some(&call.function.name)
-        });
-        let tool_name = self.name.as_ref().filter(|_| self.role == "tool").or(called);
-        let named =
-            [("thinking", thinking), ("tool_call_id", self.tool_call_id.as_ref()), ("tool_name", tool_name)];
-        message.extend(named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value?)))));
-        Ok(Value::Object(message))
-    }
+        role: if message.role == "developer" { "system" } else { &message.role },
+        content,
+        images,
+        tool_calls,
+        thinking,
+        tool_call_id,
+        tool_name: name.map(WorkerContent::Written).or(named),
+    };
+    let json = String::from_utf8(to_json(&translated, json.get().len() + 64)).expect("JSON is UTF-8");
+    Ok(RawValue::from_string(json).expect("what was written as JSON is JSON"))
 }
 
-impl ToolCall {
-    fn for_worker(&self) -> Result<Value, Failure> {
-        let arguments = if self.function.arguments.is_empty() { "{}" } else { &self.function.arguments };
-        let arguments: Value = parse(arguments.as_bytes())?;
-        Ok(json!({ "id": self.id, "function": { "name": self.function.name, "arguments": arguments } }))
+impl ToolCall<'_> {
+    fn for_worker(&self) -> Result<WorkerCall<'_>, Failure> {
+        let arguments: Option<Cow<'_, str>> = match self.function.arguments {
+            Some(arguments) => Some(parse_part(arguments, || "tool_calls.function.arguments".to_owned())?),
+            None => None,
+        };
+        let arguments = arguments.as_deref().filter(|arguments| !arguments.is_empty()).unwrap_or("{}");
+        Ok(WorkerCall {
+            id: &self.id,
+            function: WorkerFunction { name: &self.function.name, arguments: parse(arguments.as_bytes())? },
+        })
     }
 }
 
@@ -223,14 +340,20 @@ fn think(effort: &str) -> Result<Value, Failure> {
 mod tests {
     use super::*;
 
+    fn translated(request: &Value) -> Result<Value, Failure> {
+        let (json, _) = translate(request.to_string().as_bytes())?;
+        Ok(serde_json::from_slice(&json).unwrap())
+    }
+
     #[test]
     fn requests_translate() {
-        let chat: Chat = serde_json::from_value(json!({
+        let request = json!({
             "model": "mini",
             "messages": [
-                {"role": "developer", "content": "Be brief."},
+                {"role": "developer", "content": "Be \"brief\"."},
                 {"role": "user", "content": [
                     {"type": "text", "text": "What is this?"},
+                    {"type": "text", "text": "A \"cat\"?"},
                     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
                 ]},
                 {"role": "assistant", "content": null, "reasoning": "Look first.", "tool_calls": [
@@ -238,36 +361,34 @@ mod tests {
                 ]},
                 {"role": "tool", "tool_call_id": "c1", "content": "a cat"},
             ],
-            "response_format": {"type": "json_object"}, "logprobs": true, "top_logprobs": 2, "user": "x",
-        }))
-        .unwrap();
+            "max_tokens": 5, "response_format": {"type": "json_object"}, "logprobs": true, "top_logprobs": 2, "user": "x",
+        });
         assert_eq!(
-            chat.for_worker(json!({"num_predict": 5})).unwrap(),
+            translated(&request).unwrap(),
             json!({
                 "model": "mini",
                 "messages": [
-                    {"role": "system", "content": "Be brief."},
-                    {"role": "user", "content": "What is this?", "images": ["AAAA"]},
+                    {"role": "system", "content": "Be \"brief\"."},
+                    {"role": "user", "content": "What is this?\nA \"cat\"?", "images": ["AAAA"]},
                     {"role": "assistant", "content": "", "tool_calls": [
                         {"id": "c1", "function": {"name": "look", "arguments": {"at": 1}}},
                     ], "thinking": "Look first."},
                     {"role": "tool", "content": "a cat", "tool_call_id": "c1", "tool_name": "look"},
                 ],
                 "stream": false,
-                "options": {"num_predict": 5},
+                "options": {"temperature": 1.0, "top_p": 1.0, "num_predict": 5},
                 "format": "json", "logprobs": true, "top_logprobs": 2,
             })
         );
     }
 
     #[test]
-    fn tools_and_thinking() {
+    fn tools_schemas_and_thinking() {
         let translated = |more: Value| {
             let messages = json!([{"role": "user", "content": "?"}]);
             let mut request = json!({"model": "m", "messages": messages, "tools": [{"type": "function"}]});
             request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            let chat: Chat = serde_json::from_value(request).unwrap();
-            chat.for_worker(json!({})).unwrap()
+            translated(&request).unwrap()
         };
         let auto = translated(json!({"tool_choice": "auto", "reasoning_effort": "minimal"}));
         assert_eq!((&auto["tools"], &auto["think"]), (&json!([{"type": "function"}]), &json!("low")));
@@ -275,17 +396,38 @@ mod tests {
         assert_eq!((none.get("tools"), &none["think"]), (None, &json!(false)));
         let plain = translated(json!({"tools": null, "tool_choice": null}));
         assert_eq!((plain.get("tools"), plain.get("think")), (None, None));
+        let schema =
+            json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}});
+        assert_eq!(translated(json!({"response_format": schema}))["format"], json!({"type": "object"}));
+        assert_eq!(translated(json!({"response_format": {"type": "text"}})).get("format"), None);
     }
 
     #[test]
-    fn what_cannot_be_done_is_refused() {
-        for message in [
-            json!({"role": "user", "content": [{"type": "image_url", "image_url": "http://example.com/x.png"}]}),
-            json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
+    fn bad_messages_are_refused_by_their_place() {
+        for (message, expect) in [
+            (
+                json!({"role": "user", "content": [{"type": "image_url", "image_url": "http://example.com/x.png"}]}),
+                "images come as",
+            ),
+            (
+                json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
+                "EOF while parsing",
+            ),
+            (json!({"role": "user", "content": 7}), "messages[1].content: expected a text or a list"),
+            (json!({"role": "user", "reasoning": 7}), "messages[1].reasoning: invalid type: integer `7`"),
+            (json!({"role": 7}), "messages[1].role: invalid type: integer `7`"),
+            (
+                json!({"role": "assistant", "tool_calls": [{"id": 7}]}),
+                "messages[1].tool_calls[0].id: invalid type",
+            ),
+            (json!(7), "messages[1]: invalid type: integer `7`"),
         ] {
-            let message: Message = serde_json::from_value(message).unwrap();
-            assert!(message.for_worker(&[]).is_err());
+            let request = json!({"messages": [{"role": "user", "content": "?"}, message]});
+            let error = translated(&request).unwrap_err().to_string();
+            assert!(error.contains(expect), "{message}: {error}");
         }
         assert!(think("a lot").is_err());
+        let request = json!({"messages": [{"role": "user"}], "response_format": {"type": "json_schema"}});
+        assert!(translated(&request).unwrap_err().to_string().contains("json_schema is missing"));
     }
 }

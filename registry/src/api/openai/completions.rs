@@ -2,76 +2,101 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::reply::{Reply, Shape};
-use super::{Asked, StreamOptions, ask};
+use super::{Form, Sampling, StreamOptions, ask, text, to_json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::http::Failure;
-use crate::http::extract::null_as_default;
+use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
 
 #[derive(Deserialize)]
-pub(crate) struct Completion {
+struct Completion<'a> {
     #[serde(default, deserialize_with = "null_as_default")]
     model: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    prompt: Prompt,
-    suffix: Option<String>,
+    #[serde(borrow)]
+    prompt: Option<&'a RawValue>,
+    #[serde(borrow)]
+    suffix: Option<&'a RawValue>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     logprobs: Option<u32>,
     echo: Option<bool>,
 }
 
+/// A prompt that is not one text.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a text, or one in a list")]
 enum Prompt {
-    One(String),
     Listed([String; 1]),
 }
 
-impl Default for Prompt {
-    fn default() -> Prompt {
-        Prompt::One(String::new())
-    }
+/// The request as a worker takes it.
+#[derive(Serialize)]
+struct WorkerGenerate<'a> {
+    model: &'a str,
+    prompt: WorkerPrompt<'a>,
+    raw: bool,
+    stream: bool,
+    options: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    suffix: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<u32>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WorkerPrompt<'a> {
+    Written(&'a RawValue),
+    Listed(String),
 }
 
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
-    asked: Asked<Completion>,
+    body: InferenceBody,
 ) -> Result<Response, Failure> {
-    let body = asked.request.for_worker(asked.sampling.options()?)?;
-    let Completion { model, stream, stream_options, .. } = asked.request;
-    let answer = ask(&registry, &caller, &model, "/api/generate", body).await?;
-    let include_usage = stream_options.unwrap_or_default().include_usage;
-    Reply::new(Shape::Completion, model, include_usage).answer(answer, stream.unwrap_or(false)).await
+    let (body, form) = body.translate(translate).await?;
+    let answer = ask(&registry, &caller, &form.model, "/api/generate", body).await?;
+    Reply::new(Shape::Completion, form.model, form.include_usage).answer(answer, form.stream).await
 }
 
-impl Completion {
-    fn for_worker(&self, options: Value) -> Result<Value, Failure> {
-        if self.echo == Some(true) {
-            return Err(Failure::Unsupported("echo is not supported"));
-        }
-        let (Prompt::One(prompt) | Prompt::Listed([prompt])) = &self.prompt;
-        let suffix = self.suffix.as_ref().filter(|suffix| !suffix.is_empty());
-        let mut body = json!({
-            "model": self.model,
-            "prompt": prompt,
-            // The prompt is continued, not answered: no template goes around it but one that is made for a suffix.
-            "raw": suffix.is_none(),
-            "stream": self.stream.unwrap_or(false),
-            "options": options,
-        });
-        if let Some(suffix) = suffix {
-            body["suffix"] = json!(suffix);
-        }
-        if let Some(top_logprobs) = self.logprobs {
-            body["logprobs"] = json!(true);
-            body["top_logprobs"] = json!(top_logprobs);
-        }
-        Ok(body)
+/// The request in ollama's words.
+fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
+    let completion: Completion<'_> = parse(body)?;
+    let sampling: Sampling = parse(body)?;
+    let options = sampling.options()?;
+    if completion.echo == Some(true) {
+        return Err(Failure::Unsupported("echo is not supported"));
     }
+    let prompt = match completion.prompt {
+        None => WorkerPrompt::Listed(String::new()),
+        Some(text) if text.get().starts_with('"') => WorkerPrompt::Written(text),
+        Some(list) => {
+            let Prompt::Listed([text]) = parse_part(list, || "prompt".to_owned())?;
+            WorkerPrompt::Listed(text)
+        }
+    };
+    let suffix = text(completion.suffix, || "suffix".to_owned())?.filter(|suffix| suffix.get() != "\"\"");
+    let stream = completion.stream.unwrap_or(false);
+    let request = WorkerGenerate {
+        model: &completion.model,
+        prompt,
+        // The prompt is continued, not answered: no template goes around it but one that is made for a suffix.
+        raw: suffix.is_none(),
+        stream,
+        options,
+        suffix,
+        logprobs: completion.logprobs.map(|_| true),
+        top_logprobs: completion.logprobs,
+    };
+    let json = to_json(&request, body.len() + 128);
+    let include_usage = completion.stream_options.unwrap_or_default().include_usage;
+    Ok((json, Form { model: completion.model, stream, include_usage }))
 }

@@ -3,25 +3,35 @@
 use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::ask;
+use super::{ask, to_json};
 use crate::Registry;
 use crate::auth::Caller;
 use crate::gateway::read_json;
-use crate::http::extract::null_as_default;
+use crate::http::extract::{InferenceBody, null_as_default, parse};
 use crate::http::{Failure, Json};
 
 #[derive(Deserialize)]
-pub(crate) struct Embeddings {
+struct Embeddings<'a> {
     #[serde(default, deserialize_with = "null_as_default")]
     model: String,
-    #[serde(default)]
-    input: Value,
+    #[serde(borrow)]
+    input: Option<&'a RawValue>,
     dimensions: Option<u32>,
     #[serde(default, deserialize_with = "null_as_default")]
     encoding_format: EncodingFormat,
+}
+
+/// The request as a worker takes it.
+#[derive(Serialize)]
+struct WorkerEmbed<'a> {
+    model: &'a str,
+    input: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dimensions: Option<u32>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize, PartialEq, Eq)]
@@ -42,23 +52,29 @@ struct Embedded {
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
-    Json(request): Json<Embeddings>,
+    body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
-    let Embeddings { model, input, dimensions, encoding_format } = request;
-    let is_empty = input.as_str().is_some_and(str::is_empty) || input.as_array().is_some_and(Vec::is_empty);
-    if input.is_null() || is_empty {
-        return Err(Failure::Unsupported("input is a text or a list of texts, and not empty"));
-    }
-    let mut body = json!({ "model": model, "input": input });
-    if let Some(dimensions) = dimensions {
-        body["dimensions"] = json!(dimensions);
-    }
+    let (body, (model, encoding_format)) = body.translate(translate).await?;
     let answer = ask(&registry, &caller, &model, "/api/embed", body).await?;
     let Embedded { embeddings, prompt_eval_count } = read_json(answer).await?;
     let vector = |(index, values): (usize, Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) });
     let data: Vec<Value> = embeddings.into_iter().enumerate().map(vector).collect();
     let usage = json!({ "prompt_tokens": prompt_eval_count, "total_tokens": prompt_eval_count });
     Ok(Json(json!({ "object": "list", "data": data, "model": model, "usage": usage })))
+}
+
+/// The request in ollama's words.
+fn translate(body: &[u8]) -> Result<(Vec<u8>, (String, EncodingFormat)), Failure> {
+    let Embeddings { model, input, dimensions, encoding_format } = parse(body)?;
+    let is_empty = |input: &RawValue| {
+        let mut rest = input.get().chars().filter(|c| !c.is_ascii_whitespace());
+        matches!([rest.next(), rest.next()], [Some('['), Some(']')]) || input.get() == "\"\""
+    };
+    let input = input.filter(|input| !is_empty(input));
+    let input = input.ok_or(Failure::Unsupported("input is a text or a list of texts, and not empty"))?;
+    let request = WorkerEmbed { model: &model, input, dimensions };
+    let json = to_json(&request, body.len());
+    Ok((json, (model, encoding_format)))
 }
 
 /// Numbers, or their little-endian bytes in base64.

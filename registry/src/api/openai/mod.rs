@@ -9,10 +9,8 @@ pub(crate) mod models;
 mod records;
 mod reply;
 
-use axum::extract::{FromRequest, Request};
-use bytes::Bytes;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::model_name;
@@ -20,22 +18,7 @@ use crate::Registry;
 use crate::auth::Caller;
 use crate::gateway::{Answer, Ask, forward, read_json, resolve};
 use crate::http::Failure;
-use crate::http::extract::{RawJson, null_as_default, parse};
-
-/// A request, and the sampling settings in it. They are read one after the other, so that a wrong field can be named.
-pub(crate) struct Asked<T> {
-    request: T,
-    sampling: Sampling,
-}
-
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
-    type Rejection = Failure;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        let RawJson(body) = RawJson::from_request(request, state).await?;
-        Ok(Asked { request: parse(&body)?, sampling: parse(&body)? })
-    }
-}
+use crate::http::extract::{InferenceBody, null_as_default, parse_part};
 
 /// The sampling settings that chat and completions share.
 #[derive(Default, Deserialize)]
@@ -98,16 +81,37 @@ impl Sampling {
     }
 }
 
+/// How a response to a request is to be written.
+struct Form {
+    model: String,
+    stream: bool,
+    include_usage: bool,
+}
+
+/// A translated request as it is sent.
+fn to_json(request: &impl Serialize, capacity: usize) -> Vec<u8> {
+    let mut json = Vec::with_capacity(capacity);
+    serde_json::to_writer(&mut json, request).expect("texts, numbers and JSON are JSON");
+    json
+}
+
+/// A field that must be a text, as it was written. `field` is where it is.
+fn text(value: Option<&RawValue>, field: impl FnOnce() -> String) -> Result<Option<&RawValue>, Failure> {
+    match value {
+        Some(value) if !value.get().starts_with('"') => parse_part::<String>(value, field).map(|_| None),
+        value => Ok(value),
+    }
+}
+
 /// Sends a translated request to a worker. What it refuses comes back as a failure, in its words.
 async fn ask(
     registry: &Registry,
     caller: &Caller,
     model: &str,
     path: &'static str,
-    body: Value,
+    body: InferenceBody,
 ) -> Result<Answer, Failure> {
     let (repository, digest) = resolve(registry, caller, model, model_name::parse_exact(model)?).await?;
-    let body = Bytes::from(body.to_string());
     let answer = forward(registry, Ask { repository, digest, name: model.to_owned(), path, body }).await?;
     if answer.status.is_success() {
         return Ok(answer);

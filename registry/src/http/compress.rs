@@ -1,0 +1,46 @@
+//! JSON lists, compressed for clients that ask for it. Blobs, manifests and streams are sent as they are.
+
+use std::convert::Infallible;
+
+use axum::body::{Body, HttpBody};
+use axum::response::Response;
+use http::{HeaderMap, HeaderValue, Method, Request, header};
+use tower::ServiceExt;
+use tower_http::compression::Compression;
+
+/// Smaller responses are not worth the work.
+const MIN_BYTES: u64 = 1024;
+
+/// What a request says about compression, kept until its response is there.
+pub(crate) struct Accepted(Option<HeaderValue>);
+
+impl Accepted {
+    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Accepted {
+        Accepted(headers.get(header::ACCEPT_ENCODING).filter(|_| method != Method::HEAD).cloned())
+    }
+
+    /// The response, compressed where it is a JSON list and the client takes that.
+    pub(crate) async fn compress(self, mut response: Response) -> Response {
+        if !is_list(&response) {
+            return response;
+        }
+        response.headers_mut().append(header::VARY, HeaderValue::from_static("accept-encoding"));
+        let Some(accepted) = self.0 else { return response };
+        let mut request = Request::new(());
+        request.headers_mut().insert(header::ACCEPT_ENCODING, accepted);
+        let inner = tower::service_fn(move |_: Request<()>| {
+            std::future::ready(Ok::<_, Infallible>(std::mem::take(&mut response)))
+        });
+        let Ok(compressed) = Compression::new(inner).oneshot(request).await;
+        compressed.map(Body::new)
+    }
+}
+
+/// Whether it is JSON that was made in one piece. Content under a digest has an entity tag and stays as it is.
+fn is_list(response: &Response) -> bool {
+    let headers = response.headers();
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json")
+        && !headers.contains_key(header::ETAG)
+        && !headers.contains_key(header::CONTENT_ENCODING)
+        && response.body().size_hint().exact().is_some_and(|size| size >= MIN_BYTES)
+}

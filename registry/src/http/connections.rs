@@ -1,0 +1,294 @@
+//! Connections: how many are open, which of them are idle, and which are closed when a new one needs their place.
+//! The accept loop admits connections here; what a connection is doing is kept in a few atomics that requests touch.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, HttpBody};
+use bytes::Bytes;
+use hyper::body::{Frame, SizeHint};
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::Notify;
+
+/// Connections beyond the limit that are answered all the same: probes and workers with what they asked for, others with a 503.
+const MAX_REFUSED: usize = 32;
+
+/// At the limit so many of the idle connections are closed at once, as a share of all: looking for them takes time.
+const CLOSED_AT_ONCE: usize = 64;
+
+/// Descriptors that connections leave to files, workers and the database: a quarter of all, within these bounds.
+const MIN_SPARE_DESCRIPTORS: u64 = 32;
+const MAX_SPARE_DESCRIPTORS: u64 = 1024;
+
+/// Added to the requests of a connection that was chosen to be closed.
+const CLOSED: usize = usize::MAX / 2;
+
+/// All connections of a server.
+#[derive(Clone)]
+pub(crate) struct Connections(Arc<Shared>);
+
+struct Shared {
+    limit: usize,
+    open: Mutex<HashMap<u64, Arc<Connection>>>,
+    next_id: AtomicU64,
+    refused: AtomicUsize,
+    /// Requests in flight.
+    requests: AtomicUsize,
+    started: Instant,
+}
+
+/// One connection.
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+    /// Requests in flight, or more than [`CLOSED`].
+    requests: AtomicUsize,
+    /// When it last became idle, in milliseconds since the start.
+    idle_since: AtomicU64,
+    /// Whether the peer has yet to take what was written.
+    is_writing: AtomicBool,
+    has_asked: AtomicBool,
+    closed: Notify,
+    /// Whether it came when there were too many.
+    pub(crate) is_refused: bool,
+}
+
+/// A connection's place among the open ones; given back when dropped.
+pub(crate) struct Place {
+    id: u64,
+    pub(crate) connection: Arc<Connection>,
+}
+
+impl Connections {
+    pub(crate) fn new(limit: usize) -> Connections {
+        Connections(Arc::new(Shared {
+            limit: limit.max(1),
+            open: Mutex::default(),
+            next_id: AtomicU64::new(0),
+            refused: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
+            started: Instant::now(),
+        }))
+    }
+
+    /// A place for a connection whose socket has this descriptor. Where there are too many connections, idle ones are closed for it; where
+    /// none is idle, it gets a place to be refused in. None if even those are taken.
+    pub(crate) fn admit(&self, descriptor: u64) -> Option<Place> {
+        let shared = &self.0;
+        let is_full = shared.open().len() >= shared.limit || descriptor >= descriptor_limit();
+        let is_refused = is_full && self.close_idle() == 0;
+        if is_refused && shared.refused.fetch_add(1, Ordering::SeqCst) >= MAX_REFUSED {
+            shared.refused.fetch_sub(1, Ordering::SeqCst);
+            return None;
+        }
+        let connection = Arc::new(Connection {
+            shared: shared.clone(),
+            requests: AtomicUsize::new(0),
+            idle_since: AtomicU64::new(shared.now()),
+            is_writing: AtomicBool::new(false),
+            has_asked: AtomicBool::new(false),
+            closed: Notify::new(),
+            is_refused,
+        });
+        let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
+        if !is_refused {
+            shared.open().insert(id, connection.clone());
+        }
+        Some(Place { id, connection })
+    }
+
+    /// Closes the connections that have been idle for longest, those included that never sent a whole request head. Returns how many.
+    pub(crate) fn close_idle(&self) -> usize {
+        let mut open = self.0.open();
+        let mut idle: Vec<(u64, u64)> = open
+            .iter()
+            .filter(|(_, connection)| connection.is_idle())
+            .map(|(id, connection)| (connection.idle_since.load(Ordering::Relaxed), *id))
+            .collect();
+        let count = (self.0.limit / CLOSED_AT_ONCE).clamp(1, idle.len().max(1));
+        if idle.len() > count {
+            idle.select_nth_unstable(count - 1);
+            idle.truncate(count);
+        }
+        let mut closed = 0;
+        for (_, id) in idle {
+            // A request may have begun on it just now.
+            if open.get(&id).is_some_and(|connection| connection.close()) {
+                open.remove(&id);
+                closed += 1;
+            }
+        }
+        closed
+    }
+}
+
+impl Shared {
+    fn open(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Descriptors that connections may use. Read each time, because the limit of a running process can change.
+fn descriptor_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    limit.saturating_sub((limit / 4).clamp(MIN_SPARE_DESCRIPTORS, MAX_SPARE_DESCRIPTORS))
+}
+
+impl Connection {
+    /// Counts a request until the guard is dropped. None if the connection is being closed.
+    pub(crate) fn begin_request(self: &Arc<Connection>) -> Option<InFlight> {
+        self.has_asked.store(true, Ordering::Relaxed);
+        let before = self.requests.fetch_add(1, Ordering::SeqCst);
+        let all = self.shared.requests.fetch_add(1, Ordering::Relaxed);
+        let in_flight = InFlight { connection: self.clone(), is_beyond_limit: all >= self.shared.limit };
+        (before < CLOSED).then_some(in_flight)
+    }
+
+    /// Notes whether the peer has yet to take what was written.
+    pub(crate) fn set_writing(&self, is_writing: bool) {
+        self.is_writing.store(is_writing, Ordering::Relaxed);
+        if !is_writing {
+            self.idle_since.store(self.shared.now(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a whole request head has come in since it was opened.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Relaxed)
+    }
+
+    /// Returns when it was chosen to be closed.
+    pub(crate) async fn closed(&self) {
+        self.closed.notified().await;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.requests.load(Ordering::SeqCst) == 0 && !self.is_writing.load(Ordering::Relaxed)
+    }
+
+    /// Closes it unless a request is in flight.
+    fn close(&self) -> bool {
+        let closed = self.requests.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if closed {
+            self.closed.notify_one();
+        }
+        closed
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let shared = &self.connection.shared;
+        if self.connection.is_refused {
+            shared.refused.fetch_sub(1, Ordering::SeqCst);
+        } else {
+            shared.open().remove(&self.id);
+        }
+    }
+}
+
+/// A request in flight, to the end of its response.
+pub(crate) struct InFlight {
+    connection: Arc<Connection>,
+    /// Whether there are more requests in flight than connections may be open: HTTP/2 carries many on one.
+    pub(crate) is_beyond_limit: bool,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let connection = &self.connection;
+        connection.shared.requests.fetch_sub(1, Ordering::Relaxed);
+        connection.idle_since.store(connection.shared.now(), Ordering::Relaxed);
+        connection.requests.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A response body that keeps its request in flight.
+pub(crate) struct ResponseBody {
+    body: Body,
+    _in_flight: Option<InFlight>,
+}
+
+impl ResponseBody {
+    pub(crate) fn new(body: Body, in_flight: Option<InFlight>) -> ResponseBody {
+        ResponseBody { body, _in_flight: in_flight }
+    }
+}
+
+impl HttpBody for ResponseBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn is_closed(place: &Place) -> bool {
+        place.connection.closed().now_or_never().is_some()
+    }
+
+    #[test]
+    fn the_longest_idle_connection_makes_room() {
+        let connections = Connections::new(3);
+        let places: Vec<Place> = (0..3).map(|_| connections.admit(0).unwrap()).collect();
+        for (age, place) in [5, 1, 3].into_iter().zip(&places) {
+            place.connection.idle_since.store(age, Ordering::Relaxed);
+        }
+        let busy = places[1].connection.begin_request().unwrap();
+        let new = connections.admit(0).unwrap();
+        assert!(!new.connection.is_refused);
+        assert_eq!(places.iter().map(is_closed).collect::<Vec<_>>(), [false, false, true]);
+        assert!(places[2].connection.begin_request().is_none(), "a request that came too late");
+        drop(busy);
+        assert_eq!(connections.0.open().len(), 3);
+        drop((places, new));
+        assert_eq!(connections.0.open().len(), 0);
+        assert_eq!(connections.0.requests.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn busy_connections_stay() {
+        let connections = Connections::new(2);
+        let places: Vec<Place> = (0..2).map(|_| connections.admit(0).unwrap()).collect();
+        let _busy = places[0].connection.begin_request();
+        places[1].connection.set_writing(true);
+        let refused: Vec<Place> = (0..MAX_REFUSED).map(|_| connections.admit(0).unwrap()).collect();
+        assert!(refused.iter().all(|place| place.connection.is_refused));
+        assert!(connections.admit(0).is_none());
+        drop(refused);
+        places[1].connection.set_writing(false);
+        assert!(!connections.admit(0).unwrap().connection.is_refused);
+    }
+
+    #[test]
+    fn descriptors_are_left_for_other_work() {
+        let connections = Connections::new(1000);
+        assert!(!connections.admit(0).unwrap().connection.is_refused);
+        assert!(connections.admit(u64::MAX).unwrap().connection.is_refused);
+    }
+}

@@ -1,0 +1,142 @@
+//! The limit on connections: idle ones make room, busy ones stay, and whoever comes too late is told so.
+
+use lode_model::digest::Digest;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::wire::{Server, request, within};
+use super::{Answer, App};
+use crate::Config;
+
+async fn server(max_connections: usize) -> (App, Server) {
+    let app = App::with(Config { max_connections, ..Config::default() }).await;
+    let server = Server::start(&app).await;
+    (app, server)
+}
+
+/// The connection is closed without a word.
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    matches!(within(stream.read(&mut [0; 1])).await, Ok(0) | Err(_))
+}
+
+#[tokio::test]
+async fn idle_connections_make_room_for_new_ones() {
+    let (_app, server) = server(4).await;
+    // One that asked and rests, one that sent half of a head, two that said nothing.
+    let mut idle = Vec::new();
+    for start in ["GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", "GET /healthz HTT", "", ""] {
+        let mut stream = server.connect().await;
+        stream.write_all(start.as_bytes()).await.unwrap();
+        if start.ends_with("\r\n\r\n") {
+            let mut answer = [0; 12];
+            within(stream.read_exact(&mut answer)).await.unwrap();
+            assert_eq!(&answer, b"HTTP/1.1 200");
+        }
+        idle.push(stream);
+    }
+    for _ in 0..8 {
+        let answer = server.exchange(&request("GET /v2/", "")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    // Four are open at most. Those that came first are gone, whichever they were.
+    let mut late = Vec::new();
+    for _ in 0..4 {
+        let mut stream = server.connect().await;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        let mut answer = [0; 12];
+        within(stream.read_exact(&mut answer)).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200");
+        late.push(stream);
+    }
+    for stream in &mut idle[1..] {
+        assert!(is_closed(stream).await);
+    }
+}
+
+#[tokio::test]
+async fn busy_connections_stay_and_others_are_refused() {
+    let (app, server) = server(3).await;
+    let digest = Digest::sha256(b"slowly");
+    let head = request(&format!("POST /v2/a/blobs/uploads/?digest={digest}"), "content-length: 6\r\n");
+    let mut busy = Vec::new();
+    for _ in 0..3 {
+        let mut stream = server.connect().await;
+        // The server says so once it reads the body.
+        let head = head.replace("content-length", "expect: 100-continue\r\ncontent-length");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        within(stream.read_exact(&mut answer)).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 100");
+        busy.push(stream);
+    }
+    for (path, body) in [
+        ("/v2/", "\"code\":\"UNAVAILABLE\""),
+        ("/api/tags", "{\"error\":\"the server has as many"),
+        ("/v1/models", "\"type\":\"api_error\""),
+    ] {
+        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        let answer = server.exchange(&head).await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{path}: {answer}");
+        assert!(
+            answer.contains("connection: close\r\n") && answer.contains("retry-after: 5\r\n"),
+            "{answer}"
+        );
+        assert!(answer.contains(body), "{path}: {answer}");
+    }
+    for path in ["/healthz", "/readyz"] {
+        let answer = server.exchange(&request(&format!("GET {path}"), "")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+    }
+    for stream in &mut busy {
+        stream.write_all(b"slowly").await.unwrap();
+        let mut answer = String::new();
+        within(stream.read_to_string(&mut answer)).await.unwrap();
+        assert!(answer.contains("HTTP/1.1 201 "), "{answer}");
+    }
+    let answer = server.exchange(&request("GET /v2/", "")).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    drop(app);
+}
+
+#[tokio::test]
+async fn methods_caches_and_compression() {
+    let app = App::new().await;
+    let digest = app.push_image("a", "latest", "x").await;
+    for (path, allow) in [("/v2/", "GET,HEAD"), ("/api/chat", "POST"), ("/v1/models", "GET,HEAD")] {
+        let answer = app.send(http::Request::patch(path), "").await;
+        assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, allow), "{path}");
+    }
+    let blob = app.push_blob("a", "0123456789").await;
+    let immutable = "private, max-age=31536000, immutable";
+    for path in [format!("/v2/a/blobs/{blob}"), format!("/v2/a/manifests/{digest}")] {
+        for method in ["GET", "HEAD"] {
+            let answer = app.send(http::Request::builder().method(method).uri(&path), "").await;
+            assert_eq!(answer.header("cache-control"), immutable, "{method} {path}");
+        }
+    }
+    assert!(!app.get("/v2/a/manifests/latest").await.headers.contains_key("cache-control"));
+
+    let manifest = app.get("/v2/a/manifests/latest").await;
+    let bytes: serde_json::Value = manifest.json();
+    for n in 0..100 {
+        app.push_manifest("a", &format!("tag-{n}-with-a-long-name"), &bytes).await;
+    }
+    let large = app.push_blob("a", vec![b'x'; 5000]).await;
+    let get = async |path: &str, accept: &str| -> Answer {
+        app.send(http::Request::get(path).header("accept-encoding", accept), "").await
+    };
+    let plain = app.get("/v2/a/tags/list").await;
+    assert_eq!((plain.header("vary"), plain.headers.get("content-encoding")), ("accept-encoding", None));
+    let packed = get("/v2/a/tags/list", "br;q=1.0, gzip").await;
+    assert_eq!(packed.header("content-encoding"), "gzip");
+    assert!(packed.body.starts_with(&[0x1f, 0x8b]) && packed.body.len() * 4 < plain.body.len());
+    assert_eq!(get("/v2/a/tags/list", "gzip;q=0, identity").await.body, plain.body);
+    for path in [
+        format!("/v2/a/blobs/{large}"),
+        "/v2/a/manifests/latest".to_owned(),
+        "/api/version".to_owned(),
+        "/metrics".to_owned(),
+    ] {
+        assert_eq!(get(&path, "gzip").await.headers.get("content-encoding"), None, "{path}");
+    }
+}

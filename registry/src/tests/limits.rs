@@ -1,0 +1,168 @@
+//! Limits on request bodies: their size by route, their lists, and the memory that all of them share.
+
+use axum::body::Body;
+use axum::response::Response;
+use http::Request;
+use lode_client::ByteSize;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::gateway::{join, records, worker};
+use super::wire::within;
+use super::{Answer, App};
+use crate::Config;
+
+/// The text of an error in the form of its surface.
+fn message(path: &str, answer: &Answer) -> String {
+    let json = answer.json();
+    let text = if path.starts_with("/v2/") {
+        &json["errors"][0]["message"]
+    } else if path.starts_with("/v1/") {
+        &json["error"]["message"]
+    } else if json["detail"].is_string() {
+        &json["detail"]
+    } else {
+        &json["error"]
+    };
+    text.as_str().unwrap_or_else(|| panic!("{path}: {}", answer.text())).to_owned()
+}
+
+#[tokio::test]
+async fn bodies_are_limited_by_route() {
+    let app = App::with(Config { max_body: ByteSize(2 << 20), ..Config::default() }).await;
+    app.push_image("mini", "latest", "x").await;
+    let (address, heard) = worker(|| records("{\"embeddings\":[[1]],\"done\":true}\n")).await;
+    join(&app, address).await;
+    let body = |len: usize| {
+        let start = r#"{"model":"mini","input":"x","messages":[{"role":"user","content":"x"}],"more":""#;
+        format!("{start}{}\"}}", "x".repeat(len - start.len() - 2))
+    };
+    let inference = [
+        "/api/generate",
+        "/api/chat",
+        "/api/embed",
+        "/api/embeddings",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/lode/v1/generate",
+        "/lode/v1/score",
+    ];
+    for path in inference {
+        let answer = app.send(Request::post(path), body(2 << 20)).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        assert!(heard.lock().unwrap().pop().is_some(), "{path}");
+        let answer = app.send(Request::post(path), body((2 << 20) + 1)).await;
+        assert_eq!(answer.status, 413, "{path}");
+        assert_eq!(message(path, &answer), "the request body has more than 2097152 bytes", "{path}");
+    }
+    for path in ["/api/show", "/api/copy", "/api/create", "/api/pull", "/lode/v1/gc", "/lode/v1/gc/undo"] {
+        let answer = app.send(Request::post(path), body((1 << 20) + 1)).await;
+        assert_eq!(answer.status, 413, "{path}");
+        assert_eq!(message(path, &answer), "the request body has more than 1048576 bytes", "{path}");
+    }
+    assert_eq!(app.send(Request::post("/api/show"), body(1 << 20)).await.status, 404);
+    let manifest = app.send(Request::put("/v2/a/manifests/b"), vec![b' '; (4 << 20) + 1]).await;
+    assert_eq!((manifest.status.as_u16(), manifest.code()), (413, "SIZE_INVALID".to_owned()));
+    assert!(heard.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn lists_are_limited() {
+    let app = App::new().await;
+    app.push_image("mini", "latest", "x").await;
+    let (address, heard) = worker(|| records("{\"done\":true}\n")).await;
+    join(&app, address).await;
+    let body = |field: &str, entry: &str, count: usize| {
+        format!("{{\"model\":\"mini\",\"{field}\":[{}]}}", vec![entry; count].join(","))
+    };
+    let message_entry = r#"{"role":"user","content":""}"#;
+    for (path, field, entry) in [
+        ("/api/chat", "messages", message_entry),
+        ("/api/chat", "tools", "{}"),
+        ("/v1/chat/completions", "messages", message_entry),
+        ("/v1/chat/completions", "tools", "{}"),
+        ("/api/embed", "input", "\"\""),
+        ("/v1/embeddings", "input", "\"\""),
+        ("/lode/v1/score", "windows", "[]"),
+    ] {
+        let answer = app.send(Request::post(path), body(field, entry, 10_001)).await;
+        assert_eq!(answer.status, 400, "{path} {field}");
+        assert_eq!(message(path, &answer), format!("`{field}` has more than 10000 entries"), "{path}");
+    }
+    assert!(heard.lock().unwrap().is_empty(), "no worker was asked");
+    let most = app.send(Request::post("/api/chat"), body("messages", message_entry, 10_000)).await;
+    assert_eq!(most.status, 200);
+
+    let files: Vec<String> = (0..10_001).map(|n| format!("\"{n}\":\"x\"")).collect();
+    let create = format!("{{\"model\":\"m\",\"files\":{{{}}}}}", files.join(","));
+    let answer = app.send(Request::post("/api/create"), create).await;
+    assert_eq!(
+        (answer.status.as_u16(), message("", &answer)),
+        (400, "`files` has more than 10000 entries".to_owned())
+    );
+    let nested = format!("{{\"model\":\"mini\",\"x\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    for path in ["/api/show", "/api/chat", "/v1/embeddings"] {
+        let answer = app.send(Request::post(path), nested.clone()).await;
+        assert_eq!(answer.status, 400, "{path}");
+        assert!(message(path, &answer).contains("recursion limit"), "{path}: {}", answer.text());
+    }
+    // A megabyte of values would take more memory than all bodies may have.
+    let values = format!("{{\"model\":\"mini\",\"x\":[{}1]}}", "1,".repeat(500_000));
+    let answer = app.send(Request::post("/api/show"), values).await;
+    assert_eq!(answer.status, 413);
+    assert!(message("", &answer).contains("once parsed"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn bodies_in_flight_share_a_budget() {
+    let app = App::with(Config { body_budget: ByteSize::mib(1), ..Config::default() }).await;
+    app.push_image("mini", "latest", "x").await;
+    // A worker that answers when it is told to.
+    let (asked, mut begun) = mpsc::channel::<mpsc::Sender<()>>(1);
+    let routes = axum::Router::new().fallback(move || {
+        let asked = asked.clone();
+        async move {
+            let (go_on, mut told) = mpsc::channel(1);
+            asked.send(go_on).await.unwrap();
+            told.recv().await;
+            records("{\"done\":true}\n")
+        }
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    join(&app, listener.local_addr().unwrap()).await;
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+
+    let body = |len: usize| json!({"model": "mini", "prompt": "x".repeat(len)}).to_string();
+    let request = |path: &str, len: usize| Request::post(path).body(Body::from(body(len))).unwrap();
+    let send = |request: Request<Body>| {
+        let router = app.router.clone();
+        tokio::spawn(async move { tower::ServiceExt::oneshot(router, request).await.unwrap() })
+    };
+    let first = send(request("/api/generate", 600 << 10));
+    let first_goes_on = within(begun.recv()).await.unwrap();
+    for path in ["/api/generate", "/v1/completions", "/lode/v1/generate"] {
+        let answer = Answer::read(app.raw(request(path, 600 << 10)).await).await;
+        assert_eq!(answer.status, 503, "{path}");
+        assert_eq!(answer.header("retry-after"), "5", "{path}");
+        assert!(
+            message(path, &answer).contains("as many request bodies as it may"),
+            "{path}: {}",
+            answer.text()
+        );
+    }
+    let refused = app.send(Request::put("/v2/a/manifests/b"), vec![b' '; 600 << 10]).await;
+    assert_eq!(refused.failure(), super::failure(503, "UNAVAILABLE"));
+    // Small bodies have a part of the budget to themselves.
+    let small = send(request("/api/generate", 10));
+    within(begun.recv()).await.unwrap().send(()).await.unwrap();
+    assert_eq!(within(small).await.unwrap().status(), 200);
+
+    first_goes_on.send(()).await.unwrap();
+    let answered: Response = within(first).await.unwrap();
+    assert_eq!(answered.status(), 200);
+    // The body was given up when the worker began to answer.
+    let next = send(request("/api/generate", 600 << 10));
+    within(begun.recv()).await.unwrap().send(()).await.unwrap();
+    assert_eq!(within(next).await.unwrap().status(), 200);
+}
