@@ -28,6 +28,11 @@ pub enum Error {
     Busy,
     #[error("model requires more memory ({}) than is available ({})", gibibytes(*.needed), gibibytes(*.available))]
     Memory { needed: u64, available: u64 },
+    #[error(
+        "model requires more memory ({}) than is available ({}) on this machine without other models; use a shorter num_ctx or a smaller model",
+        gibibytes(*.needed), gibibytes(*.total)
+    )]
+    TooLarge { needed: u64, total: u64 },
     #[error("the cache of {limit} bytes has no room for {needed} more: everything in it is in use")]
     CacheFull { limit: u64, needed: u64 },
     #[error("the model was not loaded after {} seconds", .0.as_secs())]
@@ -46,6 +51,9 @@ pub enum Error {
         "the model's runner ended while it loaded the model; the worker's log says how, and a signal 9 there is often a lack of memory"
     )]
     LoadEnded,
+    /// A load that several requests waited for has failed.
+    #[error(transparent)]
+    Load(std::sync::Arc<Error>),
     #[error(transparent)]
     Launch(#[from] ProcessError),
     #[error("cannot listen on {address}: {source}")]

@@ -25,6 +25,9 @@ use crate::scheduler::{Options, Scheduler};
 /// Requests in flight get this long when a worker stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// A model in use gives way to another one no sooner than this after it was loaded.
+const EVICTION_DELAY: Duration = Duration::from_secs(1);
+
 /// A worker that serves until [`Worker::stop`]. Dropping it ends it too, without goodbye.
 pub struct Worker {
     addr: SocketAddr,
@@ -159,6 +162,7 @@ fn options(config: &Config) -> Options {
         load_timeout: config.load_timeout,
         threads: (config.threads > 0).then_some(config.threads),
         text: TextLimits { timeout: config.text_timeout, memory: config.text_memory },
-        free_memory: Box::new(|| Memory::now().free_bytes),
+        eviction_delay: EVICTION_DELAY,
+        memory: Box::new(Memory::now),
     }
 }

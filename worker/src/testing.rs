@@ -201,6 +201,10 @@ impl InProcess {
         InProcess { loader, launched: Arc::default(), running: Arc::default() }
     }
 
+    pub(crate) fn loader(&self) -> Arc<Loader> {
+        self.loader.clone()
+    }
+
     /// Over the engine that computes.
     pub(crate) fn native() -> InProcess {
         InProcess::new(Arc::new(Model::load))
@@ -246,7 +250,7 @@ impl Launch for InProcess {
                 ended.send_replace(true);
                 drop(folder);
             });
-            Ok(Runner::new(Client::new(socket), on_end, Box::new(Ending(Mutex::new(Some(close))))))
+            Ok(Runner::new(Client::new(socket), on_end, Arc::new(Ending(Mutex::new(Some(close))))))
         })
     }
 }
@@ -260,5 +264,9 @@ impl Control for Ending {
 
     fn kill(&self) {
         self.close();
+    }
+
+    fn anonymous_bytes(&self) -> u64 {
+        0
     }
 }

@@ -47,7 +47,7 @@ pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Resu
     asked_options.map(|asked| options.apply(asked)).transpose()?;
     let records = Records { shape: Shape::Chat, model: asked.name.clone(), started, load: Duration::ZERO };
     if messages.is_empty() {
-        return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
+        return load_or_unload(&api, &asked, options.context(), body.keep_alive, records).await;
     }
     let name = asked.name.clone();
     let (messages, tools) = prepare(messages, tools, name).await?;
@@ -61,7 +61,7 @@ pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Resu
         format: format(&body.format)?,
     };
     let (common, records, messages, tools) = (&common, &records, &messages, &tools);
-    with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
+    with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             // The model's own come first, and before them its system prompt unless the request has one.

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Api;
+use super::generate::merged;
 use super::options::Options;
 use super::request::{Asked, is_text, with_model};
 use super::stream;
@@ -39,13 +40,9 @@ pub(super) async fn embed(State(api): State<Api>, mut asked: Asked<Body>) -> Res
         }
         dimensions => dimensions.and_then(|dimensions| usize::try_from(dimensions).ok()),
     };
-    let request = &EmbedRequest {
-        inputs,
-        truncate: body.truncate.unwrap_or(true),
-        dimensions,
-        num_ctx: options.num_ctx,
-    };
-    let wanted = asked.wanted(options.num_ctx, body.keep_alive);
+    let request =
+        &EmbedRequest { inputs, truncate: body.truncate.unwrap_or(true), dimensions, num_ctx: None };
+    let wanted = asked.wanted(options.context(), body.keep_alive);
     if request.inputs.is_empty() {
         let load = api.scheduler.preload(wanted).await.map(|_| started.elapsed())?;
         return Ok(answer(&asked.name, EmbedResponse::default(), started, load));
@@ -53,7 +50,9 @@ pub(super) async fn embed(State(api): State<Api>, mut asked: Asked<Body>) -> Res
     let (embedded, load) = with_model(&api, wanted, move |ticket| {
         Box::pin(async move {
             let load = ticket.load_duration();
-            Ok((ticket.model().client().embed(request).await?, load))
+            let num_ctx = merged(&ticket.model().model().params, body.options.as_ref())?.num_ctx;
+            let request = EmbedRequest { num_ctx, ..request.clone() };
+            Ok((ticket.model().client().embed(&request).await?, load))
         })
     })
     .await?;

@@ -28,9 +28,12 @@ impl Error {
             },
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::ModelUnknown(_) => StatusCode::NOT_FOUND,
-            Error::Busy | Error::Memory { .. } | Error::CacheFull { .. } | Error::Stopping => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Error::Load(error) => error.status(),
+            Error::Busy
+            | Error::Memory { .. }
+            | Error::TooLarge { .. }
+            | Error::CacheFull { .. }
+            | Error::Stopping => StatusCode::SERVICE_UNAVAILABLE,
             Error::Pull { source, .. } if source.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         }

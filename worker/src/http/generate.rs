@@ -61,7 +61,7 @@ pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> 
     asked_options.map(|asked| options.apply(asked)).transpose()?;
     let records = Records { shape: Shape::Generate, model: name.clone(), started, load: Duration::ZERO };
     if is_load {
-        return load_or_unload(&api, &asked, options.num_ctx, body.keep_alive, records).await;
+        return load_or_unload(&api, &asked, options.context(), body.keep_alive, records).await;
     }
 
     let common = Common {
@@ -73,7 +73,7 @@ pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> 
         format: format(&body.format)?,
     };
     let (common, records, prompt) = (&common, &records, &prompt);
-    with_model(&api, asked.wanted(options.num_ctx, body.keep_alive), move |ticket| {
+    with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
             let prompt = prompt.clone();

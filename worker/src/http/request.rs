@@ -1,5 +1,6 @@
 //! What every inference request has in common: the gateway's headers, a JSON body, and which model is meant.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
@@ -25,6 +26,9 @@ const MODEL_NAME_HEADER: &str = "lode-model-name";
 
 /// Bodies above this size are parsed off the async threads.
 const LARGE_BYTES: usize = 256 << 10;
+
+/// The client that the gateway serves. Clients take turns where requests wait for a model.
+const CLIENT_HEADER: &str = "lode-client";
 
 /// A runner that is at its end gets this long to be gone.
 const LAST_MOMENTS: Duration = Duration::from_secs(5);
@@ -75,6 +79,7 @@ pub(super) struct Asked<T> {
     pub(super) digest: Digest,
     /// As the caller wrote it.
     pub(super) name: String,
+    pub(super) client: Arc<str>,
     pub(super) body: T,
     /// For the memory of the body.
     pub(super) _charge: Charge,
@@ -86,7 +91,9 @@ impl<T> Asked<T> {
             repository: self.repository.clone(),
             digest: self.digest.clone(),
             name: self.name.clone(),
+            client: self.client.clone(),
             num_ctx,
+            sequence_length: None,
             keep_alive,
         }
     }
@@ -103,6 +110,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for Asked<T> {
         let (repository, digest) =
             parse_model(model).ok_or_else(|| Error::Invalid("invalid model name".into()))?;
         let name = header(MODEL_NAME_HEADER).unwrap_or(model).to_owned();
+        let client = header(CLIENT_HEADER).unwrap_or_default().into();
         let mut charge = api.bodies.budget.charge();
         let body = read_body(body, api.bodies.limit_bytes, &mut charge).await?;
         if body.is_empty() {
@@ -120,7 +128,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Api> for Asked<T> {
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             },
         };
-        Ok(Asked { repository, digest, name, body, _charge })
+        Ok(Asked { repository, digest, name, client, body, _charge })
     }
 }
 

@@ -11,7 +11,7 @@ use super::request::{Asked, with_model};
 use super::stream;
 use crate::error::Error;
 use crate::runner::protocol::{ScoreRequest, WindowScores};
-use crate::scheduler::KeepAlive;
+use crate::scheduler::{KeepAlive, Wanted};
 
 /// As many as for generated ids.
 const MAX_TOP: usize = 20;
@@ -29,7 +29,7 @@ pub(super) struct Body {
 /// A window of n ids has n - 1 scores: of each id after the first, given those before it in the window.
 pub(super) async fn score(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
     let longest = asked.body.windows.iter().map(|window| window.len().saturating_sub(1)).max();
-    let wanted = asked.wanted(longest, asked.body.keep_alive);
+    let wanted = Wanted { sequence_length: longest, ..asked.wanted(None, asked.body.keep_alive) };
     let with_logprobs = asked.body.logprobs.unwrap_or(true);
     let top = asked.body.top_logprobs.unwrap_or(0);
     if top > MAX_TOP {

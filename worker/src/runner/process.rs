@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -56,15 +56,17 @@ pub struct Program {
 pub struct Runner {
     client: Client,
     ended: watch::Receiver<bool>,
-    control: Box<dyn Control>,
+    control: Arc<dyn Control>,
 }
 
-/// How to end what answers behind a socket.
-pub trait Control: Send + Sync {
+/// The process behind a socket.
+pub trait Control: Send + Sync + 'static {
     /// Asks it to leave. Called at least once, from `stop` or from drop.
     fn close(&self);
     /// Makes it leave.
     fn kill(&self);
+    /// The memory that it uses now, apart from files that it maps.
+    fn anonymous_bytes(&self) -> u64;
 }
 
 impl std::fmt::Debug for Runner {
@@ -75,7 +77,7 @@ impl std::fmt::Debug for Runner {
 
 impl Runner {
     /// `ended` turns true when it has gone.
-    pub fn new(client: Client, ended: watch::Receiver<bool>, control: Box<dyn Control>) -> Runner {
+    pub fn new(client: Client, ended: watch::Receiver<bool>, control: Arc<dyn Control>) -> Runner {
         Runner { client, ended, control }
     }
 
@@ -85,6 +87,12 @@ impl Runner {
 
     pub fn is_alive(&self) -> bool {
         !*self.ended.borrow()
+    }
+
+    /// Measures the memory that the runner uses, apart from files that it maps.
+    pub fn anonymous_bytes(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
+        let control = self.control.clone();
+        move || control.anonymous_bytes()
     }
 
     /// Returns when the runner has gone, for whatever reason.
@@ -116,6 +124,7 @@ impl Drop for Runner {
 struct Process {
     /// The runner leaves when this closes, so it also leaves when this process dies.
     stdin: Mutex<Option<ChildStdin>>,
+    pid: u32,
     pidfd: rustix::fd::OwnedFd,
 }
 
@@ -128,6 +137,17 @@ impl Control for Process {
         // Fails only when it has gone already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
+
+    fn anonymous_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        parse_anonymous(&status)
+    }
+}
+
+/// `RssAnon` of a process's status, in bytes.
+fn parse_anonymous(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
 impl Launch for Program {
@@ -150,7 +170,7 @@ impl Launch for Program {
                 })
                 .map_err(ProcessError::Socket)?;
             let process = spawned.await.map_err(|_| ProcessError::Ended)??;
-            let runner = Runner::new(Client::new(socket), ended, Box::new(process));
+            let runner = Runner::new(Client::new(socket), ended, Arc::new(process));
             wait_until_ready(&runner).await?;
             Ok(runner)
         })
@@ -185,7 +205,8 @@ fn keep(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Proces
     match pidfd {
         Ok(pidfd) => {
             // When nobody waits any more the pipe closes here, and the child leaves.
-            let _ = spawned.send(Ok(Process { stdin: Mutex::new(child.stdin.take()), pidfd }));
+            let _ =
+                spawned.send(Ok(Process { stdin: Mutex::new(child.stdin.take()), pid: child.id(), pidfd }));
         }
         Err(error) => {
             let _ = child.kill();
@@ -263,6 +284,14 @@ mod tests {
         std::fs::write(&path, format!("#!/bin/sh\necho $$ > {}\n{body}\n", pid.display())).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         Program { path, env: vec![("LODE_TEST_GIVEN".into(), "this".into())] }
+    }
+
+    #[test]
+    fn anonymous_memory() {
+        assert_eq!(parse_anonymous("VmRSS:\t 9 kB\nRssAnon:\t    1024 kB\nRssFile: 3 kB\n"), 1 << 20);
+        assert_eq!(parse_anonymous(""), 0);
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert!(parse_anonymous(&own) > 0);
     }
 
     #[tokio::test]

@@ -13,6 +13,9 @@ use super::helper::TextLimits;
 pub use crate::engine::{Extent, Format};
 use crate::text::{Call, SamplerOptions, Think};
 
+/// The shortest context that a request can have.
+pub const MIN_CONTEXT: usize = 4;
+
 /// `POST /load`: once in the life of a runner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LoadRequest {

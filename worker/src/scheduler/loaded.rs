@@ -1,31 +1,37 @@
-//! A loaded model: its runner, its places, and the clock that runs while nobody uses it.
-//! Tickets are held by requests; everything here is decided under one small lock.
+//! A loaded model: its runner, its places, and how long it stays loaded after its last request.
+//! A request holds a ticket; a model without tickets and without waiting requests is idle.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{Inner, KeepAlive, Wanted};
+use super::ledger::LoadId;
+use super::places::{Permit, Places};
+use super::{KeepAlive, Wanted, model_context};
 use crate::cache::Model;
 use crate::runner::Client;
 use crate::runner::process::Runner;
-use crate::runner::protocol::{LoadRequest, Loaded};
+use crate::runner::protocol::{LoadRequest, Loaded, MIN_CONTEXT};
 
 pub struct LoadedModel {
     name: String,
     model: Model,
     runner: Runner,
     loaded: Loaded,
-    /// One a request that the runner answers at once.
-    places: Arc<Semaphore>,
+    load_id: LoadId,
+    loaded_at: Instant,
+    /// One per request that the runner serves at the same time.
+    places: Arc<Places>,
     num_parallel: usize,
-    /// What was asked for at load; what was loaded is less where the model cannot do more.
+    /// The context requested at load; the loaded one is shorter where the model supports no more.
     asked_context: usize,
     usage: Mutex<Usage>,
+    /// Wakes the scheduler when a request has ended.
+    changed: Arc<Notify>,
 }
 
 struct Usage {
@@ -33,8 +39,19 @@ struct Usage {
     users: usize,
     keep_alive: KeepAlive,
     last_used: Instant,
-    /// To be replaced: nobody new gets in.
-    retired: bool,
+    /// The context of the last request.
+    context_length: usize,
+    /// About to be unloaded: new requests are not admitted.
+    is_draining: bool,
+}
+
+/// What a model was loaded for.
+pub(super) struct Start<'a> {
+    pub(super) id: LoadId,
+    pub(super) wanted: &'a Wanted,
+    pub(super) request: &'a LoadRequest,
+    pub(super) keep_alive: KeepAlive,
+    pub(super) changed: Arc<Notify>,
 }
 
 /// A loaded model as reports show it.
@@ -49,6 +66,7 @@ pub struct Snapshot {
     pub quantization: String,
     /// Weights and the cache at its fullest.
     pub size_bytes: u64,
+    /// The context in force: that of the last request, at most the loaded one.
     pub context_length: usize,
     pub device: String,
     pub users: usize,
@@ -57,24 +75,28 @@ pub struct Snapshot {
 }
 
 impl LoadedModel {
-    pub(super) fn new(
-        wanted: &Wanted,
-        model: Model,
-        runner: Runner,
-        loaded: Loaded,
-        request: &LoadRequest,
-        keep_alive: KeepAlive,
-    ) -> LoadedModel {
+    pub(super) fn new(start: Start<'_>, model: Model, runner: Runner, loaded: Loaded) -> LoadedModel {
+        let Start { id, wanted, request, keep_alive, changed } = start;
         let num_parallel = request.num_parallel.max(1);
+        let context_length = loaded.context_length;
         LoadedModel {
             name: wanted.name.clone(),
             model,
             runner,
             loaded,
-            places: Arc::new(Semaphore::new(num_parallel)),
+            load_id: id,
+            loaded_at: Instant::now(),
+            places: Places::new(num_parallel),
             num_parallel,
             asked_context: request.context_length,
-            usage: Mutex::new(Usage { users: 0, keep_alive, last_used: Instant::now(), retired: false }),
+            usage: Mutex::new(Usage {
+                users: 0,
+                keep_alive,
+                last_used: Instant::now(),
+                context_length,
+                is_draining: false,
+            }),
+            changed,
         }
     }
 
@@ -99,12 +121,28 @@ impl LoadedModel {
         self.runner.client()
     }
 
-    /// Whether a request can use it as it is.
+    pub(super) fn load_id(&self) -> LoadId {
+        self.load_id
+    }
+
+    pub(super) fn loaded_at(&self) -> Instant {
+        self.loaded_at
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.runner.is_alive()
+    }
+
+    /// Whether a request can use the model as it is.
     pub(super) fn suits(&self, wanted: &Wanted) -> bool {
+        self.is_alive() && self.has_context_for(wanted) && !self.usage().is_draining
+    }
+
+    /// Whether the loaded context is long enough for a request, or as long as the model supports.
+    pub(super) fn has_context_for(&self, wanted: &Wanted) -> bool {
         let is_longest = self.loaded.context_length < self.asked_context;
-        let long_enough =
-            wanted.num_ctx.is_none_or(|asked| asked <= self.loaded.context_length) || is_longest;
-        self.runner.is_alive() && long_enough && !self.usage().retired
+        let asked = wanted.context(&self.model.params);
+        is_longest || asked.is_none_or(|asked| asked <= self.loaded.context_length)
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -115,8 +153,17 @@ impl LoadedModel {
         self.usage().last_used
     }
 
-    pub(super) fn retire(&self) {
-        self.usage().retired = true;
+    /// A draining model finishes the requests that hold a place; those that wait for one are sent away.
+    pub(super) fn set_draining(&self, is_draining: bool) {
+        let mut usage = self.usage();
+        if std::mem::replace(&mut usage.is_draining, is_draining) != is_draining {
+            drop(usage);
+            self.places.set_open(!is_draining);
+        }
+    }
+
+    pub(super) fn keep_alive(&self) -> KeepAlive {
+        self.usage().keep_alive
     }
 
     pub(super) fn set_keep_alive(&self, keep_alive: KeepAlive) {
@@ -137,7 +184,7 @@ impl LoadedModel {
         self.runner.stop().await;
     }
 
-    /// Lets nobody wait for a place any more.
+    /// Grants no more places.
     pub(super) fn close(&self) {
         self.places.close();
     }
@@ -148,7 +195,7 @@ impl LoadedModel {
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        let keep = match self.usage().keep_alive {
+        let keep = match self.keep_alive() {
             KeepAlive::For(duration) => duration,
             // Go's longest duration, which ollama shows for what never expires.
             KeepAlive::Forever => Duration::from_nanos(i64::MAX as u64),
@@ -159,6 +206,10 @@ impl LoadedModel {
         let family = self.model.config.get("model_type").and_then(serde_json::Value::as_str);
         let tokens = self.loaded.context_length.saturating_mul(self.num_parallel);
         let cache = self.loaded.kv_bytes_per_token.saturating_mul(tokens) as u64;
+        let (context_length, users) = {
+            let usage = self.usage();
+            (usage.context_length, usage.users)
+        };
         Snapshot {
             name: self.name.clone(),
             repository: self.model.repository.clone(),
@@ -168,9 +219,9 @@ impl LoadedModel {
             parameter_size: details.model_type.clone(),
             quantization: details.file_type.clone(),
             size_bytes: self.loaded.weights_bytes.saturating_add(cache),
-            context_length: self.loaded.context_length,
+            context_length,
             device: self.loaded.device.clone(),
-            users: self.usage().users,
+            users,
             expires_at,
         }
     }
@@ -189,9 +240,18 @@ impl User {
         User(model)
     }
 
-    /// Waits for one of the places; `None` when the runner has gone.
-    pub(super) async fn place(self) -> Option<Place> {
-        let permit = self.0.places.clone().acquire_owned().await.ok()?;
+    /// Another user of the same model.
+    pub(super) fn join(&self) -> User {
+        User::new(self.0.clone())
+    }
+
+    pub(super) fn model(&self) -> &LoadedModel {
+        &self.0
+    }
+
+    /// Waits for one of the places; `None` when the model is being drained or its runner has ended.
+    pub(super) async fn place(self, wanted: &Wanted, arrival: u64) -> Option<Place> {
+        let permit = self.0.places.take(&wanted.client, arrival).await?;
         Some(Place { _permit: permit, user: self })
     }
 }
@@ -201,48 +261,44 @@ impl Drop for User {
         let mut usage = self.0.usage();
         usage.users -= 1;
         usage.last_used = Instant::now();
+        drop(usage);
+        self.0.changed.notify_one();
     }
 }
 
 pub(super) struct Place {
     // Fields drop in order: the place is free before the clock starts.
-    _permit: OwnedSemaphorePermit,
+    _permit: Permit,
     user: User,
 }
 
-/// The right to use a loaded model; kept until the answer has been sent.
+/// The right to use a loaded model; kept until the response has been sent.
 pub struct Ticket {
-    place: Option<Place>,
-    model: Arc<LoadedModel>,
-    scheduler: Arc<Inner>,
+    place: Place,
     load: Duration,
 }
 
 impl Ticket {
-    pub(super) fn new(
-        scheduler: Arc<Inner>,
-        place: Place,
-        keep_alive: Option<KeepAlive>,
-        load: Duration,
-    ) -> Ticket {
-        let model = place.user.0.clone();
-        model.set_keep_alive(keep_alive.unwrap_or_else(|| scheduler.default_keep_alive()));
-        Ticket { place: Some(place), model, scheduler, load }
+    /// A request without a keep-alive leaves the model's as it is.
+    pub(super) fn new(place: Place, wanted: &Wanted, load: Duration) -> Ticket {
+        let ticket = Ticket { place, load };
+        let model = ticket.model();
+        let asked = wanted.num_ctx.or_else(|| model_context(&model.model.params));
+        let mut usage = model.usage();
+        usage.keep_alive = wanted.keep_alive.unwrap_or(usage.keep_alive);
+        usage.context_length = asked.map_or(model.loaded.context_length, |asked| {
+            asked.max(MIN_CONTEXT).min(model.loaded.context_length)
+        });
+        drop(usage);
+        ticket
     }
 
     pub fn model(&self) -> &LoadedModel {
-        &self.model
+        &self.place.user.0
     }
 
     /// How long this request waited for the model to be loaded; zero if it was.
     pub fn load_duration(&self) -> Duration {
         self.load
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.place.take();
-        self.scheduler.released();
     }
 }

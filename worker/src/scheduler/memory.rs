@@ -42,10 +42,11 @@ impl Estimate {
             .into_iter()
             .fold(self.weights_bytes, u64::saturating_add)
     }
+}
 
-    pub fn fits(&self, free: u64) -> bool {
-        self.needed() as f64 <= free as f64 * COMFORT
-    }
+/// Whether `free` bytes are enough for `needed`, with some to spare.
+pub(super) fn is_comfortable(needed: u64, free: u64) -> bool {
+    needed as f64 <= free as f64 * COMFORT
 }
 
 /// The numbers that a family makes of a configuration, those included that it leaves out; and whether it is an encoder.
@@ -101,8 +102,9 @@ impl Memory {
         let group = |name: &str| read(&format!("/sys/fs/cgroup/{name}")).trim().parse::<u64>().ok();
         if let (Some(limit), Some(used)) = (group("memory.max"), group("memory.current")) {
             memory.total_bytes = memory.total_bytes.min(limit);
-            // Clean page cache counts as used there, and can be had back.
-            let cached = parse_stat(&read("/sys/fs/cgroup/memory.stat"), "inactive_file");
+            // Page cache counts as used there and can be reclaimed, as in MemAvailable. What of it models need has been promised to them.
+            let stat = read("/sys/fs/cgroup/memory.stat");
+            let cached = parse_stat(&stat, "inactive_file").saturating_add(parse_stat(&stat, "active_file"));
             memory.free_bytes = memory.free_bytes.min(limit.saturating_sub(used.saturating_sub(cached)));
         }
         memory
@@ -181,7 +183,8 @@ mod tests {
     fn fitting() {
         let estimate = Estimate { weights_bytes: 700 << 20, cache_bytes: 3 << 20, step_bytes: 1 << 20 };
         assert_eq!(estimate.needed(), 800 << 20);
-        assert!(estimate.fits(1000 << 20) && !estimate.fits(999 << 20));
+        let needed = estimate.needed();
+        assert!(is_comfortable(needed, 1000 << 20) && !is_comfortable(needed, 999 << 20));
     }
 
     #[test]

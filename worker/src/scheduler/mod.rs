@@ -1,34 +1,52 @@
-//! Which model is loaded, and who waits for it: one load at a time, the least recently used idle model makes room.
-//! The HTTP side asks for a [`Ticket`] and talks to its runner; the ticket's end starts the keep-alive clock.
+//! Which models are loaded, and which requests wait for them. Loads run at the same time as far as memory allows, and no lock is held
+//! while one runs. A request gets a [`Ticket`]; when the last ticket of a model is dropped, its keep-alive starts.
 
 mod keep_alive;
+mod ledger;
 mod loaded;
 pub mod memory;
+mod placement;
+mod places;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared, WeakShared};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
-use tokio::sync::{Notify, Semaphore};
+use serde_json::{Map, Value};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
 pub use keep_alive::{KeepAlive, KeepAliveError};
-use loaded::User;
+use ledger::LoadId;
 pub use loaded::{LoadedModel, Snapshot, Ticket};
+use loaded::{Start, User};
+use placement::{Decision, Limits, State};
 
 use crate::cache::{Model, Models};
 use crate::error::Error;
 use crate::runner::TextLimits;
-use crate::runner::process::Launch;
-use crate::runner::protocol::LoadRequest;
-use memory::Estimate;
+use crate::runner::process::{Launch, Runner};
+use crate::runner::protocol::{LoadRequest, Loaded};
+use memory::{Estimate, Memory};
 
 /// Prompt tokens that one step computes, over all its sequences.
 const BATCH_TOKENS: usize = 256;
 
-/// What the scheduler is told once.
+/// A queued load is reconsidered this often: memory that other processes free is not announced.
+const RECHECK: Duration = Duration::from_millis(250);
+
+/// A scheduler that has been dropped ends its task within this time.
+const MAX_REST: Duration = Duration::from_secs(5);
+
+/// How long [`Scheduler::stop`] waits for the last runners.
+const STOP_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// The scheduler's settings.
 pub struct Options {
     pub keep_alive: KeepAlive,
     pub max_queue: usize,
@@ -39,8 +57,10 @@ pub struct Options {
     pub load_timeout: Duration,
     pub threads: Option<usize>,
     pub text: TextLimits,
-    /// Bytes that a model may take now.
-    pub free_memory: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// How long a model in use is left alone after it was loaded, and after another load was queued.
+    pub eviction_delay: Duration,
+    /// The memory of this machine, and how much of it is free now.
+    pub memory: Box<dyn Fn() -> Memory + Send + Sync>,
 }
 
 /// What a request wants loaded.
@@ -51,9 +71,26 @@ pub struct Wanted {
     pub digest: Digest,
     /// As the caller wrote it.
     pub name: String,
+    /// Clients take turns where requests wait.
+    pub client: Arc<str>,
     /// Context asked for in the request's options.
     pub num_ctx: Option<usize>,
+    /// Tokens of the request's longest sequence, where that is known beforehand.
+    pub sequence_length: Option<usize>,
     pub keep_alive: Option<KeepAlive>,
+}
+
+impl Wanted {
+    /// The context that the request needs, if it needs a certain one: its own, or that of the model's parameters.
+    fn context(&self, params: &Map<String, Value>) -> Option<usize> {
+        self.num_ctx.or_else(|| model_context(params)).max(self.sequence_length)
+    }
+}
+
+/// `num_ctx` of a model's parameters.
+fn model_context(params: &Map<String, Value>) -> Option<usize> {
+    let asked = params.get("num_ctx").and_then(Value::as_u64).filter(|asked| *asked > 0);
+    asked.map(|asked| usize::try_from(asked).unwrap_or(usize::MAX))
 }
 
 /// Loads, shares and unloads models. Cheap to clone.
@@ -62,68 +99,85 @@ pub struct Scheduler {
     inner: Arc<Inner>,
 }
 
-pub(crate) struct Inner {
+struct Inner {
     options: Options,
     models: Arc<Models>,
     launcher: Arc<dyn Launch>,
     state: Mutex<State>,
-    /// One load at a time.
-    loading: tokio::sync::Mutex<()>,
-    queue: Arc<Semaphore>,
-    /// A model became idle, or went.
-    changed: Notify,
+    /// Loads in progress. Locked before `state` where both are.
+    loads: Mutex<HashMap<Digest, Vec<PendingLoad>>>,
+    waiting: Arc<Semaphore>,
+    arrivals: AtomicU64,
+    /// Something changed that decides who is loaded next.
+    changed: Arc<Notify>,
+    stopping: watch::Sender<bool>,
+    /// A runner has ended.
+    ended: Notify,
 }
 
-#[derive(Default)]
-struct State {
-    loaded: HashMap<Digest, Arc<LoadedModel>>,
-    stopping: bool,
+/// A load that several requests wait for. It is cancelled when the last of them leaves.
+struct PendingLoad {
+    num_ctx: Option<usize>,
+    load: WeakShared<LoadFuture>,
+}
+
+/// Yields a user of the model that keeps it loaded until each of the waiting requests has become a user of its own.
+type LoadFuture = BoxFuture<'static, Result<Arc<User>, Arc<Error>>>;
+
+/// How a request gets to its model.
+enum Entry {
+    Loaded(User),
+    Loading(Shared<LoadFuture>),
 }
 
 impl Scheduler {
-    /// Starts the task that unloads what has expired.
+    /// Starts the task that unloads expired models and places queued loads.
     pub fn start(options: Options, models: Arc<Models>, launcher: Arc<dyn Launch>) -> Scheduler {
-        let queue = Arc::new(Semaphore::new(options.max_queue.clamp(1, Semaphore::MAX_PERMITS)));
+        let waiting = Arc::new(Semaphore::new(options.max_queue.clamp(1, Semaphore::MAX_PERMITS)));
         let inner = Arc::new(Inner {
             options,
             models,
             launcher,
             state: Mutex::default(),
-            loading: tokio::sync::Mutex::default(),
-            queue,
-            changed: Notify::new(),
+            loads: Mutex::default(),
+            waiting,
+            arrivals: AtomicU64::new(0),
+            changed: Arc::default(),
+            stopping: watch::Sender::new(false),
+            ended: Notify::new(),
         });
-        tokio::spawn(expire(Arc::downgrade(&inner)));
+        tokio::spawn(keep_house(Arc::downgrade(&inner)));
         Scheduler { inner }
     }
 
-    /// Waits for the model to be loaded and for a place in it. Dropping the future gives up the wait.
+    /// Waits for the model to be loaded and for a place in it. Dropping the future cancels the wait, and the load with it if no
+    /// other request waits for it.
     pub async fn acquire(&self, wanted: Wanted) -> Result<Ticket, Error> {
-        let _waiting = self.inner.queue.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
+        let _waiting = self.inner.waiting.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
+        let arrival = self.inner.arrivals.fetch_add(1, Ordering::Relaxed);
         let started = Instant::now();
         let mut load = Duration::ZERO;
         loop {
-            let user = match self.inner.find(&wanted)? {
-                Some(user) => user,
-                None => {
-                    // In a task of its own: whoever asked first may leave, others may wait for the same.
-                    let (inner, wanted) = (self.inner.clone(), wanted.clone());
-                    tokio::spawn(async move { inner.load(wanted).await })
-                        .await
-                        .unwrap_or_else(|_| Err(Error::Stopping))?;
+            let user = match self.inner.enter(&wanted)? {
+                Entry::Loaded(user) => user,
+                Entry::Loading(loading) => {
+                    let loaded = loading.await;
+                    let first = loaded.map_err(|error| Arc::try_unwrap(error).unwrap_or_else(Error::Load))?;
                     load = started.elapsed();
-                    continue;
+                    if !first.model().has_context_for(&wanted) {
+                        continue;
+                    }
+                    first.join()
                 }
             };
-            match user.place().await {
-                Some(place) => return Ok(Ticket::new(self.inner.clone(), place, wanted.keep_alive, load)),
-                // Its runner went away while we waited.
-                None => continue,
+            // `None`: the model has to make room for another one, or its runner has ended.
+            if let Some(place) = user.place(&wanted, arrival).await {
+                return Ok(Ticket::new(place, &wanted, load));
             }
         }
     }
 
-    /// Loads a model for later requests, or tells how long it is to stay.
+    /// Loads a model for later requests, or sets how long it stays loaded.
     pub async fn preload(&self, wanted: Wanted) -> Result<Duration, Error> {
         Ok(self.acquire(wanted).await?.load_duration())
     }
@@ -149,156 +203,278 @@ impl Scheduler {
     pub async fn stop(&self) {
         let models: Vec<_> = {
             let mut state = self.inner.state();
-            state.stopping = true;
+            state.is_stopping = true;
+            state.refuse_all(|| Error::Stopping);
             state.loaded.drain().map(|(_, model)| model).collect()
         };
+        self.inner.stopping.send_replace(true);
         futures::future::join_all(models.iter().map(|model| model.stop())).await;
+        let all_ended = async {
+            loop {
+                let ended = self.inner.ended.notified();
+                if self.inner.state().ledger.is_empty() {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        // Loads in progress and models that were being unloaded before.
+        if tokio::time::timeout(STOP_TIMEOUT, all_ended).await.is_err() {
+            tracing::warn!("runners had not ended when the worker stopped");
+        }
+    }
+
+    /// Loads that wait for room.
+    #[cfg(test)]
+    fn queued(&self) -> usize {
+        self.inner.state().queued()
     }
 }
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loaded model, if it will do; using it keeps it from being unloaded.
-    fn find(&self, wanted: &Wanted) -> Result<Option<User>, Error> {
-        let state = self.state();
-        if state.stopping {
-            return Err(Error::Stopping);
+    /// Makes a request a user of the loaded model, or lets it wait for a load, which it begins if none is in progress.
+    fn enter(self: &Arc<Inner>, wanted: &Wanted) -> Result<Entry, Error> {
+        // Abandoned loads may be dropped under this lock, which therefore is not the state's: dropping them locks that one.
+        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wanted = wanted.clone();
+        {
+            let state = self.state();
+            if state.is_stopping {
+                return Err(Error::Stopping);
+            }
+            if let Some(model) = state.loaded.get(&wanted.digest) {
+                if model.suits(&wanted) {
+                    return Ok(Entry::Loaded(User::new(model.clone())));
+                }
+                wanted.keep_alive = Some(wanted.keep_alive.unwrap_or(model.keep_alive()));
+            }
         }
-        Ok(state.loaded.get(&wanted.digest).filter(|model| model.suits(wanted)).cloned().map(User::new))
+        loads.retain(|_, pending| {
+            pending.retain(|pending| pending.load.upgrade().is_some());
+            !pending.is_empty()
+        });
+        let asked = wanted.num_ctx.max(wanted.sequence_length);
+        let pending = loads.entry(wanted.digest.clone()).or_default();
+        let joined = pending.iter().find(|pending| asked <= pending.num_ctx).and_then(|it| it.load.upgrade());
+        if let Some(load) = joined {
+            return Ok(Entry::Loading(load));
+        }
+        let (inner, load) = (self.clone(), wanted.clone());
+        let load = async move { inner.load(load).await.map(Arc::new).map_err(Arc::new) };
+        let load: Shared<LoadFuture> = load.boxed().shared();
+        pending.extend(load.downgrade().map(|load| PendingLoad { num_ctx: asked, load }));
+        Ok(Entry::Loading(load))
     }
 
-    async fn load(self: Arc<Inner>, wanted: Wanted) -> Result<(), Error> {
-        // Pulling takes long and needs no turn: the cache sees to it that nothing is pulled twice.
+    async fn load(self: Arc<Inner>, wanted: Wanted) -> Result<User, Error> {
+        let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            loaded = self.load_until_stopped(wanted) => loaded,
+            _ = stopping.wait_for(|stopping| *stopping) => Err(Error::Stopping),
+        }
+    }
+
+    async fn load_until_stopped(self: &Arc<Inner>, wanted: Wanted) -> Result<User, Error> {
         let model = self.models.fetch(&wanted.repository, &wanted.digest).await?;
-        let _turn = self.loading.lock().await;
-        if self.find(&wanted)?.is_some() {
-            return Ok(());
-        }
         let default = self.options.context_length;
-        let context = wanted.num_ctx.map_or(default, |asked| asked.max(default));
+        let context = wanted.context(&model.params).map_or(default, |asked| asked.max(default));
         let estimate = Estimate::of(&model, context, self.options.num_parallel, &self.options.kv_cache_type);
-        self.make_room(&wanted.digest, &estimate).await?;
-        let loaded = self.start(&wanted, model, context).await?;
-        let mut state = self.state();
-        if state.stopping {
-            return Err(Error::Stopping);
+        let (needed, total) = (estimate.needed(), (self.options.memory)().total_bytes);
+        if needed > total {
+            return Err(Error::TooLarge { needed, total });
         }
-        state.loaded.insert(wanted.digest.clone(), loaded.clone());
-        drop(state);
-        tokio::spawn(watch(Arc::downgrade(&self), loaded));
-        Ok(())
-    }
-
-    async fn start(&self, wanted: &Wanted, model: Model, context: usize) -> Result<Arc<LoadedModel>, Error> {
-        let options = &self.options;
-        let started = Instant::now();
+        let reservation = match self.wait_for_room(&wanted, estimate).await? {
+            Room::Existing(user) => return Ok(user),
+            Room::Reserved(reservation) => reservation,
+        };
+        let id = reservation.id;
         let request = LoadRequest {
             model: model.spec.clone(),
-            kv_cache_type: options.kv_cache_type.clone(),
+            kv_cache_type: self.options.kv_cache_type.clone(),
             context_length: context,
-            num_parallel: options.num_parallel,
+            num_parallel: self.options.num_parallel,
             batch_tokens: BATCH_TOKENS,
-            threads: options.threads,
-            text: options.text,
+            threads: self.options.threads,
+            text: self.options.text,
         };
+        let (runner, loaded) = self.start_runner(reservation, &model, &request).await?;
+        let keep_alive = wanted.keep_alive.unwrap_or(self.options.keep_alive);
+        let start =
+            Start { id, wanted: &wanted, request: &request, keep_alive, changed: self.changed.clone() };
+        let loaded = Arc::new(LoadedModel::new(start, model, runner, loaded));
+        let user = {
+            let mut state = self.state();
+            if state.is_stopping {
+                return Err(Error::Stopping);
+            }
+            let user = User::new(loaded.clone());
+            state.loaded.insert(wanted.digest, loaded.clone());
+            user
+        };
+        tokio::spawn(watch_runner(Arc::downgrade(self), loaded));
+        self.changed.notify_one();
+        Ok(user)
+    }
+
+    async fn wait_for_room(self: &Arc<Inner>, wanted: &Wanted, estimate: Estimate) -> Result<Room, Error> {
+        let (id, decided) = self.state().enqueue(wanted.clone(), estimate);
+        let queued = Queued { inner: self, id };
+        self.place();
+        loop {
+            let decision = self.state().take_decision(queued.id);
+            match decision {
+                Some(Decision::Start) => {
+                    return Ok(Room::Reserved(Reservation { inner: Arc::downgrade(self), id }));
+                }
+                Some(Decision::Existing(user)) => return Ok(Room::Existing(user)),
+                Some(Decision::Refuse(error)) => return Err(error),
+                None => decided.notified().await,
+            }
+        }
+    }
+
+    /// Starts a runner and loads a model into it, within the load timeout.
+    async fn start_runner(
+        self: &Arc<Inner>,
+        reservation: Reservation,
+        model: &Model,
+        request: &LoadRequest,
+    ) -> Result<(Runner, Loaded), Error> {
+        let started = Instant::now();
         let load = async {
-            let runner = self.launcher.launch().await?;
-            match runner.client().load(&request).await {
+            let id = reservation.id;
+            let runner = Starting { inner: self, id, runner: Some(self.launcher.launch().await?) };
+            self.state().ledger.attach(id, Box::new(runner.anonymous_bytes()));
+            let ended = runner.ended();
+            // What was promised is available again when the process is gone, however it ends.
+            tokio::spawn(async move {
+                ended.await;
+                drop(reservation);
+            });
+            match runner.client().load(request).await {
                 Err(error) if error.is_gone() => Err(Error::LoadEnded),
-                loaded => Ok((runner, loaded?)),
+                loaded => {
+                    let loaded = loaded?;
+                    Ok((runner.finish(), loaded))
+                }
             }
         };
-        let (runner, loaded) = tokio::time::timeout(options.load_timeout, load)
-            .await
-            .map_err(|_| Error::LoadTimeout(options.load_timeout))??;
+        let timeout = self.options.load_timeout;
+        let (runner, loaded) =
+            tokio::time::timeout(timeout, load).await.map_err(|_| Error::LoadTimeout(timeout))??;
         tracing::info!(
             repository = %model.repository, digest = %model.digest, architecture = loaded.architecture,
             device = loaded.device, context_length = loaded.context_length,
             duration_ms = started.elapsed().as_millis() as u64, "loaded"
         );
-        let keep_alive = wanted.keep_alive.unwrap_or(options.keep_alive);
-        Ok(Arc::new(LoadedModel::new(wanted, model, runner, loaded, &request, keep_alive)))
+        Ok((runner, loaded))
     }
 
-    /// Unloads idle models, the least recently used first, until the new one fits in number and in memory.
-    async fn make_room(&self, digest: &Digest, estimate: &Estimate) -> Result<(), Error> {
-        loop {
-            let changed = self.changed.notified();
-            let (victim, any) = {
-                let state = self.state();
-                if state.stopping {
-                    return Err(Error::Stopping);
-                }
-                let free = (self.options.free_memory)();
-                let fits = state.loaded.len() < self.options.max_loaded_models && estimate.fits(free);
-                // The same model with another context has to go in any case.
-                let same = state.loaded.get(digest).cloned();
-                if same.is_none() && fits {
-                    return Ok(());
-                }
-                if same.is_none() && state.loaded.is_empty() {
-                    // Nothing more can go. A tight fit is tried, an impossible one is not.
-                    return if estimate.needed() <= free {
-                        Ok(())
-                    } else {
-                        Err(Error::Memory { needed: estimate.needed(), available: free })
-                    };
-                }
-                let lru = || {
-                    let idle = state.loaded.values().filter(|model| model.is_idle());
-                    idle.min_by_key(|model| model.last_used()).cloned()
-                };
-                let victim = match same {
-                    Some(same) => {
-                        same.retire();
-                        same.is_idle().then_some(same)
-                    }
-                    None => lru(),
-                };
-                (victim, !state.loaded.is_empty())
-            };
-            match victim {
-                Some(victim) => self.unload(&victim).await,
-                None if any => {
-                    // Becoming idle is told; the timeout covers what is not, such as memory that others free.
-                    let _ = tokio::time::timeout(Duration::from_millis(500), changed).await;
-                }
-                None => {}
-            }
-        }
-    }
-
-    /// Takes a model out and ends its runner, unless somebody has begun to use it.
-    async fn unload(&self, model: &Arc<LoadedModel>) {
-        {
+    /// Places queued loads, and begins to unload the models that make room for them.
+    fn place(self: &Arc<Inner>) {
+        let limits = Limits {
+            max_loaded_models: self.options.max_loaded_models.max(1),
+            eviction_delay: self.options.eviction_delay,
+        };
+        let to_stop = {
             let mut state = self.state();
-            let is_it = state.loaded.get(model.digest()).is_some_and(|other| Arc::ptr_eq(other, model));
-            if !is_it || !model.is_idle() {
-                return;
-            }
-            state.loaded.remove(model.digest());
-        }
-        model.stop().await;
-        tracing::info!(repository = %model.repository(), digest = %model.digest(), "unloaded");
-        self.changed.notify_waiters();
+            let memory = if state.is_waiting() { (self.options.memory)() } else { Memory::default() };
+            state.place(memory, &limits, Instant::now())
+        };
+        to_stop.into_iter().for_each(stop_runner);
     }
 
-    /// A ticket ended: clocks start, waiters look again.
-    pub(crate) fn released(&self) {
-        self.changed.notify_waiters();
-        self.changed.notify_one();
-    }
-
-    pub(crate) fn default_keep_alive(&self) -> KeepAlive {
-        self.options.keep_alive
+    /// Unloads models whose keep-alive has expired. Returns when the next one expires.
+    fn unload_expired(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut state = self.state();
+        let models: Vec<_> = state.loaded.values().cloned().collect();
+        let is_due = |model: &Arc<LoadedModel>| model.expires_at().is_some_and(|at| at <= now);
+        let due: Vec<_> =
+            models.iter().filter(|model| is_due(model) && state.remove_idle(model)).cloned().collect();
+        drop(state);
+        due.into_iter().for_each(stop_runner);
+        models.iter().filter_map(|model| model.expires_at()).filter(|at| *at > now).min()
     }
 }
 
-/// Removes a model whose runner went away by itself, so that the next request starts it again.
-async fn watch(inner: std::sync::Weak<Inner>, model: Arc<LoadedModel>) {
+/// Memory for a load, or the loaded model.
+enum Room {
+    Reserved(Reservation),
+    Existing(User),
+}
+
+/// A place in the queue of loads.
+struct Queued<'a> {
+    inner: &'a Inner,
+    id: LoadId,
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.inner.state().cancel(self.id);
+        self.inner.changed.notify_one();
+    }
+}
+
+/// Memory promised to a load, until it is dropped.
+struct Reservation {
+    inner: Weak<Inner>,
+    id: LoadId,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.state().ledger.release(self.id);
+            inner.changed.notify_one();
+            inner.ended.notify_waiters();
+        }
+    }
+}
+
+/// A runner whose model is not loaded yet. If the load fails or is cancelled, its memory becomes available soon.
+struct Starting<'a> {
+    inner: &'a Inner,
+    id: LoadId,
+    runner: Option<Runner>,
+}
+
+impl Starting<'_> {
+    fn finish(mut self) -> Runner {
+        self.runner.take().expect("taken only here")
+    }
+}
+
+impl std::ops::Deref for Starting<'_> {
+    type Target = Runner;
+
+    fn deref(&self) -> &Runner {
+        self.runner.as_ref().expect("taken only by `finish`, which ends this value")
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        if self.runner.is_some() {
+            self.inner.state().ledger.leave(self.id);
+        }
+    }
+}
+
+fn stop_runner(model: Arc<LoadedModel>) {
+    tokio::spawn(async move {
+        model.stop().await;
+        tracing::info!(repository = %model.repository(), digest = %model.digest(), "unloaded");
+    });
+}
+
+/// Removes a model whose runner ended by itself, so that the next request starts it again.
+async fn watch_runner(inner: Weak<Inner>, model: Arc<LoadedModel>) {
     model.ended().await;
     model.close();
     let Some(inner) = inner.upgrade() else { return };
@@ -306,32 +482,24 @@ async fn watch(inner: std::sync::Weak<Inner>, model: Arc<LoadedModel>) {
     if state.loaded.get(model.digest()).is_some_and(|other| Arc::ptr_eq(other, &model)) {
         state.loaded.remove(model.digest());
         drop(state);
-        tracing::error!(repository = %model.repository(), digest = %model.digest(), "the runner of a model went away");
-        inner.changed.notify_waiters();
+        tracing::error!(repository = %model.repository(), digest = %model.digest(), "the runner of a model ended unexpectedly");
+        inner.changed.notify_one();
     }
 }
 
-/// Unloads models whose time has come, until the scheduler is gone.
-async fn expire(inner: std::sync::Weak<Inner>) {
+/// Unloads expired models and places queued loads, until the scheduler is gone.
+async fn keep_house(inner: Weak<Inner>) {
     loop {
         let Some(strong) = inner.upgrade() else { return };
-        let now = Instant::now();
-        let (due, next) = {
-            let state = strong.state();
-            let expiring = || state.loaded.values().filter_map(|model| Some((model.expires_at()?, model)));
-            let due: Vec<_> =
-                expiring().filter(|(at, _)| *at <= now).map(|(_, model)| model.clone()).collect();
-            (due, expiring().map(|(at, _)| at).filter(|at| *at > now).min())
-        };
-        for model in due {
-            strong.unload(&model).await;
-        }
-        let changed = strong.changed.notified();
-        // Also looked at now and then without being told, so that a dropped scheduler ends this task.
-        let wake = next.unwrap_or(now + Duration::from_secs(3600)).min(now + Duration::from_secs(5));
+        let expires = strong.unload_expired();
+        strong.place();
+        let recheck = if strong.state().is_waiting() { RECHECK } else { MAX_REST };
+        let changed = strong.changed.clone();
+        drop(strong);
+        let latest = Instant::now() + recheck;
         tokio::select! {
-            () = changed => {}
-            () = tokio::time::sleep_until(wake) => {}
+            () = changed.notified() => {}
+            () = tokio::time::sleep_until(expires.unwrap_or(latest).min(latest)) => {}
         }
     }
 }

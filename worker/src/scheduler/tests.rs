@@ -1,12 +1,13 @@
-//! The scheduler over runners that pretend: who waits, who is evicted, and when clocks run.
+//! The scheduler over fake runners: which requests wait, which models are evicted, and when keep-alives expire.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lode_model::digest::Digest;
 use lode_model::media_type as mt;
 
+use super::memory::Memory;
 use super::{KeepAlive, Options, Scheduler, Ticket, Wanted};
 use crate::cache::{Cache, Models};
 use crate::error::Error;
@@ -23,6 +24,7 @@ struct Bench {
     launched: Arc<AtomicUsize>,
     running: Arc<AtomicUsize>,
     free: Arc<AtomicU64>,
+    total: Arc<AtomicU64>,
     _folder: tempfile::TempDir,
 }
 
@@ -32,7 +34,8 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
     let cache = Cache::open(folder.path(), Vec::new(), None).unwrap();
     let models = Arc::new(Models::open(cache, tiny.client().await).unwrap());
     let free = Arc::new(AtomicU64::new(u64::MAX));
-    let free_memory = free.clone();
+    let total = Arc::new(AtomicU64::new(u64::MAX));
+    let (free_bytes, total_bytes) = (free.clone(), total.clone());
     let mut options = Options {
         keep_alive: KeepAlive::Forever,
         max_queue: 16,
@@ -43,7 +46,11 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
         load_timeout: PATIENCE,
         threads: None,
         text: crate::runner::TextLimits::default(),
-        free_memory: Box::new(move || free_memory.load(Ordering::SeqCst)),
+        eviction_delay: Duration::ZERO,
+        memory: Box::new(move || Memory {
+            total_bytes: total_bytes.load(Ordering::SeqCst),
+            free_bytes: free_bytes.load(Ordering::SeqCst),
+        }),
     };
     set(&mut options);
     let (launched, running) = (launcher.launched.clone(), launcher.running.clone());
@@ -54,6 +61,7 @@ async fn bench(launcher: InProcess, set: impl FnOnce(&mut Options)) -> Bench {
         launched,
         running,
         free,
+        total,
         _folder: folder,
     }
 }
@@ -63,7 +71,9 @@ fn wanted(digest: &Digest) -> Wanted {
         repository: repository(),
         digest: digest.clone(),
         name: "demo".into(),
+        client: "client".into(),
         num_ctx: None,
+        sequence_length: None,
         keep_alive: None,
     }
 }
@@ -171,6 +181,9 @@ async fn the_least_recently_used_idle_model_makes_room() {
     assert_eq!(bench.running.load(Ordering::SeqCst), 2);
 }
 
+/// What the demo model of these tests is estimated to need.
+const NEEDED: u64 = 110 << 20;
+
 #[tokio::test]
 async fn memory_is_estimated() {
     let bench = bench(InProcess::fake(), |_| {}).await;
@@ -179,10 +192,230 @@ async fn memory_is_estimated() {
     bench.free.store(0, Ordering::SeqCst);
     let error = bench.acquire(&b).await.err().unwrap();
     assert!(matches!(error, Error::Memory { available: 0, .. }), "{error}");
-    assert!(bench.loaded().is_empty(), "what was idle had to go first");
-    // Tight, but possible.
-    bench.free.store(110 << 20, Ordering::SeqCst);
+    assert_eq!(bench.loaded(), [a.digest], "unloading it would not have been enough");
+    // A tight fit is tried after every other model has been unloaded.
+    bench.free.store(NEEDED, Ordering::SeqCst);
     assert!(bench.acquire(&b).await.is_ok());
+    assert_eq!(bench.loaded(), [b.digest]);
+}
+
+#[tokio::test]
+async fn promised_memory_is_not_free() {
+    let bench = bench(InProcess::fake(), |_| {}).await;
+    let (a, b) = (bench.model(1), bench.model(2));
+    // Enough for one with some to spare, and reported as free although the first model is loaded: it has not touched it yet.
+    bench.free.store(2 * NEEDED, Ordering::SeqCst);
+    drop(bench.acquire(&a).await.unwrap());
+    drop(bench.acquire(&b).await.unwrap());
+    assert_eq!(bench.loaded(), [b.digest], "the first one made room");
+    bench.free.store(4 * NEEDED, Ordering::SeqCst);
+    drop(bench.acquire(&a).await.unwrap());
+    assert_eq!(bench.loaded().len(), 2);
+}
+
+#[tokio::test]
+async fn a_load_that_can_never_fit_is_refused_at_once() {
+    let bench = bench(InProcess::fake(), |options| options.max_loaded_models = 1).await;
+    let (a, b) = (bench.model(1), bench.model(2));
+    let in_use = bench.acquire(&a).await.unwrap();
+    bench.total.store(50 << 20, Ordering::SeqCst);
+    let error = bench.acquire(&b).await.err().unwrap();
+    assert!(matches!(error, Error::TooLarge { total, .. } if total == 50 << 20), "{error}");
+    let long = Wanted { num_ctx: Some(1 << 40), ..a.clone() };
+    assert!(matches!(bench.acquire(&long).await.err().unwrap(), Error::TooLarge { .. }));
+    // The model in use has not been told to make room.
+    drop(bench.acquire(&a).await.unwrap());
+    drop(in_use);
+    assert_eq!((bench.loaded(), bench.launched()), (vec![a.digest], 1));
+}
+
+/// Requests that repeat themselves until they are told to stop; counts those that were served.
+struct Busy {
+    served: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+    loops: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Busy {
+    async fn start(bench: &Bench, wanted: &Wanted, loops: usize) -> Busy {
+        let (served, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let run = |at: usize| {
+            let (scheduler, served, stop) = (bench.scheduler.clone(), served.clone(), stop.clone());
+            let wanted = Wanted { client: format!("loop {at}").into(), ..wanted.clone() };
+            tokio::spawn(async move {
+                while !stop.load(Ordering::SeqCst) {
+                    let ticket = scheduler.acquire(wanted.clone()).await.unwrap();
+                    // Others get their ticket before this one ends, so the model is never idle.
+                    for _ in 0..8 {
+                        tokio::task::yield_now().await;
+                    }
+                    served.fetch_add(1, Ordering::SeqCst);
+                    drop(ticket);
+                }
+            })
+        };
+        let busy = Busy { loops: (0..loops).map(run).collect(), served, stop };
+        bench.until("the loops run", || busy.served() > 10).await;
+        busy
+    }
+
+    fn served(&self) -> usize {
+        self.served.load(Ordering::SeqCst)
+    }
+
+    async fn stop(self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for task in self.loops {
+            task.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_busy_model_does_not_keep_others_out() {
+    let bench = bench(InProcess::fake(), |options| options.max_loaded_models = 1).await;
+    let [a, b, c] = [1, 2, 3].map(|seed| bench.model(seed));
+    let busy = Busy::start(&bench, &a, 3).await;
+    for other in [&b, &c, &b, &c] {
+        let (scheduler, wanted) = (bench.scheduler.clone(), other.clone());
+        let other = tokio::spawn(async move { scheduler.acquire(wanted).await.map(drop) });
+        bench.until("the load is queued", || bench.scheduler.queued() > 0 || other.is_finished()).await;
+        let before = busy.served();
+        other.await.unwrap().unwrap();
+        // Of A's requests those that held a place have finished, and those that were waiting when A got its next turn.
+        let served = busy.served() - before;
+        assert!(served <= 8, "{served}");
+        let before = busy.served();
+        bench
+            .until("A is served again", || busy.served() > before + 10 && bench.scheduler.queued() == 0)
+            .await;
+    }
+    busy.stop().await;
+}
+
+#[tokio::test]
+async fn a_model_in_use_is_left_alone_for_a_moment() {
+    let bench = bench(InProcess::fake(), |options| {
+        options.max_loaded_models = 1;
+        options.eviction_delay = PATIENCE * 10;
+    })
+    .await;
+    let (a, b) = (bench.model(1), bench.model(2));
+    let in_use = bench.acquire(&a).await.unwrap();
+    let waiting = {
+        let (scheduler, b) = (bench.scheduler.clone(), b.clone());
+        tokio::spawn(async move { scheduler.acquire(b).await.map(drop) })
+    };
+    bench.until("the load is queued", || bench.scheduler.queued() == 1).await;
+    // Requests are admitted until the delay has passed, and an idle model gives way without one.
+    drop(bench.acquire(&a).await.unwrap());
+    drop(in_use);
+    waiting.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn clients_take_turns() {
+    let bench =
+        bench(InProcess::fake(), |options| (options.num_parallel, options.max_queue) = (1, 100)).await;
+    let model = bench.model(1);
+    let first = bench.acquire(&model).await.unwrap();
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let ask = |client: &str| {
+        let (scheduler, order) = (bench.scheduler.clone(), order.clone());
+        let wanted = Wanted { client: client.into(), ..model.clone() };
+        tokio::spawn(async move {
+            let ticket = scheduler.acquire(wanted.clone()).await.unwrap();
+            order.lock().unwrap().push(wanted.client.to_string());
+            drop(ticket);
+        })
+    };
+    let users = async |count: usize| {
+        bench.until("they wait", || bench.scheduler.loaded()[0].users == count).await;
+    };
+    let many: Vec<_> = (0..20).map(|_| ask("many")).collect();
+    users(21).await;
+    let few: Vec<_> = (0..2).map(|_| ask("few")).collect();
+    users(23).await;
+    drop(first);
+    for request in many.into_iter().chain(few) {
+        request.await.unwrap();
+    }
+    let order = order.lock().unwrap();
+    assert_eq!(order[..5], ["many", "few", "many", "few", "many"], "{order:?}");
+}
+
+#[tokio::test]
+async fn a_slow_load_does_not_hold_up_another() {
+    let (go_on, slow) = std::sync::mpsc::channel::<()>();
+    let slow = std::sync::Mutex::new(slow);
+    let started = Arc::<AtomicUsize>::default();
+    let loads = started.clone();
+    let quick = InProcess::fake().loader();
+    let launcher = InProcess::new(Arc::new(move |request| {
+        if loads.fetch_add(1, Ordering::SeqCst) == 0 {
+            let _ = slow.lock().unwrap().recv();
+        }
+        quick(request)
+    }));
+    let bench = bench(launcher, |_| {}).await;
+    let (a, b) = (bench.model(1), bench.model(2));
+    let waiting = {
+        let (scheduler, a) = (bench.scheduler.clone(), a.clone());
+        tokio::spawn(async move { scheduler.acquire(a).await.map(drop) })
+    };
+    bench.until("the first load runs", || started.load(Ordering::SeqCst) == 1).await;
+    drop(bench.acquire(&b).await.unwrap());
+    assert!(!waiting.is_finished());
+    go_on.send(()).unwrap();
+    waiting.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_load_ends_with_the_last_request_that_waits_for_it() {
+    // A load that runs for ever, of which two requests want the result.
+    let (given_up, forever) = std::sync::mpsc::channel::<()>();
+    let forever = std::sync::Mutex::new(forever);
+    let launcher = InProcess::new(Arc::new(move |_| {
+        let _ = forever.lock().unwrap().recv();
+        Err(RunnerError::failed("too late"))
+    }));
+    let bench = self::bench(launcher, |options| options.max_loaded_models = 1).await;
+    let (a, b) = (bench.model(1), bench.model(2));
+    let wait = |wanted: &Wanted| {
+        let (scheduler, wanted) = (bench.scheduler.clone(), wanted.clone());
+        tokio::spawn(async move { scheduler.acquire(wanted).await.map(drop) })
+    };
+    let (first, second) = (wait(&a), wait(&a));
+    bench.until("the load runs", || bench.running.load(Ordering::SeqCst) == 1).await;
+    let queued = wait(&b);
+    bench.until("another one is queued", || bench.scheduler.queued() == 1).await;
+    queued.abort();
+    bench.until("and no longer", || bench.scheduler.queued() == 0).await;
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    assert_eq!(bench.running.load(Ordering::SeqCst), 1, "somebody waits for it");
+    second.abort();
+    bench.until("its runner is ended", || bench.running.load(Ordering::SeqCst) == 0).await;
+    drop(given_up);
+}
+
+#[tokio::test]
+async fn a_requester_who_leaves_lets_the_victim_stay() {
+    let bench = bench(InProcess::fake(), |options| options.max_loaded_models = 1).await;
+    let (a, b) = (bench.model(1), bench.model(2));
+    let in_use = bench.acquire(&a).await.unwrap();
+    let wait = |wanted: &Wanted| {
+        let (scheduler, wanted) = (bench.scheduler.clone(), wanted.clone());
+        tokio::spawn(async move { scheduler.acquire(wanted).await.map(|ticket| ticket.load_duration()) })
+    };
+    let other = wait(&b);
+    bench.until("B is queued", || bench.scheduler.queued() == 1).await;
+    let again = wait(&a);
+    bench.until("A is not admitted meanwhile", || bench.scheduler.queued() == 2).await;
+    other.abort();
+    again.await.unwrap().unwrap();
+    drop(in_use);
+    assert_eq!(bench.launched(), 1, "A has not been loaded again");
 }
 
 #[tokio::test]
@@ -201,15 +434,17 @@ async fn models_leave_when_their_time_has_come() {
     drop(bench.acquire(&keep(model.clone(), ms(50))).await.unwrap());
     bench.until("it is unloaded later", || bench.loaded().is_empty()).await;
 
-    // The last request decides, and the default is for ever here.
-    drop(bench.acquire(&keep(model.clone(), ms(5))).await.unwrap());
+    // A request without a keep-alive leaves the model's as it is, also where the model is loaded again for a longer context.
+    let hour = KeepAlive::For(Duration::from_secs(3600));
+    let expires_in_an_hour = || {
+        let at = bench.scheduler.loaded()[0].expires_at;
+        at.duration_since(std::time::SystemTime::now()).is_ok_and(|left| left <= Duration::from_secs(3600))
+    };
+    drop(bench.acquire(&keep(model.clone(), hour)).await.unwrap());
     drop(bench.acquire(&model).await.unwrap());
-    let launched = bench.launched();
-    tokio::time::sleep(Duration::from_millis(30)).await;
-    drop(bench.acquire(&model).await.unwrap());
-    assert!(bench.launched() <= launched + 1);
-    tokio::time::sleep(Duration::from_millis(30)).await;
-    assert_eq!(bench.loaded().len(), 1);
+    assert!(expires_in_an_hour());
+    drop(bench.acquire(&Wanted { num_ctx: Some(1024), ..model.clone() }).await.unwrap());
+    assert!(expires_in_an_hour());
     bench.scheduler.unload(&model.digest);
     bench.until("it is unloaded on demand", || bench.loaded().is_empty()).await;
 }
@@ -222,6 +457,7 @@ async fn a_longer_context_loads_again() {
     drop(bench.acquire(&model).await.unwrap());
     drop(bench.acquire(&ctx(100)).await.unwrap());
     assert_eq!(bench.launched(), 1, "shorter is a limit, not another load");
+    assert_eq!(bench.scheduler.loaded()[0].context_length, 100, "the one in force is shown");
     let in_use = bench.acquire(&model).await.unwrap();
     let scheduler = bench.scheduler.clone();
     let longer = ctx(1000);
@@ -229,7 +465,7 @@ async fn a_longer_context_loads_again() {
         tokio::spawn(
             async move { scheduler.acquire(longer).await.map(|t| t.model().loaded().context_length) },
         );
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    bench.until("the load is queued", || bench.scheduler.queued() == 1).await;
     assert!(!waiting.is_finished(), "it waits for those in flight");
     drop(in_use);
     assert_eq!(waiting.await.unwrap().unwrap(), 1000);
@@ -238,6 +474,20 @@ async fn a_longer_context_loads_again() {
     drop(bench.acquire(&ctx(1_000_000)).await.unwrap());
     drop(bench.acquire(&ctx(2_000_000)).await.unwrap());
     assert_eq!(bench.launched(), 3);
+}
+
+#[tokio::test]
+async fn a_model_is_loaded_with_the_context_of_its_parameters() {
+    let bench = bench(InProcess::fake(), |_| {}).await;
+    let params = (mt::OLLAMA_PARAMS, "", br#"{"num_ctx": 1024}"#.to_vec());
+    let model = wanted(&bench.tiny.put_demo_with(1, false, &[params]));
+    let in_force = || bench.scheduler.loaded()[0].context_length;
+    drop(bench.acquire(&model).await.unwrap());
+    assert_eq!(in_force(), 1024);
+    drop(bench.acquire(&Wanted { num_ctx: Some(2), ..model.clone() }).await.unwrap());
+    assert_eq!(in_force(), 4, "the shortest that there is");
+    drop(bench.acquire(&model).await.unwrap());
+    assert_eq!((in_force(), bench.launched()), (1024, 1));
 }
 
 #[tokio::test]

@@ -1,0 +1,240 @@
+//! Which queued load gets memory and which loaded model makes room for it. Decided as a whole each time something changes,
+//! under one lock and without waiting, from the queue in order of arrival.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lode_model::digest::Digest;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::Wanted;
+use super::ledger::{LoadId, MemoryLedger};
+use super::loaded::{LoadedModel, User};
+use super::memory::{Estimate, Memory, is_comfortable};
+use crate::error::Error;
+
+/// Models and the loads that wait for room.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) loaded: HashMap<Digest, Arc<LoadedModel>>,
+    pub(super) ledger: MemoryLedger,
+    pub(super) is_stopping: bool,
+    /// In order of arrival.
+    queue: Vec<QueuedLoad>,
+    last_id: LoadId,
+}
+
+/// A load that waits for memory and for one of the model slots.
+struct QueuedLoad {
+    id: LoadId,
+    wanted: Wanted,
+    estimate: Estimate,
+    since: Instant,
+    decision: Option<Decision>,
+    decided: Arc<Notify>,
+}
+
+/// What becomes of a queued load.
+pub(super) enum Decision {
+    /// Memory has been promised under the load's id.
+    Start,
+    /// The model is loaded after all.
+    Existing(User),
+    Refuse(Error),
+}
+
+/// What a decision depends on besides the state.
+pub(super) struct Limits {
+    pub(super) max_loaded_models: usize,
+    /// How long a model in use is left alone after it was loaded, and after another load was queued.
+    pub(super) eviction_delay: Duration,
+}
+
+/// Memory and slots that the rest of the queue can count on.
+struct Supply {
+    bytes: u64,
+    slots: usize,
+}
+
+impl Supply {
+    fn add(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.slots += 1;
+    }
+
+    fn subtract(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.slots = self.slots.saturating_sub(1);
+    }
+
+    fn has(&self, bytes: u64) -> bool {
+        self.slots > 0 && is_comfortable(bytes, self.bytes)
+    }
+}
+
+impl State {
+    pub(super) fn enqueue(&mut self, wanted: Wanted, estimate: Estimate) -> (LoadId, Arc<Notify>) {
+        self.last_id += 1;
+        let decided = Arc::new(Notify::new());
+        self.queue.push(QueuedLoad {
+            id: self.last_id,
+            wanted,
+            estimate,
+            since: Instant::now(),
+            decision: None,
+            decided: decided.clone(),
+        });
+        (self.last_id, decided)
+    }
+
+    /// Takes a load out of the queue if it has been decided.
+    pub(super) fn take_decision(&mut self, id: LoadId) -> Option<Decision> {
+        let at = self.queue.iter().position(|load| load.id == id && load.decision.is_some())?;
+        self.queue.remove(at).decision
+    }
+
+    /// Takes a load out of the queue that is no longer wanted, with what it has been promised.
+    pub(super) fn cancel(&mut self, id: LoadId) {
+        let before = self.queue.len();
+        self.queue.retain(|load| load.id != id);
+        if self.queue.len() < before {
+            self.ledger.release(id);
+        }
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.queue.iter().any(|load| load.decision.is_none())
+    }
+
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Refuses every queued load.
+    pub(super) fn refuse_all(&mut self, error: impl Fn() -> Error) {
+        for load in &mut self.queue {
+            load.decide(Decision::Refuse(error()));
+        }
+    }
+
+    /// Takes an idle model out of use; its runner is to be stopped.
+    pub(super) fn remove_idle(&mut self, model: &Arc<LoadedModel>) -> bool {
+        let is_it = self.loaded.get(model.digest()).is_some_and(|other| Arc::ptr_eq(other, model));
+        if !is_it || !model.is_idle() {
+            return false;
+        }
+        self.ledger.leave(model.load_id());
+        self.loaded.remove(model.digest());
+        true
+    }
+
+    /// Decides what can be decided. Returns the models whose runners are to be stopped, which are out of use already.
+    pub(super) fn place(&mut self, memory: Memory, limits: &Limits, now: Instant) -> Vec<Arc<LoadedModel>> {
+        let mut queue = std::mem::take(&mut self.queue);
+        let (leaving_count, leaving_bytes) = self.ledger.leaving();
+        let mut available = Supply {
+            bytes: self.ledger.available(memory.free_bytes),
+            slots: limits.max_loaded_models.saturating_sub(self.ledger.len()),
+        };
+        // What is or will be available, without what the loads in front will take of it.
+        let mut expected = Supply {
+            bytes: available.bytes.saturating_add(leaving_bytes),
+            slots: available.slots + leaving_count,
+        };
+        let at_most = self.ledger.without_models(memory.free_bytes);
+        let mut victims = Victims { chosen: HashSet::new(), limits, now };
+
+        for load in queue.iter_mut().filter(|load| load.decision.is_none()) {
+            let needed = load.estimate.needed();
+            let digest = &load.wanted.digest;
+            let present = self.loaded.get(digest).filter(|_| !victims.chosen.contains(digest)).cloned();
+            match &present {
+                Some(model) if model.has_context_for(&load.wanted) && model.is_alive() => {
+                    load.decide(Decision::Existing(User::new(model.clone())));
+                    continue;
+                }
+                _ if needed > at_most => {
+                    load.decide(Decision::Refuse(Error::Memory { needed, available: at_most }));
+                    continue;
+                }
+                // The same model with a shorter context has to be unloaded first.
+                Some(model) if victims.is_due(model, load) => {
+                    expected.add(victims.choose(model, &self.ledger));
+                }
+                Some(_) => continue,
+                None => {}
+            }
+            while !expected.has(needed) {
+                let Some(victim) = victims.next(self.loaded.values(), load) else { break };
+                expected.add(victims.choose(&victim, &self.ledger));
+            }
+            let is_alone = self.ledger.is_empty() && needed <= available.bytes;
+            let has_room = (available.has(needed) && expected.has(needed)) || is_alone;
+            if has_room && !self.ledger.holds(digest) {
+                self.ledger.promise(load.id, digest, &load.estimate);
+                available.subtract(needed);
+                load.decide(Decision::Start);
+            }
+            expected.subtract(needed);
+        }
+        self.queue = queue;
+
+        let mut to_stop = Vec::new();
+        let models: Vec<_> = self.loaded.values().cloned().collect();
+        for model in models {
+            let is_victim = victims.chosen.contains(model.digest());
+            model.set_draining(is_victim);
+            if is_victim && self.remove_idle(&model) {
+                to_stop.push(model);
+            }
+        }
+        to_stop
+    }
+}
+
+impl QueuedLoad {
+    fn decide(&mut self, decision: Decision) {
+        self.decision.get_or_insert(decision);
+        self.decided.notify_one();
+    }
+}
+
+/// The models that make room.
+struct Victims<'a> {
+    chosen: HashSet<Digest>,
+    limits: &'a Limits,
+    now: Instant,
+}
+
+impl Victims<'_> {
+    /// A model in use stays for a moment, so that models that are wanted in turn do not spend their time loading.
+    fn is_due(&self, model: &LoadedModel, load: &QueuedLoad) -> bool {
+        let settled =
+            |since: Instant| self.now.saturating_duration_since(since) >= self.limits.eviction_delay;
+        model.is_idle() || (settled(load.since) && settled(model.loaded_at()))
+    }
+
+    /// The idle model that was used least recently; without one, the model in use that was loaded first.
+    fn next<'m>(
+        &self,
+        loaded: impl Iterator<Item = &'m Arc<LoadedModel>>,
+        load: &QueuedLoad,
+    ) -> Option<Arc<LoadedModel>> {
+        let candidates =
+            loaded.filter(|model| !self.chosen.contains(model.digest()) && self.is_due(model, load));
+        let rank = |model: &&Arc<LoadedModel>| match model.is_idle() {
+            true => (false, model.last_used()),
+            false => (true, model.loaded_at()),
+        };
+        candidates.min_by_key(rank).cloned()
+    }
+
+    /// Returns the bytes that become available.
+    fn choose(&mut self, model: &LoadedModel, ledger: &MemoryLedger) -> u64 {
+        self.chosen.insert(model.digest().clone());
+        ledger.total_of(model.load_id())
+    }
+}
