@@ -181,12 +181,15 @@ impl<K: Kernels> Encoder<K> {
 
 impl<K: Kernels> Forward<K> for Encoder<K> {
     fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError> {
-        let Pass { kernels, batch, cache, output } = pass;
+        let Pass { kernels, batch, cache, output, is_cancelled } = pass;
         let step = kernels.begin(batch, &[]);
         kernels.embed(&step, &self.embedding, 1.0, &mut self.x);
         kernels.positions(&step, &self.positions, &self.token_type, &mut self.x);
         kernels.layer_norm(&step, &self.norm, &mut self.x);
         for block in &self.blocks {
+            if is_cancelled() {
+                return Ok(());
+            }
             // Nothing is kept beyond the step, so that one layer's room does for all.
             kernels.qkv(&step, &self.x, &block.qkv, cache, 0, &mut self.q);
             kernels.attention(&step, &self.q, &self.attention, cache, 0, &mut self.mixed);

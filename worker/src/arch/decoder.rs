@@ -245,10 +245,13 @@ pub(super) fn vocabulary(error: LoadError) -> LoadError {
 
 impl<K: Kernels> Forward<K> for Decoder<K> {
     fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError> {
-        let Pass { kernels, batch, cache, output } = pass;
+        let Pass { kernels, batch, cache, output, is_cancelled } = pass;
         let step = kernels.begin(batch, &self.ropes);
         kernels.embed(&step, &self.embedding, self.embedding_scale, &mut self.x);
         for (layer, block) in self.blocks.iter().enumerate() {
+            if is_cancelled() {
+                return Ok(());
+            }
             kernels.qkv(&step, &self.x, &block.qkv, cache, layer, &mut self.q);
             kernels.attention(&step, &self.q, &block.attention, cache, layer, &mut self.mixed);
             kernels.matmul_add(&step, &self.mixed, &block.out, block.out_norm.as_ref(), &mut self.x);

@@ -85,6 +85,8 @@ pub struct Pass<'a, K: Kernels> {
     pub cache: &'a mut K::Cache,
     /// What the rows that the batch asks for are appended to.
     pub output: &'a mut Output,
+    /// Asked between layers; once it is true, it stays true, and the pass may end without its rows.
+    pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
 /// A model's forward pass on the device of `K`.

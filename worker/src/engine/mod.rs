@@ -42,7 +42,17 @@ pub trait Engine: Send {
     /// Slices may be of any length (long ones are computed in pieces), a sequence may appear once a step.
     /// On an error nothing was appended. A sequence whose numbers overflow does not fail the step:
     /// see [`Logits::rows`].
-    fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError>;
+    fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError> {
+        self.step_unless(&|| false, slices)
+    }
+
+    /// A step that ends early with [`StepError::Cancelled`] when `is_cancelled` becomes true, which stays true then. It is asked
+    /// between pieces of work that are much shorter than a step. As on any error, nothing was appended.
+    fn step_unless(
+        &mut self,
+        is_cancelled: &dyn Fn() -> bool,
+        slices: &[Slice<'_>],
+    ) -> Result<Logits, StepError>;
 }
 
 /// Names an open sequence of one engine. Ids are not used again while the engine lives.
@@ -203,6 +213,8 @@ pub enum StepError {
     NoLogits(SequenceId),
     #[error("an encoder takes sequence {} in one slice", .0.0)]
     NotWhole(SequenceId),
+    #[error("the step was cancelled")]
+    Cancelled,
     /// The device failed; the engine is not usable any more.
     #[error("the device failed: {0}")]
     Device(#[from] lode_kernels::DeviceError),

@@ -273,7 +273,7 @@ async fn load_list_unload() {
         };
         tokio::time::timeout(Duration::from_secs(120), wait).await.unwrap_or_else(|_| panic!("{what}"));
     };
-    let answer = bench.post("/api/generate", json!({"keep_alive": "10m"})).await;
+    let answer = bench.post("/api/generate", json!({"keep_alive": "10m", "options": {"num_ctx": 100}})).await;
     assert_eq!((&answer["done_reason"], &answer["response"]), (&json!("load"), &json!("")));
     let ps: Value = bench
         .http
@@ -287,7 +287,7 @@ async fn load_list_unload() {
         .unwrap();
     let model = &ps["models"][0];
     assert_eq!((&model["name"], &model["digest"]), (&json!("team/demo:latest"), &json!(bench.digest.hex())));
-    assert_eq!(model["details"]["family"], "llama");
+    assert_eq!((&model["details"]["family"], &model["context_length"]), (&json!("llama"), &json!(100)));
     let digest = json!(bench.digest);
     until("a heartbeat tells what is loaded", &|| bench.tiny.heartbeat()["loaded"][0]["digest"] == digest)
         .await;
@@ -368,6 +368,14 @@ async fn what_is_refused() {
     check("/api/embed", json!({"input": 3}), "invalid input type").await;
     check("/api/embed", json!({"input": ["x", [1]]}), "invalid input type").await;
     check("/api/embed", json!({"input": "x", "dimensions": -1}), "dimensions").await;
+    let nothing_left = "input after truncation exceeds maximum context length";
+    for num_ctx in [0, 1, -1] {
+        let body =
+            json!({"input": "why is the sky blue?", "truncate": true, "options": {"num_ctx": num_ctx}});
+        check("/api/embed", body, nothing_left).await;
+    }
+    let short = json!({"input": "why is the sky blue?", "options": {"num_ctx": 3}});
+    assert_eq!(bench.post("/api/embed", short).await["prompt_eval_count"], 3);
 
     let long = "word ".repeat(2000);
     check(

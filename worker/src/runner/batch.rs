@@ -1,9 +1,12 @@
-//! The loop that owns the engine: sequences join and leave at every step, prompts go in by pieces between them.
-//! Runs on a thread of its own; the server hands it jobs and reads their events.
+//! The loop that owns the engine: sequences join and leave at every step, and prompts are computed in pieces between them.
+//! Runs on a thread of its own. Requests take turns: one with many texts or windows leaves every other request a sequence and a part
+//! of each step.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -20,13 +23,28 @@ const QUEUE: usize = 1024;
 const SCORE_FLOATS: usize = 4 << 20;
 /// How often a sequence is looked at whose reader does not keep up.
 const STALLED_POLL: Duration = Duration::from_millis(5);
+/// How long a step may take that several requests share; prompts are cut shorter where the model is slow.
+const SHARED_STEP: Duration = Duration::from_millis(200);
+/// Prompt tokens of a shared step, however slow the model is.
+const MIN_SHARED_TOKENS: usize = 16;
 /// A shared beginning shorter than this is computed again rather than copied from another sequence.
 const MIN_FORK: usize = 16;
 
 /// Hands work to the loop. The loop ends when the last handle is gone.
 #[derive(Clone)]
 pub(crate) struct Batch {
-    commands: SyncSender<Command>,
+    commands: SyncSender<Waiting>,
+    last_request: Arc<AtomicU64>,
+}
+
+/// Tells the jobs of one request from those of another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestId(u64);
+
+/// A job that waits for a sequence.
+struct Waiting {
+    request: RequestId,
+    command: Command,
 }
 
 enum Command {
@@ -64,31 +82,37 @@ impl Batch {
                 num_parallel: num_parallel.max(1),
                 batch_tokens: batch_tokens.max(1),
                 clock: 0,
+                token_time: Duration::ZERO,
             }
             .run();
         })?;
-        Ok(Batch { commands })
+        Ok(Batch { commands, last_request: Arc::default() })
+    }
+
+    /// An id for the jobs of a request that has several.
+    pub(crate) fn new_request(&self) -> RequestId {
+        RequestId(self.last_request.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     pub(crate) fn generate(&self, job: Job) -> Result<(), RunnerError> {
-        self.send(Command::Generate(Box::new(job)))
+        self.send(self.new_request(), Command::Generate(Box::new(job)))
     }
 
     pub(crate) fn score(&self, job: ScoreJob) -> Result<(), RunnerError> {
-        self.send(Command::Score(job))
+        self.send(self.new_request(), Command::Score(job))
     }
 
     pub(crate) fn embed(&self, job: EmbedJob) -> Result<(), RunnerError> {
-        self.send(Command::Embed(job))
+        self.send(job.request, Command::Embed(job))
     }
 
     /// Makes the loop look at what it waits for. One that does not sleep does so anyway.
     pub(crate) fn wake(&self) {
-        let _ = self.commands.try_send(Command::Wake);
+        let _ = self.commands.try_send(Waiting { request: RequestId::default(), command: Command::Wake });
     }
 
-    fn send(&self, command: Command) -> Result<(), RunnerError> {
-        self.commands.try_send(command).map_err(|error| match error {
+    fn send(&self, request: RequestId, command: Command) -> Result<(), RunnerError> {
+        self.commands.try_send(Waiting { request, command }).map_err(|error| match error {
             TrySendError::Full(_) => RunnerError::failed("too many requests wait for this model"),
             TrySendError::Disconnected(_) => RunnerError::stopped("the model has stopped"),
         })
@@ -107,12 +131,14 @@ impl<F: FnOnce()> Drop for OnDrop<F> {
 
 struct Loop {
     engine: Box<dyn Engine>,
-    commands: Receiver<Command>,
-    waiting: VecDeque<Command>,
+    commands: Receiver<Waiting>,
+    waiting: VecDeque<Waiting>,
     slots: Vec<Slot>,
     num_parallel: usize,
     batch_tokens: usize,
     clock: u64,
+    /// How long a token of a prompt took lately.
+    token_time: Duration,
 }
 
 /// The part of a step that belongs to one slot.
@@ -143,28 +169,28 @@ impl Loop {
         let busy = self.slots.iter().any(|slot| !matches!(slot.work, Work::Idle));
         if !busy && self.waiting.is_empty() {
             match self.commands.recv() {
-                Ok(command) => self.queue(command),
+                Ok(waiting) => self.queue(waiting),
                 Err(_) => return false,
             }
         } else if busy && self.slots.iter().all(|slot| !slot.is_runnable()) {
             match self.commands.recv_timeout(STALLED_POLL) {
-                Ok(command) => self.queue(command),
+                Ok(waiting) => self.queue(waiting),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
         loop {
             match self.commands.try_recv() {
-                Ok(command) => self.queue(command),
+                Ok(waiting) => self.queue(waiting),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
         }
     }
 
-    fn queue(&mut self, command: Command) {
-        if !matches!(command, Command::Wake) {
-            self.waiting.push_back(command);
+    fn queue(&mut self, waiting: Waiting) {
+        if !matches!(waiting.command, Command::Wake) {
+            self.waiting.push_back(waiting);
         }
     }
 
@@ -183,42 +209,62 @@ impl Loop {
     }
 
     fn drop_cancelled(&mut self) {
-        self.waiting.retain(|command| match command {
+        self.waiting.retain(|waiting| match &waiting.command {
             Command::Generate(job) => !job.events.is_closed(),
             Command::Score(job) => !job.answer.is_closed(),
             Command::Embed(job) => !job.answer.is_closed(),
             Command::Wake => false,
         });
         for slot in &mut self.slots {
-            let cancelled = match &slot.work {
-                Work::Idle => false,
-                Work::Generate(generation) => generation.is_cancelled(),
-                Work::Score(scoring) => scoring.job.answer.is_closed(),
-                Work::Embed(pool) => pool.job.answer.is_closed(),
-            };
-            if cancelled {
+            if slot.is_cancelled() {
                 slot.rest();
             }
         }
     }
 
-    /// Gives waiting jobs, oldest first, a sequence each while there are any.
+    /// Gives waiting jobs a sequence each while there are any: first to the requests that have the fewest, then by age.
     fn admit(&mut self) {
-        while let Some(command) = self.waiting.pop_front() {
+        while let Some(at) =
+            (0..self.waiting.len()).min_by_key(|&at| self.sequences_of(self.waiting[at].request))
+        {
+            let Some(Waiting { request, command }) = self.waiting.remove(at) else { return };
             let prompt: &[u32] = match &command {
                 Command::Generate(job) => &job.prompt,
                 // Their rows are wanted from the first token on.
                 Command::Score(_) | Command::Embed(_) | Command::Wake => &[],
             };
             match self.sequence_for(prompt) {
-                Ok(Some(slot)) => self.begin(slot, command),
+                Ok(Some(slot)) => self.begin(slot, request, command),
                 Ok(None) => {
-                    self.waiting.push_front(command);
-                    return;
+                    self.waiting.insert(at, Waiting { request, command });
+                    if !self.displace(request) {
+                        return;
+                    }
                 }
                 Err(error) => command.fail(RunnerError::failed(error)),
             }
         }
+    }
+
+    /// How many sequences work for a request.
+    fn sequences_of(&self, request: RequestId) -> usize {
+        self.slots.iter().filter(|slot| !slot.is_idle() && slot.request == request).count()
+    }
+
+    /// Frees a sequence for a request that has none, at the cost of one that embeds several texts at a time.
+    fn displace(&mut self, request: RequestId) -> bool {
+        if self.sequences_of(request) > 0 {
+            return false;
+        }
+        let has_several =
+            |slot: &Slot| matches!(slot.work, Work::Embed(_)) && self.sequences_of(slot.request) > 1;
+        let candidates = (0..self.slots.len()).filter(|&at| has_several(&self.slots[at]));
+        // The one that loses the least work.
+        let Some(at) = candidates.min_by_key(|&at| self.slots[at].cached.len()) else { return false };
+        let slot = &mut self.slots[at];
+        let Some(job) = slot.take_embed() else { return false };
+        self.waiting.push_front(Waiting { request: job.request, command: Command::Embed(job) });
+        true
     }
 
     /// A slot whose sequence holds as much of the prompt as any does; `None` when all are at work.
@@ -226,7 +272,7 @@ impl Loop {
         // The last token is always computed, for its logits.
         let reusable = &prompt[..prompt.len().saturating_sub(1)];
         let common = |slot: &Slot| common_prefix(&slot.cached, reusable);
-        let is_idle = |slot: &Slot| matches!(slot.work, Work::Idle);
+        let is_idle = Slot::is_idle;
         let best = (0..self.slots.len()).max_by_key(|&at| {
             let slot = &self.slots[at];
             (common(slot), is_idle(slot), std::cmp::Reverse(slot.last_used))
@@ -267,8 +313,7 @@ impl Loop {
                 Err(_) => {}
             }
         }
-        let is_idle = |slot: &Slot| matches!(slot.work, Work::Idle);
-        let idle = (0..self.slots.len()).filter(|&at| is_idle(&self.slots[at]));
+        let idle = (0..self.slots.len()).filter(|&at| self.slots[at].is_idle());
         let Some(oldest) = idle.min_by_key(|&at| self.slots[at].last_used) else { return Ok(None) };
         let keep = common_prefix(&self.slots[oldest].cached, reusable);
         self.truncate(oldest, keep);
@@ -281,6 +326,7 @@ impl Loop {
             cached,
             pending: Vec::new(),
             last_used: self.clock,
+            request: RequestId::default(),
             work: Work::Idle,
         });
         self.slots.len() - 1
@@ -297,8 +343,9 @@ impl Loop {
         self.engine.truncate(slot.sequence, slot.cached.len());
     }
 
-    fn begin(&mut self, slot: usize, command: Command) {
+    fn begin(&mut self, slot: usize, request: RequestId, command: Command) {
         self.clock += 1;
+        self.slots[slot].request = request;
         match command {
             Command::Generate(job) => {
                 let slot = &mut self.slots[slot];
@@ -352,9 +399,14 @@ impl Loop {
                 _ => long.push(at),
             }
         }
-        let mut budget = self.batch_tokens.saturating_sub(shares.len()).max(long.len());
-        // Shortest first, so that what one does not need goes to the next.
-        long.sort_by_key(|&at| self.slots[at].pending.len());
+        let mut budget = self.step_tokens().saturating_sub(shares.len()).max(long.len());
+        let is_encoder = self.engine.info().encoder;
+        match is_encoder {
+            // Texts are computed whole; those that have waited longest come first.
+            true => long.sort_by_key(|&at| self.slots[at].last_used),
+            // Shortest first, so that what one does not need goes to the next.
+            false => long.sort_by_key(|&at| self.slots[at].pending.len()),
+        }
         let vocab_size = self.engine.info().vocab_size.max(1);
         for (done, &at) in long.iter().enumerate() {
             let slot = &self.slots[at];
@@ -366,8 +418,11 @@ impl Loop {
                     Want::All
                 }
                 Work::Embed(_) => {
-                    if self.engine.info().encoder {
+                    if is_encoder {
                         tokens = slot.pending.len();
+                        if tokens > budget && !shares.is_empty() {
+                            continue;
+                        }
                     }
                     Want::Hidden
                 }
@@ -380,6 +435,13 @@ impl Loop {
         shares
     }
 
+    /// How many tokens a step computes. One that several requests share ends soon, so that each of them gets on.
+    fn step_tokens(&self) -> usize {
+        let mut working = self.slots.iter().filter(|slot| slot.is_runnable()).map(|slot| slot.request);
+        let is_shared = working.next().is_some_and(|first| working.any(|other| other != first));
+        if is_shared { shared_tokens(self.token_time, self.batch_tokens) } else { self.batch_tokens }
+    }
+
     /// Computes a step and deals its rows out. False when the engine is lost.
     fn step(&mut self, shares: &[Share]) -> bool {
         let slices: Vec<Slice<'_>> = shares
@@ -389,8 +451,16 @@ impl Loop {
                 Slice { sequence: slot.sequence, tokens: &slot.pending[..share.tokens], want: share.want }
             })
             .collect();
-        match self.engine.step(&slices) {
+        let started = Instant::now();
+        let slots = &self.slots;
+        // Nobody waits for any of it.
+        let is_cancelled = || shares.iter().all(|share| slots[share.slot].is_cancelled());
+        match self.engine.step_unless(&is_cancelled, &slices) {
             Ok(logits) => {
+                let tokens = shares.iter().map(|share| share.tokens).sum::<usize>();
+                if tokens >= MIN_SHARED_TOKENS {
+                    self.token_time = started.elapsed() / u32::try_from(tokens).unwrap_or(u32::MAX);
+                }
                 for (row, share) in shares.iter().enumerate() {
                     self.deal(share, &logits, row);
                 }
@@ -491,6 +561,8 @@ impl Loop {
             | StepError::NotWhole(sequence)
             | StepError::TokenOutOfRange { sequence, .. }
             | StepError::TooLong { sequence, .. } => Some(*sequence),
+            // The loop drops the work of those who left.
+            StepError::Cancelled => return true,
             StepError::Device(_) => None,
         };
         if let Some(at) = self.slots.iter().position(|slot| Some(slot.sequence) == sequence) {
@@ -502,8 +574,8 @@ impl Loop {
         for slot in &mut self.slots {
             slot.fail(RunnerError::failed(&error));
         }
-        for command in self.waiting.drain(..) {
-            command.fail(RunnerError::failed(&error));
+        for waiting in self.waiting.drain(..) {
+            waiting.command.fail(RunnerError::failed(&error));
         }
         false
     }
@@ -522,6 +594,12 @@ impl Command {
             Command::Wake => {}
         }
     }
+}
+
+/// Tokens of a step that several requests share, where one takes `token_time`.
+pub(super) fn shared_tokens(token_time: Duration, batch_tokens: usize) -> usize {
+    let tokens = SHARED_STEP.as_nanos() / token_time.as_nanos().max(1);
+    usize::try_from(tokens).unwrap_or(usize::MAX).max(MIN_SHARED_TOKENS).min(batch_tokens)
 }
 
 fn common_prefix(a: &[u32], b: &[u32]) -> usize {

@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::batch::{Batch, ScoreJob};
+use super::batch::{Batch, ScoreJob, shared_tokens};
 use super::embed::{EmbedJob, Pooling};
 use super::generate::{EVENT_QUEUE, Job};
 use super::protocol::{Done, DoneReason, ErrorKind, Event, RunnerError};
 use super::testing::{
-    BREAK, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, hidden, row,
+    BREAK, ENDLESS, EOS, FakeEngine, NAN, PANIC, POISON, StepLog, answer, demo_tokenizer, hidden, row,
 };
 use crate::text::sampler::{LogSoftmax, argmax};
 use crate::text::{Reader, Sampler, SamplerOptions, StopMatcher, Tokenizer};
@@ -351,7 +352,8 @@ async fn embeds() {
     let company = bench.job(&prompt(1, 30), |_| {});
     let embed = |ids: &[u32], pooling| {
         let (answer, receiver) = oneshot::channel();
-        bench.batch.embed(EmbedJob { ids: ids.to_vec(), pooling, answer }).unwrap();
+        let request = bench.batch.new_request();
+        bench.batch.embed(EmbedJob { request, ids: ids.to_vec(), pooling, answer }).unwrap();
         receiver
     };
     // Longer than a step, and of one beginning: what another text has left in the cache is computed again.
@@ -374,4 +376,77 @@ async fn embeds() {
     assert!(read(company).await.2.is_ok());
     assert!(embed(&[300, POISON], Pooling::Mean).await.unwrap().is_err());
     assert!(embed(&[300], Pooling::Mean).await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn a_request_with_many_texts_leaves_room_for_others() {
+    let bench = bench(4, 16);
+    let request = bench.batch.new_request();
+    let embed = |seed: u32| {
+        let (answer, receiver) = oneshot::channel();
+        let ids = prompt(seed, 200);
+        bench.batch.embed(EmbedJob { request, ids, pooling: Pooling::Mean, answer }).unwrap();
+        receiver
+    };
+    let (texts, short) = {
+        // The engine waits for its log: all texts are there before the short request.
+        let _held = bench.log.lock().unwrap();
+        let texts: Vec<_> = (0..100).map(embed).collect();
+        (texts, bench.job(&prompt(500, 3), |job| job.num_predict = 8))
+    };
+    let done = read(short).await.2.unwrap();
+    assert_eq!(done.context[3..], answer(&prompt(500, 3), 8));
+    // Its prompt was computed at once, not after the texts in front of it, of which each takes dozens of steps.
+    let step = bench.log.lock().unwrap().iter().position(|step| step.contains(&3));
+    assert!(step.is_some_and(|step| step < 5), "{step:?}");
+    for (seed, text) in (0..).zip(texts) {
+        // A text that gave up its sequence is embedded all the same.
+        let ids = prompt(seed, 200);
+        let first = hidden(&ids[..1]).len();
+        assert_eq!(text.await.unwrap().unwrap().len(), first);
+    }
+}
+
+#[tokio::test]
+async fn scores_leave_room_for_others() {
+    let bench = bench(2, 16);
+    let (scores, short) = {
+        let _held = bench.log.lock().unwrap();
+        let (answer, scores) = oneshot::channel();
+        let windows = (0..100).map(|seed| prompt(seed, 200)).collect();
+        bench.batch.score(ScoreJob { windows, top: 0, answer }).unwrap();
+        (scores, bench.job(&prompt(500, 3), |job| job.num_predict = 8))
+    };
+    read(short).await.2.unwrap();
+    let step = bench.log.lock().unwrap().iter().position(|step| step.contains(&3));
+    assert!(step.is_some_and(|step| step < 5), "{step:?}");
+    assert_eq!(scores.await.unwrap().unwrap().len(), 100);
+}
+
+#[tokio::test]
+async fn a_step_that_nobody_waits_for_is_cancelled() {
+    let bench = bench(2, 64);
+    // Each of these steps ends only when it is cancelled.
+    let mut generation = bench.job(&[400, ENDLESS], |_| {});
+    assert!(generation.try_recv().is_err());
+    drop(generation);
+    let (answer, scores) = oneshot::channel();
+    bench.batch.score(ScoreJob { windows: vec![vec![300, ENDLESS, 301]], top: 0, answer }).unwrap();
+    drop(scores);
+    let (answer, vector) = oneshot::channel();
+    let request = bench.batch.new_request();
+    let job = EmbedJob { request, ids: vec![ENDLESS], pooling: Pooling::Mean, answer };
+    bench.batch.embed(job).unwrap();
+    drop(vector);
+    assert!(read(bench.job(&prompt(1, 8), |_| {})).await.2.is_ok());
+}
+
+#[test]
+fn shared_steps_are_short() {
+    let ms = Duration::from_millis;
+    for (token_time, expect) in [(ms(0), 256), (ms(1), 200), (ms(5), 40), (ms(100), 16), (Duration::MAX, 16)]
+    {
+        assert_eq!(shared_tokens(token_time, 256), expect, "{token_time:?}");
+    }
+    assert_eq!(shared_tokens(ms(100), 8), 8);
 }

@@ -5,12 +5,15 @@ use lode_model::gguf::Metadata;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::batch::RequestId;
 use super::protocol::{ModelSpec, RunnerError};
-use super::text_side::read_json;
+use super::text_side::{chain, read_json};
 use crate::text::{Special, Tokenizer, TokenizerError};
 
 /// One text to embed.
 pub(crate) struct EmbedJob {
+    /// The request that the text belongs to.
+    pub(crate) request: RequestId,
     /// At least one.
     pub(crate) ids: Vec<u32>,
     pub(crate) pooling: Pooling,
@@ -126,35 +129,45 @@ pub(super) fn normalised(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec
     vector
 }
 
-/// A text's ids, special tokens around it; of a text that is too long, its beginning with the same ones around it.
-/// `None` where it is too long and must not be cut.
+/// Why a text cannot be embedded within a limit, in ollama's words.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IdsError {
+    #[error("{}", chain(.0))]
+    Tokenizer(TokenizerError),
+    #[error("the input length exceeds the context length")]
+    TooLong,
+    /// Nothing of the text would be left between its special tokens.
+    #[error("input after truncation exceeds maximum context length")]
+    NothingLeft,
+}
+
+/// A text's ids with its special tokens, cut to the limit where that is allowed: the special tokens stay.
 pub(super) fn ids_of(
     tokenizer: &Tokenizer,
     text: &str,
     limit: usize,
     truncate: bool,
-) -> Result<Option<Vec<u32>>, TokenizerError> {
-    let whole = tokenizer.encode_with(text, Special::ALL)?;
+) -> Result<Vec<u32>, IdsError> {
+    let whole = tokenizer.encode_with(text, Special::ALL).map_err(IdsError::Tokenizer)?;
     if whole.len() <= limit {
-        return Ok(Some(whole));
+        return Ok(whole);
     }
     if !truncate {
-        return Ok(None);
+        return Err(IdsError::TooLong);
     }
-    let bare = tokenizer.encode_with(text, Special::PARSE)?;
+    let bare = tokenizer.encode_with(text, Special::PARSE).map_err(IdsError::Tokenizer)?;
     let around = whole.len().saturating_sub(bare.len());
-    let before = (0..=around).find(|at| whole[*at..].starts_with(&bare));
-    let mut ids = match before {
-        Some(before) if around < limit => {
-            let mut ids = whole[..before].to_vec();
-            ids.extend_from_slice(&bare[..limit - around]);
-            ids.extend_from_slice(&whole[before + bare.len()..]);
-            ids
-        }
-        _ => whole,
+    let room = limit.saturating_sub(around);
+    // A limit of one token is refused by ollama for models without special tokens too.
+    if room == 0 || limit == 1 {
+        return Err(IdsError::NothingLeft);
+    }
+    let mut ids = match (0..=around).find(|at| whole[*at..].starts_with(&bare)) {
+        Some(before) => [&whole[..before], &bare[..room], &whole[before + bare.len()..]].concat(),
+        None => whole,
     };
     ids.truncate(limit);
-    Ok(Some(ids))
+    Ok(ids)
 }
 
 #[cfg(test)]
@@ -163,7 +176,7 @@ mod tests {
 
     fn pooled(pooling: Pooling, pieces: &[&[[f32; 2]]]) -> Vec<f32> {
         let (answer, mut receiver) = oneshot::channel();
-        let mut pool = Pool::new(EmbedJob { ids: vec![1], pooling, answer });
+        let mut pool = Pool::new(EmbedJob { request: RequestId::default(), ids: vec![1], pooling, answer });
         for piece in pieces {
             pool.add(piece.iter().map(<[f32; 2]>::as_slice));
         }

@@ -195,7 +195,7 @@ impl Model {
             )));
         }
         let own = embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);
-        let limit = request.num_ctx.unwrap_or(usize::MAX).min(own).max(1);
+        let limit = request.num_ctx.unwrap_or(usize::MAX).min(own);
         let mut inputs = request.inputs.into_iter().peekable();
         let mut all = Vec::new();
         while inputs.peek().is_some() {

@@ -4,13 +4,11 @@
 use serde_json::{Value, json};
 
 use super::helper::{EngineFacts, Prepared, Reading};
-use super::protocol::{GenerateRequest, Input, RunnerError};
+use super::protocol::{GenerateRequest, Input, MIN_CONTEXT, RunnerError};
 use super::text_side::{TextSide, chain};
 use crate::text::template::Conversation;
 use crate::text::{GoChat, KnownTools, PromptTemplate, Special, Think, Tokenizer};
 
-/// The shortest context that can be asked for.
-const MIN_CONTEXT: usize = 4;
 /// What a model without a template of its own is given: as ollama does it.
 const PLAIN_PROMPT: &str = "{{ .Prompt }}";
 

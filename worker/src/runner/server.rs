@@ -229,9 +229,10 @@ async fn embed(
     let texts = served.model.prepare_embed(request).await?;
     let prompt_tokens = texts.iter().map(Vec::len).sum();
     let pooling = served.model.embedding().pooling;
+    let request = served.batch.new_request();
     let vectors = texts.into_iter().map(async |ids| {
         let (answer, vector) = oneshot::channel();
-        served.batch.embed(EmbedJob { ids, pooling, answer })?;
+        served.batch.embed(EmbedJob { request, ids, pooling, answer })?;
         let vector = vector.await;
         vector.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while embedding")))
     });

@@ -1,7 +1,7 @@
-//! An open sequence of the engine and what it is at work on; the batch loop keeps a few.
+//! An open sequence of the engine and the work it does; the batch loop keeps a few.
 
-use super::batch::ScoreJob;
-use super::embed::Pool;
+use super::batch::{RequestId, ScoreJob};
+use super::embed::{EmbedJob, Pool};
 use super::generate::Generation;
 use super::protocol::{RunnerError, WindowScores};
 use crate::engine::SequenceId;
@@ -14,6 +14,8 @@ pub(super) struct Slot {
     /// The ids that it is to take next.
     pub(super) pending: Vec<u32>,
     pub(super) last_used: u64,
+    /// The request that it works for, or last worked for.
+    pub(super) request: RequestId,
     pub(super) work: Work,
 }
 
@@ -36,6 +38,34 @@ impl Slot {
             Work::Idle => false,
             Work::Generate(generation) => !generation.is_stalled() && !generation.is_waiting(),
             Work::Score(_) | Work::Embed(_) => true,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.work, Work::Idle)
+    }
+
+    /// Whether the client of its work has left.
+    pub(super) fn is_cancelled(&self) -> bool {
+        match &self.work {
+            Work::Idle => false,
+            Work::Generate(generation) => generation.is_cancelled(),
+            Work::Score(scoring) => scoring.job.answer.is_closed(),
+            Work::Embed(pool) => pool.job.answer.is_closed(),
+        }
+    }
+
+    /// Gives up the embedding of a text, to be done again later. What is cached stays.
+    pub(super) fn take_embed(&mut self) -> Option<EmbedJob> {
+        match std::mem::replace(&mut self.work, Work::Idle) {
+            Work::Embed(pool) => {
+                self.pending.clear();
+                Some(pool.job)
+            }
+            other => {
+                self.work = other;
+                None
+            }
         }
     }
 

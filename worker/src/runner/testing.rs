@@ -19,6 +19,8 @@ pub(crate) const POISON: u32 = 4000;
 pub(crate) const NAN: u32 = 4001;
 /// A step with this id in it breaks the device.
 pub(crate) const BREAK: u32 = 4002;
+/// A step with this id in it goes on until it is cancelled.
+pub(crate) const ENDLESS: u32 = 4004;
 /// A step with this id in it panics.
 pub(crate) const PANIC: u32 = 4003;
 
@@ -139,7 +141,17 @@ impl Engine for FakeEngine {
         Ok(fork)
     }
 
-    fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError> {
+    fn step_unless(
+        &mut self,
+        is_cancelled: &dyn Fn() -> bool,
+        slices: &[Slice<'_>],
+    ) -> Result<Logits, StepError> {
+        if slices.iter().any(|slice| slice.tokens.contains(&ENDLESS)) {
+            while !is_cancelled() {
+                std::thread::yield_now();
+            }
+            return Err(StepError::Cancelled);
+        }
         let max_len = self.info.context_length;
         for slice in slices {
             let sequence = slice.sequence;

@@ -125,10 +125,7 @@ impl TextSide {
     ) -> Result<Vec<Vec<u32>>, RunnerError> {
         let tokenizer = self.tokenizer()?;
         let ids_of = |text: &String| {
-            let ids = embed::ids_of(tokenizer, text, limit, truncate)
-                .map_err(|error| RunnerError::invalid(chain(&error)))?;
-            let mut ids =
-                ids.ok_or_else(|| RunnerError::invalid("the input length exceeds the context length"))?;
+            let mut ids = embed::ids_of(tokenizer, text, limit, truncate).map_err(RunnerError::invalid)?;
             if ids.is_empty() {
                 ids.extend(self.special.bos);
             }

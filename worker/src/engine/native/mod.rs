@@ -223,7 +223,13 @@ impl<K: Kernels + 'static> Native<K> {
     }
 
     /// Computes some pieces of the slices, which come in the slices' order; the rows they want are added to `rows`.
-    fn pass(&mut self, slices: &[Slice<'_>], pieces: &[Piece], rows: &mut Rows) -> Result<(), StepError> {
+    fn pass(
+        &mut self,
+        is_cancelled: &dyn Fn() -> bool,
+        slices: &[Slice<'_>],
+        pieces: &[Piece],
+        rows: &mut Rows,
+    ) -> Result<(), StepError> {
         let mut batch = Batch::default();
         for piece in pieces {
             let slice = &slices[piece.slice];
@@ -246,7 +252,10 @@ impl<K: Kernels + 'static> Native<K> {
         self.output.logits.clear();
         self.output.hidden.clear();
         let (kernels, cache, output) = (&mut self.kernels, &mut self.cache, &mut self.output);
-        self.model.forward(Pass { kernels, batch: &batch, cache, output })?;
+        self.model.forward(Pass { kernels, batch: &batch, cache, output, is_cancelled })?;
+        if is_cancelled() {
+            return Err(StepError::Cancelled);
+        }
 
         let (mut logits, mut hidden) = (self.output.logits.as_slice(), self.output.hidden.as_slice());
         rows.numbers.reserve(logits.len() + hidden.len());
@@ -318,8 +327,30 @@ impl<K: Kernels + 'static> Engine for Native<K> {
         Ok(self.insert(Sequence { pages, len, max_len }))
     }
 
-    fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError> {
+    fn step_unless(
+        &mut self,
+        is_cancelled: &dyn Fn() -> bool,
+        slices: &[Slice<'_>],
+    ) -> Result<Logits, StepError> {
         self.check(slices)?;
+        let lengths: Vec<usize> = slices.iter().map(|slice| self.len(slice.sequence)).collect();
+        let result = self.compute(is_cancelled, slices);
+        if result.is_err() {
+            for (slice, length) in slices.iter().zip(lengths) {
+                self.truncate(slice.sequence, length);
+            }
+        }
+        result
+    }
+}
+
+impl<K: Kernels + 'static> Native<K> {
+    /// A step in passes of bounded size.
+    fn compute(
+        &mut self,
+        is_cancelled: &dyn Fn() -> bool,
+        slices: &[Slice<'_>],
+    ) -> Result<Logits, StepError> {
         let mut rows = Rows { numbers: Vec::new(), lengths: vec![0; slices.len()] };
         let (mut pieces, mut free_rows, mut free_logits) = (Vec::new(), PASS_ROWS, PASS_LOGITS);
         for (index, slice) in slices.iter().enumerate() {
@@ -334,7 +365,7 @@ impl<K: Kernels + 'static> Engine for Native<K> {
                     n = if pieces.is_empty() { slice.tokens.len() } else { 0 };
                 }
                 if n == 0 {
-                    self.pass(slices, &std::mem::take(&mut pieces), &mut rows)?;
+                    self.pass(is_cancelled, slices, &std::mem::take(&mut pieces), &mut rows)?;
                     (free_rows, free_logits) = (PASS_ROWS, PASS_LOGITS);
                     continue;
                 }
@@ -350,7 +381,7 @@ impl<K: Kernels + 'static> Engine for Native<K> {
             }
         }
         if !pieces.is_empty() {
-            self.pass(slices, &pieces, &mut rows)?;
+            self.pass(is_cancelled, slices, &pieces, &mut rows)?;
         }
         let Rows { numbers, lengths } = rows;
         let widths = slices.iter().map(|slice| self.width(slice.want));
