@@ -89,6 +89,12 @@ pub struct Config {
     /// How long requests in flight may go on after the server was asked to stop.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
+    /// Requests for models that one client may have in progress, queued ones included; more are refused with 429. A client is an
+    /// address (of IPv6 a /64), as `trusted_proxies` report it. 0 is no limit.
+    pub max_per_client: usize,
+    /// A model's response that its client does not read for this long is cancelled. `0s`: never.
+    #[serde(with = "duration")]
+    pub stall_timeout: Duration,
     /// Not ready until a worker is attached: set where this process starts one itself.
     pub wait_for_worker: bool,
     /// Not ready until this model is there: set by `--demo`.
@@ -143,6 +149,8 @@ impl Default for Config {
             max_body: ByteSize::mib(16),
             body_budget: ByteSize::mib(64),
             shutdown_grace: Duration::from_secs(30),
+            max_per_client: 0,
+            stall_timeout: Duration::from_secs(30),
             wait_for_worker: false,
             wait_for_model: None,
             worker_token: None,

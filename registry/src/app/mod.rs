@@ -257,6 +257,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
     let store = Store::open_reach(config.database.as_ref(), &config.data, reach).await?;
     let opened_at = store.database_now_ms().await?;
     let body_budget = BodyBudget::new(config.body_budget.0);
+    let gateway = Gateway::new(&config)?;
     let registry = Registry(Arc::new(Inner {
         config,
         store,
@@ -272,7 +273,7 @@ async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
         comparing: Arc::new(tokio::sync::Semaphore::new(COMPARING_AT_ONCE)),
         workers: worker_table::Workers::default(),
         body_budget,
-        gateway: Gateway::new()?,
+        gateway,
         egress,
         upstreams,
         fetches: Flights::default(),

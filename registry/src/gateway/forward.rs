@@ -1,7 +1,8 @@
 //! One request to one of several workers: the next is tried until the first byte of an answer is there, never after it.
-//! Dropping the answer closes the connection to the worker, which ends its work.
+//! Dropping the response closes the connection to the worker, which ends its work. A client that does not read it drops it too.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -12,14 +13,18 @@ use http::{HeaderValue, StatusCode, header};
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
 use rand::Rng;
+use serde_json::json;
 use url::Url;
 
 use super::choose::{Class, by_preference};
+use super::clients::{InProgress, network};
 use super::{Gateway, GatewayError};
 use crate::app::Worker;
 use crate::error::chain;
 use crate::http::Failure;
 use crate::http::extract::InferenceBody;
+use crate::http::forwarded::ClientAddress;
+use crate::http::stall::{CancelUnread, NotRead};
 use crate::{Registry, traces};
 
 const NDJSON: &str = "application/x-ndjson";
@@ -30,6 +35,7 @@ pub(crate) struct Ask {
     pub(crate) digest: Digest,
     /// As the caller wrote it; workers repeat it in their answers.
     pub(crate) name: String,
+    pub(crate) client: ClientAddress,
     /// The worker's path.
     pub(crate) path: &'static str,
     /// With its charge, which is held until a worker has begun to answer.
@@ -40,11 +46,12 @@ pub(crate) struct Ask {
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) content_type: HeaderValue,
-    pub(crate) bytes: BoxStream<'static, Result<Bytes, reqwest::Error>>,
+    pub(crate) bytes: BoxStream<'static, Result<Bytes, GatewayError>>,
 }
 
 /// Sends the request to some of the attached workers in order of preference, until one of them takes it.
 pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Failure> {
+    let in_progress = registry.gateway().clients.admit(ask.client.0)?;
     let table = registry.workers_attached().await?;
     let classes = [
         Class::Places(table.loaded(&ask.digest)),
@@ -62,15 +69,18 @@ pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Fai
     if workers.is_empty() {
         return Err(GatewayError::NoWorker { model: ask.name }.into());
     }
+    let stall_timeout = registry.config().stall_timeout;
     let tried = workers.len();
     let mut busy = None;
     for worker in workers {
         match send(registry.gateway(), &worker, &ask).await {
-            Ok(answer) if answer.status == StatusCode::SERVICE_UNAVAILABLE => busy = Some(answer),
+            Ok(answer) if answer.status == StatusCode::SERVICE_UNAVAILABLE => {
+                busy = Some(answer.attended(stall_timeout, None));
+            }
             Ok(answer) if is_stranger(answer.status) => {
                 tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker does not know this registry");
             }
-            Ok(answer) => return Ok(answer),
+            Ok(answer) => return Ok(answer.attended(stall_timeout, in_progress)),
             Err(error) => tracing::warn!(worker = %worker.id, error = chain(&error), "worker did not answer"),
         }
     }
@@ -89,6 +99,7 @@ fn is_stranger(status: StatusCode) -> bool {
 async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, reqwest::Error> {
     // Counted until the response has been passed on, or dropped.
     let counted = gateway.count_request(worker.id);
+    let client = ask.client.0.map(|client| network(client).to_string()).unwrap_or_default();
     let response = gateway
         .client
         .post(address(&worker.advertise, ask.path))
@@ -97,6 +108,8 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
         .header(header::CONTENT_TYPE, "application/json")
         .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
         .header("lode-model-name", HeaderValue::from_str(&ask.name).unwrap_or(HeaderValue::from_static("")))
+        // Clients take turns where requests wait for a model.
+        .header("lode-client", client)
         .body(ask.body.bytes.clone())
         .send()
         .await?;
@@ -105,7 +118,7 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned().unwrap_or(json);
     let mut rest = response.bytes_stream();
     let first = rest.next().await.transpose()?;
-    let bytes = stream::iter(first.map(Ok)).chain(rest).map(move |piece| {
+    let bytes = stream::iter(first.map(Ok)).chain(rest).map_err(GatewayError::Broken).map(move |piece| {
         let _counted = &counted;
         piece
     });
@@ -120,13 +133,29 @@ pub(super) fn address(advertise: &Url, path: &str) -> Url {
     url
 }
 
+impl Answer {
+    /// Cancelled when its client does not read it, and counted among the client's requests until it ends.
+    fn attended(self, limit: Duration, in_progress: Option<InProgress>) -> Answer {
+        let counted = self.bytes.inspect(move |_| {
+            let _until_the_end = &in_progress;
+        });
+        let bytes = CancelUnread::new(counted, limit).map(move |item| {
+            item.unwrap_or_else(|NotRead| {
+                tracing::info!(limit_ms = limit.as_millis() as u64, "cancelled a response that was not read");
+                Err(GatewayError::NotRead { limit })
+            })
+        });
+        Answer { bytes: bytes.boxed(), ..self }
+    }
+}
+
 impl IntoResponse for Answer {
     /// Passes the answer through. One that breaks off within a stream of records ends with a record that says so.
     fn into_response(self) -> Response {
         let is_stream = self.content_type.as_bytes().starts_with(NDJSON.as_bytes());
         let bytes = self.bytes.or_else(move |error| async move {
-            tracing::warn!(error = chain(&error), "a worker's answer broke off");
-            let record = Bytes::from_static(b"{\"error\":\"the worker's answer broke off\"}\n");
+            tracing::warn!(error = chain(&error), "a response ended early");
+            let record = Bytes::from(format!("{}\n", json!({ "error": error.to_string() })));
             if is_stream { Ok(record) } else { Err(error) }
         });
         (self.status, [(header::CONTENT_TYPE, self.content_type)], Body::from_stream(bytes)).into_response()

@@ -2,18 +2,21 @@
 //! It resolves names under the caller's rights and shows each worker the secret of its registration.
 
 mod choose;
+mod clients;
 mod forward;
 mod passed_on;
 mod ps;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::StatusCode;
 use uuid::Uuid;
 
-use crate::Error;
+use crate::{Config, Error};
+use clients::Clients;
 
 #[cfg(test)]
 pub(crate) use choose::{Class, by_preference};
@@ -23,12 +26,13 @@ pub(crate) use ps::{ps_for_ollama, ps_page};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The connections to workers.
+/// The connections to workers, and the clients served over them.
 #[derive(Clone)]
 pub(crate) struct Gateway {
     client: reqwest::Client,
     /// How many requests this replica has at each worker.
     requests: Arc<Mutex<HashMap<Uuid, usize>>>,
+    clients: Clients,
 }
 
 /// A request at a worker; dropping it takes it off the count.
@@ -50,8 +54,8 @@ impl Drop for CountedRequest {
 }
 
 impl Gateway {
-    pub(crate) fn new() -> Result<Gateway, Error> {
-        // There is no time limit on an answer: a long one takes long, and a caller who leaves ends it.
+    pub(crate) fn new(config: &Config) -> Result<Gateway, Error> {
+        // There is no time limit on a response as long as the client reads it; a client that leaves ends it.
         let configure = || {
             reqwest::Client::builder()
                 .no_proxy()
@@ -60,7 +64,7 @@ impl Gateway {
         };
         let client = lode_client::http_client(configure)
             .map_err(|error| Error::Config { setting: "gateway", reason: error.to_string() })?;
-        Ok(Gateway { client, requests: Arc::default() })
+        Ok(Gateway { client, requests: Arc::default(), clients: Clients::new(config.max_per_client) })
     }
 
     fn requests_at(&self, worker: Uuid) -> usize {
@@ -81,6 +85,12 @@ pub(crate) enum GatewayError {
     NoWorker { model: String },
     #[error("no worker answered for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
     NoAnswer { model: String, tried: usize },
+    #[error(
+        "client {client} has {limit} requests for models in progress, which is the limit (LODE_MAX_PER_CLIENT); try again when one has ended"
+    )]
+    TooManyOfClient { client: IpAddr, limit: usize },
+    #[error("the response was cancelled: it was not read for {} s (LODE_STALL_TIMEOUT)", .limit.as_secs_f32())]
+    NotRead { limit: Duration },
     #[error("the worker's answer broke off")]
     Broken(#[source] reqwest::Error),
     #[error("the worker's answer is not what was expected")]
@@ -93,6 +103,8 @@ impl GatewayError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             GatewayError::NoWorker { .. } | GatewayError::NoAnswer { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            GatewayError::TooManyOfClient { .. } => StatusCode::TOO_MANY_REQUESTS,
+            GatewayError::NotRead { .. } => StatusCode::REQUEST_TIMEOUT,
             GatewayError::Broken(_) | GatewayError::Unreadable(_) | GatewayError::LineTooLong { .. } => {
                 StatusCode::BAD_GATEWAY
             }

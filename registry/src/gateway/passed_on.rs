@@ -15,6 +15,7 @@ use crate::Registry;
 use crate::api::model_name::{self, ModelName, ReadName};
 use crate::auth::Caller;
 use crate::http::extract::{InferenceBody, Members, parse};
+use crate::http::forwarded::ClientAddress;
 use crate::http::{Failure, Json, OwnHosts};
 
 /// The largest answer that is read whole before anything of it is passed on.
@@ -23,10 +24,14 @@ const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 /// A route that passes its body to `path` on a worker.
 pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter<Registry> {
     post(
-        move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, mut body: InferenceBody| async move {
+        move |State(registry): State<Registry>,
+              caller: Caller,
+              client: ClientAddress,
+              own: OwnHosts,
+              mut body: InferenceBody| async move {
             let name = body.outline.model.take().unwrap_or_default();
             let (repository, digest) = resolve(&registry, &caller, &name, read_name(&name, &own)?).await?;
-            forward(&registry, Ask { repository, digest, name, path, body }).await
+            forward(&registry, Ask { repository, digest, name, client, path, body }).await
         },
     )
 }
@@ -50,6 +55,7 @@ pub(crate) async fn resolve(
 pub(crate) async fn embeddings(
     State(registry): State<Registry>,
     caller: Caller,
+    client: ClientAddress,
     own: OwnHosts,
     mut body: InferenceBody,
 ) -> Result<Response, Failure> {
@@ -57,7 +63,8 @@ pub(crate) async fn embeddings(
     let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse(&name, &own)?).await?;
     // Without a prompt there is no vector, but the model is loaded all the same.
     let (body, is_empty) = body.translate(embed_request).await?;
-    let answer = forward(&registry, Ask { repository, digest, name, path: "/api/embed", body }).await?;
+    let ask = Ask { repository, digest, name, client, path: "/api/embed", body };
+    let answer = forward(&registry, ask).await?;
     if !answer.status.is_success() {
         return Ok(answer.into_response());
     }
@@ -90,7 +97,7 @@ fn embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
 /// The whole of an answer that is one JSON value.
 pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(mut answer: Answer) -> Result<T, Failure> {
     let mut all = Vec::new();
-    while let Some(bytes) = answer.bytes.try_next().await.map_err(GatewayError::Broken)? {
+    while let Some(bytes) = answer.bytes.try_next().await? {
         if all.len() + bytes.len() > MAX_ANSWER_BYTES {
             return Err(GatewayError::LineTooLong { limit_bytes: MAX_ANSWER_BYTES }.into());
         }

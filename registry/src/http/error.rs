@@ -183,8 +183,12 @@ impl Failure {
 
     /// May it work if it is tried again?
     fn is_passing(&self) -> bool {
-        matches!(self, Failure::Body(BodyError::BudgetExhausted) | Failure::Overloaded)
-            || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamAway(_)))
+        matches!(
+            self,
+            Failure::Body(BodyError::BudgetExhausted)
+                | Failure::Overloaded
+                | Failure::Gateway(GatewayError::TooManyOfClient { .. })
+        ) || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamAway(_)))
     }
 
     /// What the caller may read. Of the server's own trouble that is nothing, but for what the caller can act on.

@@ -1,10 +1,14 @@
 //! What a request looked like before the proxies that we trust passed it on: the client's address, scheme and host.
 //! `X-Forwarded-*` and `Forwarded` (RFC 7239) count only on connections from those proxies.
 
+use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 
+use axum::extract::{ConnectInfo, FromRequestParts};
 use http::HeaderMap;
+use http::request::Parts;
 
+use crate::Registry;
 use crate::config::Cidr;
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -13,6 +17,19 @@ pub(crate) struct Seen<'a> {
     /// `http` or `https`, where a proxy said so.
     pub(crate) scheme: Option<&'static str>,
     pub(crate) host: Option<&'a str>,
+}
+
+/// The address of a request's client; absent where the request did not come over a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientAddress(pub(crate) Option<IpAddr>);
+
+impl FromRequestParts<Registry> for ClientAddress {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, registry: &Registry) -> Result<Self, Infallible> {
+        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+        Ok(ClientAddress(seen(&parts.headers, &registry.config().trusted_proxies, peer).client))
+    }
 }
 
 pub(crate) fn seen<'a>(headers: &'a HeaderMap, trusted: &[Cidr], peer: Option<IpAddr>) -> Seen<'a> {

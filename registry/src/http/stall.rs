@@ -1,11 +1,13 @@
-//! A connection that gives up on a peer that takes no bytes: the answer's counterpart of the guard on request bodies.
-//! Time in which there is nothing to send does not count.
+//! Clients that do not read. A connection is closed when its client accepts no bytes for a while; the stream of a response can be
+//! cancelled earlier, whatever protocol carries it. Time in which there is nothing to send does not count.
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use futures::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
@@ -87,5 +89,81 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_shutdown(context);
         self.unless_stalled(context, result)
+    }
+}
+
+/// A stream that is dropped when its reader does not ask for the next item in time; a reader that asks later gets [`NotRead`] as the
+/// last item. A connection stops asking when the client has stopped reading and the buffers in between are full.
+pub(crate) struct CancelUnread<S> {
+    turns: Arc<Mutex<Turns<S>>>,
+    watchdog: Option<tokio::task::AbortHandle>,
+}
+
+/// Whose turn it is: the reader's to ask, or the stream's to produce.
+struct Turns<S> {
+    stream: Option<S>,
+    /// Since when the reader has not asked; `None` while the stream is waited for.
+    unread_since: Option<Instant>,
+    is_cancelled: bool,
+}
+
+/// The response was cancelled because the client did not read it.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the response was not read in time")]
+pub(crate) struct NotRead;
+
+impl<S: Stream + Unpin + Send + 'static> CancelUnread<S> {
+    /// Without a time limit (zero) the stream is never cancelled.
+    pub(crate) fn new(stream: S, limit: Duration) -> CancelUnread<S> {
+        let turns = Turns { stream: Some(stream), unread_since: Some(Instant::now()), is_cancelled: false };
+        let turns = Arc::new(Mutex::new(turns));
+        let watchdog = (!limit.is_zero()).then(|| tokio::spawn(watch(turns.clone(), limit)).abort_handle());
+        CancelUnread { turns, watchdog }
+    }
+}
+
+fn lock<S>(turns: &Mutex<Turns<S>>) -> MutexGuard<'_, Turns<S>> {
+    turns.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn watch<S>(turns: Arc<Mutex<Turns<S>>>, limit: Duration) {
+    loop {
+        let now = Instant::now();
+        let deadline = lock(&turns).unread_since.unwrap_or(now) + limit;
+        if deadline <= now {
+            break;
+        }
+        tokio::time::sleep_until(deadline).await;
+    }
+    let mut turns = lock(&turns);
+    turns.is_cancelled = turns.stream.take().is_some();
+}
+
+impl<S: Stream + Unpin> Stream for CancelUnread<S> {
+    type Item = Result<S::Item, NotRead>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut turns = lock(&self.turns);
+        turns.unread_since = None;
+        let Some(stream) = &mut turns.stream else {
+            let was_cancelled = std::mem::take(&mut turns.is_cancelled);
+            return Poll::Ready(was_cancelled.then_some(Err(NotRead)));
+        };
+        let item = ready!(Pin::new(stream).poll_next(context));
+        match &item {
+            Some(_) => turns.unread_since = Some(Instant::now()),
+            None => turns.stream = None,
+        }
+        Poll::Ready(item.map(Ok))
+    }
+}
+
+impl<S> Drop for CancelUnread<S> {
+    fn drop(&mut self) {
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.abort();
+        }
+        // The task may be about to look at it; the stream ends now all the same.
+        lock(&self.turns).stream = None;
     }
 }

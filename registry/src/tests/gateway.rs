@@ -37,7 +37,7 @@ pub(super) async fn worker(
             let header = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
             notes.lock().unwrap().push(json!({
                 "path": parts.uri.path(), "model": header("lode-model"), "name": header("lode-model-name"),
-                "authorization": header("authorization"), "body": String::from_utf8_lossy(&body),
+                "authorization": header("authorization"), "client": header("lode-client"), "body": String::from_utf8_lossy(&body),
             }));
             answer()
         }
@@ -89,6 +89,11 @@ async fn a_worker_hears_what_it_needs() {
     assert_eq!(asked["name"], "Team/Mini:8b");
     assert_eq!(asked["authorization"], format!("Bearer {secret}"));
     assert_eq!(asked["body"], body.to_string());
+
+    let mut from = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
+    from.extensions_mut().insert(ConnectInfo(SocketAddr::from(([192, 0, 2, 7], 9))));
+    assert_eq!(app.raw(from).await.status(), 200);
+    assert_eq!(heard.lock().unwrap().pop().unwrap()["client"], "192.0.2.7");
 
     let by_digest = json!({"model": format!("team/mini@{digest}"), "windows": [[1, 2]]});
     assert_eq!(app.post_json("/lode/v1/score", by_digest).await.status, 200);
@@ -169,6 +174,93 @@ async fn records_come_through_one_by_one() {
     // Whoever stops listening ends the work.
     drop(body);
     within(sender.closed()).await;
+}
+
+/// A worker whose response goes on for as long as it is read. The sender is closed when the gateway has dropped the response.
+async fn endless_worker(app: &App, record: &'static [u8]) -> mpsc::Receiver<mpsc::Sender<()>> {
+    let (begun, responses) = mpsc::channel(8);
+    let (address, _) = worker(move || {
+        let (held, ended) = mpsc::channel::<()>(1);
+        begun.try_send(held).unwrap();
+        let records = stream::unfold(ended, move |ended| async move {
+            // Lets the other side of this test run.
+            tokio::task::yield_now().await;
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(record)), ended))
+        });
+        ([("content-type", "application/x-ndjson")], Body::from_stream(records)).into_response()
+    })
+    .await;
+    join(app, address).await;
+    responses
+}
+
+fn stalls_soon() -> Config {
+    Config { stall_timeout: Duration::from_millis(100), ..Config::default() }
+}
+
+#[tokio::test]
+async fn a_response_that_is_not_read_is_cancelled() {
+    let app = App::with(stalls_soon()).await;
+    app.push_image("mini", "latest", "x").await;
+    let mut responses = endless_worker(&app, b"{\"response\":\"x\"}\n").await;
+    let bodies = [
+        ("/api/generate", json!({"model": "mini", "prompt": "x"}), "not read for 0.1 s"),
+        ("/v1/completions", json!({"model": "mini", "prompt": "x", "stream": true}), "not read for 0.1 s"),
+    ];
+    for (path, body, expect) in bodies {
+        let request = Request::post(path).body(Body::from(body.to_string())).unwrap();
+        let mut body = app.raw(request).await.into_body();
+        body.frame().await.unwrap().unwrap();
+        // From here on the client does not read.
+        within(within(responses.recv()).await.unwrap().closed()).await;
+        let rest = within(body.collect()).await.unwrap().to_bytes();
+        assert!(String::from_utf8_lossy(&rest).contains(expect), "{path}: {rest:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_not_read_ends_the_work() {
+    let app = App::with(stalls_soon()).await;
+    app.push_image("mini", "latest", "x").await;
+    let mut responses = endless_worker(&app, &[b'x'; 1 << 16]).await;
+    let server = Server::start(&app).await;
+    let mut stream = server.connect().await;
+    let body = r#"{"model":"mini"}"#;
+    let head = request("POST /api/generate", &format!("content-length: {}\r\n", body.len()));
+    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+    within(within(responses.recv()).await.unwrap().closed()).await;
+}
+
+#[tokio::test]
+async fn a_client_has_so_many_requests() {
+    let proxy: crate::config::Cidr = "127.0.0.1".parse().unwrap();
+    let config = Config { max_per_client: 2, trusted_proxies: vec![proxy], ..Config::default() };
+    let app = App::with(config).await;
+    app.push_image("mini", "latest", "x").await;
+    let mut responses = endless_worker(&app, b"{\"response\":\"x\"}\n").await;
+    let ask = async |client: &str, path: &str| {
+        let mut request = Request::post(path)
+            .header("x-forwarded-for", client)
+            .body(Body::from(r#"{"model":"mini","stream":true,"prompt":"x"}"#))
+            .unwrap();
+        request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 9))));
+        app.raw(request).await
+    };
+    let first = ask("192.0.2.1", "/api/generate").await;
+    let _second = ask("192.0.2.1", "/v1/completions").await;
+    let _other = ask("192.0.2.2", "/api/generate").await;
+    assert_eq!(first.status(), 200);
+    let refused = Answer::read(ask("192.0.2.1", "/api/generate").await).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, "5"));
+    let error = refused.json()["error"].as_str().unwrap().to_owned();
+    assert!(error.starts_with("client 192.0.2.1 has 2 requests") && error.contains("LODE_MAX_PER_CLIENT"));
+    let refused = Answer::read(ask("192.0.2.1", "/v1/completions").await).await;
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    // A request that has ended makes place for another.
+    let ended = within(responses.recv()).await.unwrap();
+    drop(first);
+    within(ended.closed()).await;
+    assert_eq!(ask("192.0.2.1", "/api/generate").await.status(), 200);
 }
 
 #[tokio::test]

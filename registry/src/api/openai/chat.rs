@@ -15,6 +15,7 @@ use crate::Registry;
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
+use crate::http::forwarded::ClientAddress;
 
 /// A request. Messages, schemas and tools stay text: a long conversation is read one message at a time.
 #[derive(Deserialize)]
@@ -195,10 +196,11 @@ struct WorkerFunction<'a> {
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
+    client: ClientAddress,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, form) = body.translate(translate).await?;
-    let answer = ask(&registry, &caller, &form.model, "/api/chat", body).await?;
+    let answer = ask(&registry, (&caller, client), &form.model, "/api/chat", body).await?;
     Reply::new(Shape::Chat, form.model, form.include_usage).answer(answer, form.stream).await
 }
 

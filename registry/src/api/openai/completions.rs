@@ -12,6 +12,7 @@ use crate::Registry;
 use crate::auth::Caller;
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
+use crate::http::forwarded::ClientAddress;
 
 #[derive(Deserialize)]
 struct Completion<'a> {
@@ -60,10 +61,11 @@ enum WorkerPrompt<'a> {
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
+    client: ClientAddress,
     body: InferenceBody,
 ) -> Result<Response, Failure> {
     let (body, form) = body.translate(translate).await?;
-    let answer = ask(&registry, &caller, &form.model, "/api/generate", body).await?;
+    let answer = ask(&registry, (&caller, client), &form.model, "/api/generate", body).await?;
     Reply::new(Shape::Completion, form.model, form.include_usage).answer(answer, form.stream).await
 }
 

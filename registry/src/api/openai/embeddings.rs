@@ -12,6 +12,7 @@ use crate::Registry;
 use crate::auth::Caller;
 use crate::gateway::read_json;
 use crate::http::extract::{InferenceBody, null_as_default, parse};
+use crate::http::forwarded::ClientAddress;
 use crate::http::{Failure, Json};
 
 #[derive(Deserialize)]
@@ -52,10 +53,11 @@ struct Embedded {
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
+    client: ClientAddress,
     body: InferenceBody,
 ) -> Result<Json<Value>, Failure> {
     let (body, (model, encoding_format)) = body.translate(translate).await?;
-    let answer = ask(&registry, &caller, &model, "/api/embed", body).await?;
+    let answer = ask(&registry, (&caller, client), &model, "/api/embed", body).await?;
     let Embedded { embeddings, prompt_eval_count } = read_json(answer).await?;
     let vector = |(index, values): (usize, Vec<f32>)| json!({ "object": "embedding", "index": index, "embedding": encoded(values, encoding_format) });
     let data: Vec<Value> = embeddings.into_iter().enumerate().map(vector).collect();

@@ -9,6 +9,7 @@ pub(crate) fn respond(failure: &Failure) -> Response {
     let status = failure.status();
     let kind = match status.as_u16() {
         404 => "not_found_error",
+        429 => "rate_limit_error",
         400..500 => "invalid_request_error",
         _ => "api_error",
     };

@@ -19,6 +19,7 @@ use crate::auth::Caller;
 use crate::gateway::{Answer, Ask, forward, read_json, resolve};
 use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse_part};
+use crate::http::forwarded::ClientAddress;
 
 /// The sampling settings that chat and completions share.
 #[derive(Default, Deserialize)]
@@ -106,13 +107,14 @@ fn text(value: Option<&RawValue>, field: impl FnOnce() -> String) -> Result<Opti
 /// Sends a translated request to a worker. What it refuses comes back as a failure, in its words.
 async fn ask(
     registry: &Registry,
-    caller: &Caller,
+    (caller, client): (&Caller, ClientAddress),
     model: &str,
     path: &'static str,
     body: InferenceBody,
 ) -> Result<Answer, Failure> {
     let (repository, digest) = resolve(registry, caller, model, model_name::parse_exact(model)?).await?;
-    let answer = forward(registry, Ask { repository, digest, name: model.to_owned(), path, body }).await?;
+    let ask = Ask { repository, digest, name: model.to_owned(), client, path, body };
+    let answer = forward(registry, ask).await?;
     if answer.status.is_success() {
         return Ok(answer);
     }

@@ -10,7 +10,7 @@ use crate::gateway::GatewayError;
 /// A line longer than this is not waited for.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
-type Bytestream = BoxStream<'static, Result<Bytes, reqwest::Error>>;
+type Bytestream = BoxStream<'static, Result<Bytes, GatewayError>>;
 
 /// The records, up to the first error.
 pub(super) fn records(bytes: Bytestream) -> impl Stream<Item = Result<Value, GatewayError>> + Send {
@@ -43,7 +43,7 @@ async fn next_line(bytes: &mut Bytestream, buffer: &mut BytesMut) -> Result<Opti
             return Err(GatewayError::LineTooLong { limit_bytes: MAX_LINE_BYTES });
         }
         match bytes.next().await {
-            Some(more) => buffer.extend_from_slice(&more.map_err(GatewayError::Broken)?),
+            Some(more) => buffer.extend_from_slice(&more?),
             // What comes without a newline at the end is still a record.
             None if buffer.trim_ascii().is_empty() => return Ok(None),
             None => return Ok(Some(buffer.split())),

@@ -62,11 +62,10 @@ impl Reply {
                 Ok(record) if record["error"].is_string() => vec![event(&failed(&record["error"]))],
                 Ok(record) => self.chunks(&record).iter().map(event).collect(),
                 Err(error) => {
-                    tracing::warn!(error = chain(&error), "a worker's answer broke off");
-                    let text = if let GatewayError::Broken(_) = error {
-                        "the worker's answer broke off"
-                    } else {
-                        "the worker's answer is not readable"
+                    tracing::warn!(error = chain(&error), "a response ended early");
+                    let text = match error {
+                        GatewayError::Broken(_) | GatewayError::NotRead { .. } => error.to_string(),
+                        _ => "the worker's answer is not readable".to_owned(),
                     };
                     vec![event(&failed(&json!(text)))]
                 }
