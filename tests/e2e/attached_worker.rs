@@ -11,14 +11,30 @@ use lode_tests::server::{Folder, Options, Server, lode_command, output_file, sig
 use serde_json::json;
 
 /// `lode worker`, ended with the test.
-struct Worker(Child);
+pub(crate) struct Worker(Child);
 
 impl Worker {
     fn start(server: &Server, token: &str, cache: &Path) -> Worker {
+        Worker::start_with(server, token, cache, &[])
+    }
+
+    /// With settings in its environment.
+    pub(crate) fn start_with(
+        server: &Server,
+        token: &str,
+        cache: &Path,
+        settings: &[(&str, &str)],
+    ) -> Worker {
         let (stdout, stderr) = output_file(&cache.with_extension("log"));
         let mut command = lode_command(server.folder().path());
         command.args(["worker", "--listen", "127.0.0.1:0", "--registry", &server.url(), "--token", token]);
+        command.envs(settings.iter().copied());
         Worker(command.arg("--cache").arg(cache).stdout(stdout).stderr(stderr).spawn().unwrap())
+    }
+
+    /// The process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
     }
 }
 
@@ -30,7 +46,7 @@ impl Drop for Worker {
     }
 }
 
-async fn workers(server: &Server) -> usize {
+pub(crate) async fn workers(server: &Server) -> usize {
     server.registry().get("/lode/v1/workers").await.expect(200).json()["workers"].as_array().unwrap().len()
 }
 

@@ -27,6 +27,7 @@ mod kill;
 mod layouts;
 mod manifests;
 mod memory;
+mod mixed_load;
 mod modelfile;
 mod moving;
 mod ollama;
