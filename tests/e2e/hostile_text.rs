@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// Small limits, so that what exceeds them does so soon.
 async fn server() -> Server {
-    let options = Options::new().worker().env("LODE_TEXT_TIMEOUT", "1s").env("LODE_TEXT_MEMORY", "134217728");
+    let options = Options::new().worker().env("LODE_TEXT_TIMEOUT", "1s").env("LODE_TEXT_MEMORY", "128MiB");
     let server = Folder::new().start(options).await;
     server.lode().create("team/demo", &demo(), &[]).await.ok();
     server

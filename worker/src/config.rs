@@ -63,8 +63,8 @@ pub struct Config {
     /// Evaluating a template, a tokenizer or a grammar for one request may take so long.
     #[serde(with = "duration")]
     pub text_timeout: Duration,
-    /// Bytes of memory that it may take.
-    pub text_memory: u64,
+    /// Address space that it may add.
+    pub text_memory: ByteSize,
     /// The program that is started as `PROGRAM runner --socket PATH`, one a loaded model.
     pub runner_program: PathBuf,
     /// What it has in its environment beyond what this process has.
@@ -94,7 +94,7 @@ impl Default for Config {
             load_timeout: Duration::from_secs(300),
             threads: 0,
             text_timeout: TextLimits::default().timeout,
-            text_memory: TextLimits::default().memory,
+            text_memory: ByteSize(TextLimits::default().memory),
             runner_program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("lode")),
             runner_env: Vec::new(),
         }

@@ -161,7 +161,7 @@ fn options(config: &Config) -> Options {
         context_length: config.context_length(),
         load_timeout: config.load_timeout,
         threads: (config.threads > 0).then_some(config.threads),
-        text: TextLimits { timeout: config.text_timeout, memory: config.text_memory },
+        text: TextLimits { timeout: config.text_timeout, memory: config.text_memory.0 },
         eviction_delay: EVICTION_DELAY,
         memory: Box::new(Memory::now),
     }

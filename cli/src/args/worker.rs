@@ -11,7 +11,7 @@ use super::LogFormat;
 Settings come from flags, then LODE_* variables, then the file's [worker] table. Scheduling: LODE_KEEP_ALIVE,
 LODE_MAX_QUEUE, LODE_NUM_PARALLEL, LODE_MAX_LOADED_MODELS, LODE_KV_CACHE_TYPE (f32, f16, q8_0), LODE_CONTEXT_LENGTH,
 LODE_LOAD_TIMEOUT, LODE_THREADS (a model; 0: one a core). LODE_CACHE_SIZE: bytes that pulled blobs may take (0: no limit).
-LODE_TEXT_TIMEOUT, LODE_TEXT_MEMORY (bytes): limits of templates, tokenizers and grammars, for each request.
+LODE_TEXT_TIMEOUT, LODE_TEXT_MEMORY: limits of templates, tokenizers and grammars, for each request.
 
 Example:
   lode worker --registry https://hub.local --advertise http://10.0.0.7:5100 --listen 0.0.0.0:5100 --token $TOKEN")]
