@@ -27,11 +27,12 @@ use crate::attached_worker::{Worker, workers};
 
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 /// Small limits, so that half a minute reaches all of them.
-const SETTINGS: [(&str, &str); 4] = [
+const SETTINGS: [(&str, &str); 5] = [
     ("LODE_MAX_CONNECTIONS", "200"),
     ("LODE_MAX_PER_CLIENT", "4"),
     ("LODE_STALL_TIMEOUT", "1s"),
     ("LODE_TEXT_TIMEOUT", "1s"),
+    ("LODE_TEXT_MEMORY", "134217728"),
 ];
 /// How much more memory all processes together may have under attack than at rest.
 const MEMORY_LIMIT: u64 = 400 << 20;
