@@ -271,7 +271,7 @@ fn open_parts(wanted: Vec<Wanted>) -> Outcome<(Vec<PartFile>, bool)> {
     let parts = wanted
         .into_iter()
         .map(|wanted| {
-            let part = wanted.file.beside(".part");
+            let part = wanted.file.with_suffix(".part");
             let failed = |error: io::Error| {
                 Failure::because(format!("cannot write {}", part.path().display()), &error)
             };

@@ -103,8 +103,8 @@ impl Destination {
         self.folder.path.join(&self.name)
     }
 
-    /// The file beside it whose name has `suffix` at its end.
-    pub fn beside(&self, suffix: &str) -> Destination {
+    /// The file in the same folder whose name is this one's name followed by `suffix`.
+    pub fn with_suffix(&self, suffix: &str) -> Destination {
         let mut name = self.name.clone();
         name.push(suffix);
         Destination { folder: self.folder.clone(), name }
@@ -187,7 +187,7 @@ mod tests {
             assert!(folder.create_below(Path::new(path)).is_err(), "{path}");
         }
         // A link is replaced by the file that takes its name.
-        let fresh = folder.file("file").beside(".part");
+        let fresh = folder.file("file").with_suffix(".part");
         fresh.open_or_create().unwrap().write_all(b"new").unwrap();
         fresh.rename_to(&folder.file("file")).unwrap();
         assert_eq!(std::fs::read_to_string(inside.path().join("file")).unwrap(), "new");

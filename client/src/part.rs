@@ -38,7 +38,7 @@ impl Part {
     ) -> Result<(Part, Landed), Error> {
         let digest = digest.clone();
         blocking(move || {
-            let (part, state) = (whole.beside(".part"), whole.beside(".part.state"));
+            let (part, state) = (whole.with_suffix(".part"), whole.with_suffix(".part.state"));
             let failed =
                 |action: &'static str, source: io::Error| Error::File { action, path: part.path(), source };
             let file = part.open_or_create().map_err(|source| failed("create", source))?;
@@ -90,7 +90,7 @@ impl Part {
         let destination = self.state.clone();
         let saved = blocking(move || {
             let text = serde_json::to_vec(&state)?;
-            let fresh = destination.beside(".tmp");
+            let fresh = destination.with_suffix(".tmp");
             let mut file = fresh.open_or_create()?;
             file.set_len(0)?;
             file.write_all(&text)?;

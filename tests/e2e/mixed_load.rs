@@ -1,4 +1,4 @@
-//! Honest clients go on while others attack the same server: no honest request fails, memory stays bounded, and nothing inside the
+//! Honest clients work while others attack the same server: no honest request fails, memory stays bounded, and nothing inside the
 //! machine is reached. Times are reported and not asserted. LODE_HOSTILE_SECONDS sets how long: 30, or 600 in the long form.
 //!
 //! The attackers come from an address of their own (127.0.0.9), so that limits per client tell them from honest clients.

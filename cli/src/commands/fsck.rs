@@ -32,7 +32,7 @@ pub(crate) async fn run(connection: &Connection, args: Fsck) -> Outcome<ExitCode
     Ok(ExitCode::from(FAILED))
 }
 
-/// The report, and how many findings are damage. What the server counted and did not keep is told apart.
+/// The report, and how many findings are damage. Findings that the server counted but did not keep are reported separately.
 async fn check(connection: &Connection, args: &Fsck) -> Outcome<(Value, u64)> {
     let registry = connection.default_registry()?;
     let done = job::run(&registry, "lode/v1/fsck", &json!({ "verify": args.verify }), "check").await?;

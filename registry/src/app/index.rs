@@ -44,7 +44,7 @@ const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Who reads manifests at this moment, in this process.
 pub(crate) struct Indexing {
-    /// One reading of each manifest, whoever asks for it.
+    /// Reads in progress, one per manifest; requests for the same manifest share it.
     flights: Flights,
     /// Permits of requests.
     requests: Arc<Semaphore>,

@@ -95,7 +95,7 @@ impl Registry {
         Ok(gone.len() as u64)
     }
 
-    /// Events that wait for their delivery or were given up, the newest first: at most `n`, after the delivery `after`.
+    /// Pending and abandoned deliveries, newest first: at most `n`, after the delivery `after`.
     pub async fn webhook_list(
         &self,
         caller: &Caller,

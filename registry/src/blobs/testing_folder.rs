@@ -18,7 +18,7 @@ struct Hold {
 }
 
 /// A hold on one operation; dropping it releases the operation.
-pub(crate) struct Held(Arc<Hold>);
+pub(crate) struct HeldFileWork(Arc<Hold>);
 
 static HOLDS: Mutex<Vec<Arc<Hold>>> = Mutex::new(Vec::new());
 
@@ -27,11 +27,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Holds the next operation that adds or removes `path`, before it does anything. Several holds of one path are used in order.
-pub(crate) fn hold(path: &Path) -> Held {
+pub(crate) fn hold(path: &Path) -> HeldFileWork {
     let hold =
         Arc::new(Hold { path: path.to_owned(), state: Mutex::new(State::Awaited), changed: Condvar::new() });
     lock(&HOLDS).push(hold.clone());
-    Held(hold)
+    HeldFileWork(hold)
 }
 
 /// Called by each operation for each path.
@@ -48,7 +48,7 @@ pub(super) fn pass(path: &Path) {
     let _released = hold.changed.wait_while(state, |state| *state != State::Released);
 }
 
-impl Held {
+impl HeldFileWork {
     /// Returns once the operation waits.
     pub(crate) async fn reached(&self) {
         while *lock(&self.0.state) != State::Reached {
@@ -59,7 +59,7 @@ impl Held {
     pub(crate) fn release(self) {}
 }
 
-impl Drop for Held {
+impl Drop for HeldFileWork {
     fn drop(&mut self) {
         *lock(&self.0.state) = State::Released;
         self.0.changed.notify_all();

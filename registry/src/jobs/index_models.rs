@@ -1,5 +1,5 @@
 //! Reads queued manifests as models: a few at a time, each claimed under a lease, so that any replica continues what another
-//! left. A failed attempt is repeated with growing pauses, and given up in the end.
+//! left. A failed attempt is retried with growing delays, and abandoned after the last one.
 
 use std::time::Duration;
 

@@ -97,7 +97,7 @@ mod tests {
         }
     }
 
-    /// A replica of the previous version goes on writing, in a transaction that it has open, and in others.
+    /// A replica of the previous version continues to write, in its open transaction and in new ones.
     #[tokio::test]
     async fn a_replica_of_the_previous_version_writes_during_an_upgrade() {
         let Some(url) = crate::store::postgres_for_test().await else { return };

@@ -67,7 +67,7 @@ impl Tx {
         Ok(serde_json::Value::from_iter(locked.into_iter().map(|(digest,)| digest)).to_string())
     }
 
-    /// Locks a repository, if it exists: whoever changes its manifests and tags does so in turn. Links are made alongside.
+    /// Locks a repository, if it exists: changes of its manifests and tags are serialised. Links are made alongside.
     pub(crate) async fn repository_lock(&mut self, repository: &Repository) -> Result<(), Error> {
         self.repositories_lock([repository]).await
     }

@@ -19,7 +19,7 @@ pub(crate) struct UploadRow {
     pub(crate) progress: UploadProgress,
     /// How often somebody set out to commit it, this time included.
     pub(crate) attempts: i64,
-    /// Its bytes are being removed: nobody may continue it.
+    /// Its bytes are being removed: no client may continue it.
     pub(crate) is_ending: bool,
 }
 

@@ -137,7 +137,7 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Waiting and given up, the newest first, after `after`.
+    /// Pending and abandoned deliveries, newest first, after `after`.
     pub(crate) async fn delivery_list(
         &self,
         after: Option<&str>,

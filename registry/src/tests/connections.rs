@@ -1,4 +1,4 @@
-//! The limit on connections: idle ones make room, busy ones stay, and whoever comes too late is told so.
+//! The limit on connections: idle connections are closed for new ones, busy ones stay open, and connections beyond the limit get a 503.
 
 use lode_model::digest::Digest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -132,7 +132,7 @@ async fn a_server_for_others_connects_to_public_and_listed_addresses_only() {
 }
 
 #[tokio::test]
-async fn what_strangers_say_is_not_repeated() {
+async fn errors_of_other_servers_are_not_repeated() {
     let stranger = Stranger::start(|path| {
         let json = r#"{"errors":[{"code":"DENIED","message":"INTERNAL in a message"}]}"#;
         match path {

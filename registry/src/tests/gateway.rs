@@ -176,7 +176,7 @@ async fn records_come_through_one_by_one() {
     within(sender.closed()).await;
 }
 
-/// A worker whose response goes on for as long as it is read. The sender is closed when the gateway has dropped the response.
+/// A worker whose response continues as long as it is read. The sender is closed when the gateway has dropped the response.
 async fn endless_worker(app: &App, record: &'static [u8]) -> mpsc::Receiver<mpsc::Sender<()>> {
     let (begun, responses) = mpsc::channel(8);
     let (address, _) = worker(move || {

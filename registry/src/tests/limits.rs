@@ -161,7 +161,7 @@ async fn bodies_in_flight_share_a_budget() {
     first_goes_on.send(()).await.unwrap();
     let answered: Response = within(first).await.unwrap();
     assert_eq!(answered.status(), 200);
-    // The body was given up when the worker began to answer.
+    // The body was released when the worker began to respond.
     let next = send(request("/api/generate", 600 << 10));
     within(begun.recv()).await.unwrap().send(()).await.unwrap();
     assert_eq!(within(next).await.unwrap().status(), 200);

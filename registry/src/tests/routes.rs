@@ -127,7 +127,7 @@ async fn every_route_asks_the_policy() {
         assert_eq!(answer.status, 403, "{method} {route}: {}", answer.text());
         // Everybody may pull something, so the body has to tell what.
         let may_be_read = ["show", "push"].iter().any(|name| route.ends_with(name));
-        assert!(!was_read || may_be_read, "{method} {route} reads the body of somebody who may do nothing");
+        assert!(!was_read || may_be_read, "{method} {route} reads the body of a caller without any rights");
     }
 }
 

@@ -424,7 +424,7 @@ async fn scores_leave_room_for_others() {
 }
 
 #[tokio::test]
-async fn a_step_that_nobody_waits_for_is_cancelled() {
+async fn a_step_without_waiting_clients_is_cancelled() {
     let bench = bench(2, 64);
     // Each of these steps ends only when it is cancelled.
     let mut generation = bench.job(&[400, ENDLESS], |_| {});

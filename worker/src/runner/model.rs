@@ -117,7 +117,7 @@ impl Model {
     }
 
     /// Turns a request, as its body is, into a job: the helper renders and encodes its prompt and fits it into the context. `wake` is
-    /// called when a job that waits for its grammar may go on.
+    /// called when a job that waits for its grammar may continue.
     pub(crate) async fn prepare(
         &self,
         body: Bytes,

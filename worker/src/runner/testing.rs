@@ -19,7 +19,7 @@ pub(crate) const POISON: u32 = 4000;
 pub(crate) const NAN: u32 = 4001;
 /// A step with this id in it breaks the device.
 pub(crate) const BREAK: u32 = 4002;
-/// A step with this id in it goes on until it is cancelled.
+/// A step with this id in it runs until it is cancelled.
 pub(crate) const ENDLESS: u32 = 4004;
 /// A step with this id in it panics.
 pub(crate) const PANIC: u32 = 4003;

@@ -43,7 +43,7 @@ pub(super) struct TextReader<'a> {
 }
 
 impl<'a> TextReader<'a> {
-    /// Reads all but the template: from the metadata of a GGUF that has a vocabulary, else from the files beside the tensors.
+    /// Reads all but the template: from the metadata of a GGUF that has a vocabulary, else from the checkpoint's own files.
     pub(super) fn read(spec: &'a ModelSpec, config: &Value) -> Result<TextReader<'a>, RunnerError> {
         match gguf_metadata(spec)? {
             Some(metadata) => match gguf::read(&metadata) {

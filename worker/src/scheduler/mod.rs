@@ -288,8 +288,8 @@ impl Inner {
             return Err(Error::TooLarge { needed, total });
         }
         let reservation = match self.wait_for_room(&wanted, estimate).await? {
-            Room::Existing(user) => return Ok(user),
-            Room::Reserved(reservation) => reservation,
+            Placement::Existing(user) => return Ok(user),
+            Placement::Reserved(reservation) => reservation,
         };
         let id = reservation.id;
         let request = LoadRequest {
@@ -320,7 +320,11 @@ impl Inner {
         Ok(user)
     }
 
-    async fn wait_for_room(self: &Arc<Inner>, wanted: &Wanted, estimate: Estimate) -> Result<Room, Error> {
+    async fn wait_for_room(
+        self: &Arc<Inner>,
+        wanted: &Wanted,
+        estimate: Estimate,
+    ) -> Result<Placement, Error> {
         let (id, decided) = self.state().enqueue(wanted.clone(), estimate);
         let queued = Queued { inner: self, id };
         self.place();
@@ -328,9 +332,9 @@ impl Inner {
             let decision = self.state().take_decision(queued.id);
             match decision {
                 Some(Decision::Start) => {
-                    return Ok(Room::Reserved(Reservation { inner: Arc::downgrade(self), id }));
+                    return Ok(Placement::Reserved(Reservation { inner: Arc::downgrade(self), id }));
                 }
-                Some(Decision::Existing(user)) => return Ok(Room::Existing(user)),
+                Some(Decision::Existing(user)) => return Ok(Placement::Existing(user)),
                 Some(Decision::Refuse(error)) => return Err(error),
                 None => decided.notified().await,
             }
@@ -403,7 +407,7 @@ impl Inner {
 }
 
 /// Memory for a load, or the loaded model.
-enum Room {
+enum Placement {
     Reserved(Reservation),
     Existing(User),
 }

@@ -393,7 +393,7 @@ async fn a_load_ends_with_the_last_request_that_waits_for_it() {
     bench.until("and no longer", || bench.scheduler.queued() == 0).await;
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
-    assert_eq!(bench.running.load(Ordering::SeqCst), 1, "somebody waits for it");
+    assert_eq!(bench.running.load(Ordering::SeqCst), 1, "a client waits for it");
     second.abort();
     bench.until("its runner is ended", || bench.running.load(Ordering::SeqCst) == 0).await;
     drop(given_up);

@@ -66,7 +66,7 @@ impl Constraint {
         self.allowed = allowed;
     }
 
-    /// Whether the answer is whole and cannot go on.
+    /// Whether the answer is complete and cannot continue.
     pub fn is_complete(&self) -> bool {
         self.allowed.is_complete
     }

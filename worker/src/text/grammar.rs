@@ -1,5 +1,5 @@
 //! Structured output: of all ids that may come next, those that keep the answer on its way to JSON of a schema. The grammars, and
-//! what they allow of a vocabulary, are llguidance's. Schemas come from strangers, so this runs in the runner's helper process.
+//! what they allow of a vocabulary, are llguidance's. Schemas are untrusted input, so this runs in the runner's helper process.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

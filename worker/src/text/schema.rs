@@ -44,7 +44,7 @@ impl Closing<'_> {
         }
         let combines = schema.contains_key("allOf");
         let has_properties = schema.contains_key("properties");
-        // A reference beside other keywords is one more schema that has to be met.
+        // A reference combined with other keywords is one more schema that must be met.
         if (combines || has_properties)
             && let Some(reference) = schema.remove("$ref")
         {

@@ -76,7 +76,7 @@ pub(crate) async fn version(caller: Caller) -> Result<Json<Value>, Failure> {
     Ok(Json(json!({ "version": API_VERSION, "lode": env!("CARGO_PKG_VERSION") })))
 }
 
-/// Who is signed in: nobody has to be. With an error in its place `ollama push NAME` ends before it asks this server to push.
+/// The signed-in user, which a server without accounts does not require. If this route failed, `ollama push NAME` would end before it asks this server to push.
 pub(crate) async fn me(caller: Caller) -> Result<Json<Value>, Failure> {
     allow(&caller, Action::Pull, Target::Server)?;
     Ok(Json(json!({ "id": Uuid::nil(), "email": "", "name": "anonymous" })))

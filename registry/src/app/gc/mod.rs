@@ -86,10 +86,10 @@ impl Registry {
         detached(async move { this.gc_controlled(dry_run, &JobControl::default()).await }).await
     }
 
-    /// As `gc_run`, for whoever may. It must not be dropped: it ends at its next checkpoint.
+    /// Runs a collection for a caller that the policy has already allowed. The future must not be dropped: a cancelled collection ends at its next checkpoint.
     pub(crate) async fn gc_controlled(&self, dry_run: bool, control: &JobControl) -> Result<GcReport, Error> {
         if dry_run {
-            // It only reads, and holds nobody up.
+            // It only reads and takes no lock.
             control.note("looking for what would be removed", 0, None);
             return tokio::select! {
                 report = self.gc_now(true, control) => report,

@@ -26,7 +26,10 @@ fn real_path(f: &Fixture, digest: &Digest) -> std::path::PathBuf {
 }
 
 /// Releases `held` once `work` has ended, or has had the time to end without it.
-async fn release_during<T>(held: crate::blobs::testing_folder::Held, work: impl Future<Output = T>) -> T {
+async fn release_during<T>(
+    held: crate::blobs::testing_folder::HeldFileWork,
+    work: impl Future<Output = T>,
+) -> T {
     let mut work = Box::pin(work);
     if let Ok(done) = tokio::time::timeout(WHILE, &mut work).await {
         held.release();

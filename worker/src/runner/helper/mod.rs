@@ -1,5 +1,5 @@
 //! The helper process of a runner: everything that a model's files or a request make us evaluate (tokenizers, chat templates, regular
-//! expressions, JSON schemas) is evaluated there, within limits, and never beside the weights.
+//! expressions, JSON schemas) is evaluated there, within limits, in a process that maps no weights.
 //!
 //! The helper reads the model's text data once. For each call, and for each answer with a format, it forks an evaluator, which shares
 //! what was read and is ready at once. An evaluator that exceeds a limit is killed, and only its call fails; another is forked for the

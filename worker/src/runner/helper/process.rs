@@ -99,7 +99,7 @@ impl Helper {
     /// Forks an evaluator for each socket that comes, until no more can.
     fn serve(&mut self, control: &UnixStream, memory: u64) -> io::Result<()> {
         while let Some((command, socket)) = receive(control)? {
-            // What has ended, whoever ended it.
+            // Reap the evaluators that have ended.
             while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
             match (command, socket) {
                 (FORK, Some(socket)) => {

@@ -1,4 +1,4 @@
-//! One answer with a format: its grammar lives in an evaluator of its own, which computes the next mask while the batch goes on, and ends
+//! One answer with a format: its grammar lives in an evaluator of its own, which computes the next mask while the batch continues, and ends
 //! with the answer.
 
 use std::sync::{Arc, Mutex, MutexGuard};

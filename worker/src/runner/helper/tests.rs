@@ -164,7 +164,7 @@ async fn a_schema_that_has_no_end_fails_its_request() {
     let pid = helper.pid();
     until(|| evaluators(pid) == 0).await;
 
-    // Others go on, and an answer ends its evaluator with it.
+    // Other requests continue, and an evaluator ends with its answer.
     let (woken, wakes) = std::sync::mpsc::channel();
     let wake = move || woken.send(()).unwrap();
     let (mut session, allowed) = helper.begin(schema(json!({"type": "object"})), wake).await.unwrap();
