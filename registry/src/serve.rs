@@ -171,9 +171,8 @@ fn answer(
     request: Request<Incoming>,
 ) -> impl Future<Output = Response<ResponseBody>> + use<> {
     let in_flight = connection.begin_request();
-    let is_admitted =
-        !connection.is_refused && in_flight.as_ref().is_some_and(|request| !request.is_beyond_limit);
-    let answered = match is_admitted || in_flight.is_some() && is_vital(request.uri().path()) {
+    let is_admitted = !connection.is_refused && !in_flight.is_beyond_limit;
+    let answered = match is_admitted || is_vital(request.uri().path()) {
         true => Either::Left(service.answer(request.map(Body::new))),
         false => Either::Right(std::future::ready(refuse(&request))),
     };

@@ -1,6 +1,7 @@
-//! Hostile request bodies: what they cost the server and its runners, and that others are served meanwhile.
+//! Hostile request bodies and connections: what they cost the server and its runners, and that others are served meanwhile.
 
 use std::fs;
+use std::net::TcpStream;
 use std::time::Duration;
 
 use lode_tests::report::figure;
@@ -126,4 +127,42 @@ async fn large_bodies_cost_little_more_than_themselves() {
         "memory above idle in the end",
         &format!("{} MiB", mib(memory(&server, "VmRSS:").saturating_sub(idle))),
     );
+}
+
+#[allow(unsafe_code)]
+fn limit_descriptors(pid: u32, descriptors: u64) {
+    let limit = libc::rlimit { rlim_cur: descriptors, rlim_max: descriptors };
+    // SAFETY: prlimit reads the new limit from a struct that outlives the call and writes nothing where the old one is not asked for.
+    let set = unsafe {
+        libc::prlimit(pid.cast_signed(), libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
+    };
+    assert_eq!(set, 0, "the limit of descriptors is set");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_short_of_descriptors_goes_on() {
+    let server = Server::fresh().await;
+    let registry = server.registry();
+    let digest = registry.blob_push("before", b"bytes").await;
+    let used = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count() as u64;
+    limit_descriptors(server.pid(), used + 64);
+
+    // Three times as many connections as there are descriptors; none of them sends a request.
+    let mut silent = Vec::new();
+    for n in 0..192 {
+        silent.push(TcpStream::connect(server.address).unwrap());
+        if n % 16 == 0 {
+            let answer = registry.http.get(registry.at("/healthz")).send().await.unwrap();
+            assert_eq!(answer.status(), 200, "after {n} connections");
+        }
+    }
+    for n in 0..8 {
+        registry.blob_push("during", format!("bytes {n}").as_bytes()).await;
+        let answer = registry.request("GET", &format!("/v2/before/blobs/{digest}")).send().await.unwrap();
+        assert_eq!(answer.bytes().await.unwrap().as_ref(), b"bytes");
+    }
+    let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count() as u64;
+    figure("descriptors in use with 192 silent connections and 64 descriptors left", &open.to_string());
+    assert!(open < used + 64);
+    drop(silent);
 }

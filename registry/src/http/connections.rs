@@ -43,6 +43,7 @@ struct Shared {
 
 /// One connection.
 pub(crate) struct Connection {
+    id: u64,
     shared: Arc<Shared>,
     /// Requests in flight, or more than [`CLOSED`].
     requests: AtomicUsize,
@@ -84,7 +85,9 @@ impl Connections {
             shared.refused.fetch_sub(1, Ordering::SeqCst);
             return None;
         }
+        let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
         let connection = Arc::new(Connection {
+            id,
             shared: shared.clone(),
             requests: AtomicUsize::new(0),
             idle_since: AtomicU64::new(shared.now()),
@@ -93,7 +96,6 @@ impl Connections {
             closed: Notify::new(),
             is_refused,
         });
-        let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
         if !is_refused {
             shared.open().insert(id, connection.clone());
         }
@@ -142,13 +144,16 @@ fn descriptor_limit() -> u64 {
 }
 
 impl Connection {
-    /// Counts a request until the guard is dropped. None if the connection is being closed.
-    pub(crate) fn begin_request(self: &Arc<Connection>) -> Option<InFlight> {
+    /// Counts a request until the guard is dropped. A connection that was chosen to be closed just before stays open for it.
+    pub(crate) fn begin_request(self: &Arc<Connection>) -> InFlight {
         self.has_asked.store(true, Ordering::Relaxed);
         let before = self.requests.fetch_add(1, Ordering::SeqCst);
+        if before >= CLOSED {
+            self.requests.fetch_sub(CLOSED, Ordering::SeqCst);
+            self.shared.open().insert(self.id, self.clone());
+        }
         let all = self.shared.requests.fetch_add(1, Ordering::Relaxed);
-        let in_flight = InFlight { connection: self.clone(), is_beyond_limit: all >= self.shared.limit };
-        (before < CLOSED).then_some(in_flight)
+        InFlight { connection: self.clone(), is_beyond_limit: all >= self.shared.limit }
     }
 
     /// Notes whether the peer has yet to take what was written.
@@ -164,9 +169,14 @@ impl Connection {
         self.has_asked.load(Ordering::Relaxed)
     }
 
-    /// Returns when it was chosen to be closed.
+    /// Returns when it was chosen to be closed and no request has begun on it since.
     pub(crate) async fn closed(&self) {
-        self.closed.notified().await;
+        loop {
+            self.closed.notified().await;
+            if self.requests.load(Ordering::SeqCst) >= CLOSED {
+                return;
+            }
+        }
     }
 
     fn is_idle(&self) -> bool {
@@ -213,11 +223,11 @@ impl Drop for InFlight {
 /// A response body that keeps its request in flight.
 pub(crate) struct ResponseBody {
     body: Body,
-    _in_flight: Option<InFlight>,
+    _in_flight: InFlight,
 }
 
 impl ResponseBody {
-    pub(crate) fn new(body: Body, in_flight: Option<InFlight>) -> ResponseBody {
+    pub(crate) fn new(body: Body, in_flight: InFlight) -> ResponseBody {
         ResponseBody { body, _in_flight: in_flight }
     }
 }
@@ -259,16 +269,28 @@ mod tests {
         for (age, place) in [5, 1, 3].into_iter().zip(&places) {
             place.connection.idle_since.store(age, Ordering::Relaxed);
         }
-        let busy = places[1].connection.begin_request().unwrap();
+        let busy = places[1].connection.begin_request();
         let new = connections.admit(0).unwrap();
         assert!(!new.connection.is_refused);
         assert_eq!(places.iter().map(is_closed).collect::<Vec<_>>(), [false, false, true]);
-        assert!(places[2].connection.begin_request().is_none(), "a request that came too late");
         drop(busy);
         assert_eq!(connections.0.open().len(), 3);
         drop((places, new));
         assert_eq!(connections.0.open().len(), 0);
         assert_eq!(connections.0.requests.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_request_keeps_open_the_connection_that_was_to_be_closed() {
+        let connections = Connections::new(1);
+        let place = connections.admit(0).unwrap();
+        let _new = connections.admit(0).unwrap();
+        assert_eq!(connections.0.open().len(), 1);
+        let request = place.connection.begin_request();
+        assert!(!is_closed(&place) && !place.connection.close());
+        assert_eq!(connections.0.open().len(), 2);
+        drop(request);
+        assert!(place.connection.close() && is_closed(&place), "it is an ordinary connection again");
     }
 
     #[test]
