@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use lode_client::{ByteSize, EgressRule, Secret};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use url::Url;
@@ -218,10 +219,7 @@ impl<'de> Deserialize<'de> for Switch {
 
 /// A block of addresses, `10.0.0.0/8` or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    network: IpAddr,
-    prefix: u32,
-}
+pub struct Cidr(IpNet);
 
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an address block such as 10.0.0.0/8")]
@@ -229,39 +227,22 @@ pub struct ConfigError(String);
 
 impl Cidr {
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.network, address.to_canonical()) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                same_prefix(a.to_bits().into(), b.to_bits().into(), 32, self.prefix)
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => same_prefix(a.to_bits(), b.to_bits(), 128, self.prefix),
-            _ => false,
-        }
+        self.0.contains(&address.to_canonical())
     }
-}
-
-fn same_prefix(a: u128, b: u128, width: u32, prefix: u32) -> bool {
-    // A shift by the whole width (prefix 0 of a V6 block) has no bits left to compare.
-    (a ^ b).checked_shr(width - prefix).unwrap_or(0) == 0
 }
 
 impl FromStr for Cidr {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let parse = || {
-            let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
-            let network = IpAddr::from_str(address).ok()?;
-            let width = if network.is_ipv4() { 32 } else { 128 };
-            let prefix = prefix.map_or(Some(width), |p| p.parse().ok()).filter(|p| *p <= width)?;
-            Some(Cidr { network, prefix })
-        };
-        parse().ok_or_else(|| ConfigError(text.to_owned()))
+        let block = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        block.map(Cidr).map_err(|_| ConfigError(text.to_owned()))
     }
 }
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.network, self.prefix)
+        self.0.fmt(f)
     }
 }
 

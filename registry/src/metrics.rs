@@ -70,6 +70,7 @@ metrics_table! {
     STORAGE_ERRORS, "lode_storage_errors_total", Counter, "operation", "Operations on the storage that failed.";
     WEBHOOKS, "lode_webhook_deliveries_total", Counter, "outcome", "Attempts to deliver an event: `delivered`, `retry` (failed, to be repeated), `given_up`.";
     WEBHOOKS_PENDING, "lode_webhooks_pending", Gauge, "", "Events that wait for their delivery, of all replicas together.";
+    INDEX_QUEUE, "lode_index_queue_length", Gauge, "", "Manifests that wait to be indexed as models, of all replicas together.";
 }
 
 /// Takes the process's metrics over, once.
@@ -118,14 +119,17 @@ pub(crate) async fn page(registry: &Registry) -> String {
         let workers = registry.worker_list(&Caller::Internal).await?;
         Ok::<_, Error>((counts, workers.len()))
     };
-    let (uploads, workers, webhooks) = match tokio::time::timeout(COUNT_TIMEOUT, counted).await {
-        Ok(Ok((counts, workers))) => (counts.uploads as f64, workers as f64, counts.webhooks as f64),
-        // Not a number: unknown, which is neither none nor what it was.
-        _ => (f64::NAN, f64::NAN, f64::NAN),
+    // A count that is not known is not a number: neither 0 nor the previous value.
+    let [uploads, workers, webhooks, queued] = match tokio::time::timeout(COUNT_TIMEOUT, counted).await {
+        Ok(Ok((counts, workers))) => {
+            [counts.uploads as f64, workers as f64, counts.webhooks as f64, counts.index_queue as f64]
+        }
+        _ => [f64::NAN; 4],
     };
     gauge!(UPLOADS).set(uploads);
     gauge!(WORKERS).set(workers);
     gauge!(WEBHOOKS_PENDING).set(webhooks);
+    gauge!(INDEX_QUEUE).set(queued);
     install().render()
 }
 

@@ -10,6 +10,8 @@ pub(crate) struct Counts {
     pub(crate) uploads: i64,
     /// Deliveries of webhooks that are still to be made.
     pub(crate) webhooks: i64,
+    /// Manifests to be indexed as models, those included whose next attempt is due later.
+    pub(crate) index_queue: i64,
 }
 
 /// A pool of connections at this moment.
@@ -22,10 +24,12 @@ pub(crate) struct Connections {
 
 impl Store {
     pub(crate) async fn counts(&self) -> Result<Counts, Error> {
-        let (uploads, webhooks): (i64, i64) = on!(self.read(), c => sqlx::query_as(
-            "select (select count(*) from uploads), (select count(*) from webhook_deliveries where given_up_at is null)")
+        let (uploads, webhooks, index_queue): (i64, i64, i64) = on!(self.read(), c => sqlx::query_as(
+            "select (select count(*) from uploads),
+                 (select count(*) from webhook_deliveries where given_up_at is null),
+                 (select count(*) from index_queue where next_at is not null)")
             .fetch_one(c).await)?;
-        Ok(Counts { uploads, webhooks })
+        Ok(Counts { uploads, webhooks, index_queue })
     }
 
     pub(crate) fn connections(&self) -> Vec<Connections> {

@@ -39,7 +39,7 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
     SqliteSynchronous,
 };
-use sqlx::{Postgres, Sqlite, Transaction};
+use sqlx::{AssertSqlSafe, Postgres, Sqlite, Transaction};
 use url::Url;
 
 use crate::{Error, metrics};
@@ -261,13 +261,18 @@ impl Store {
         Ok(())
     }
 
-    /// Milliseconds since 1970 by the database's clock, which all replicas share: what one of them writes down as a lease
-    /// means the same to the others.
+    /// The database's clock as an SQL expression: milliseconds since 1970.
+    fn clock(&self) -> &'static str {
+        match self.0 {
+            Engine::Sqlite(_) => "cast(unixepoch('subsec') * 1000 as bigint)",
+            Engine::Postgres(_) => "cast(extract(epoch from clock_timestamp()) * 1000 as bigint)",
+        }
+    }
+
+    /// Milliseconds since 1970 by the database's clock. All replicas share it, so they agree when a lease expires.
     pub(crate) async fn database_now_ms(&self) -> Result<i64, Error> {
-        let Engine::Postgres(pool) = self.read() else { return Ok(now_ms()) };
-        let asked = sqlx::query_as("select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)");
-        let (now,): (i64,) =
-            metrics::database("database_now_ms", postgres::in_time(asked.fetch_one(pool))).await?;
+        let text = AssertSqlSafe(format!("select {}", self.clock()));
+        let (now,): (i64,) = on!(self.read(), c => sqlx::query_as(text).fetch_one(c).await)?;
         Ok(now)
     }
 
@@ -381,7 +386,7 @@ pub(crate) async fn postgres_for_test() -> Option<Url> {
         std::env::var("LODE_TEST_POSTGRES").ok()?.parse().expect("LODE_TEST_POSTGRES is a URL");
     let schema = format!("test_{}", uuid::Uuid::new_v4().simple());
     let pool = PgPool::connect(url.as_str()).await.expect("LODE_TEST_POSTGRES answers");
-    let create = sqlx::AssertSqlSafe(format!("create schema {schema}"));
+    let create = AssertSqlSafe(format!("create schema {schema}"));
     sqlx::query(create).execute(&pool).await.expect("schemas may be made");
     pool.close().await;
     url.query_pairs_mut().append_pair("options", &format!("-c search_path={schema}"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Engine, Store, millis, on, parsed};
+use super::{Store, millis, on, parsed};
 use crate::Error;
 
 /// What a worker reported; the lists are JSON, because no query asks about them.
@@ -36,14 +36,6 @@ fn id_list(ids: &[Uuid]) -> String {
 }
 
 impl Store {
-    /// The database's clock as an expression: milliseconds since 1970.
-    fn clock(&self) -> &'static str {
-        match self.0 {
-            Engine::Sqlite(_) => "cast(unixepoch('subsec') * 1000 as bigint)",
-            Engine::Postgres(_) => "cast(extract(epoch from clock_timestamp()) * 1000 as bigint)",
-        }
-    }
-
     /// Adds a worker, seen now, in place of those at the same address: it was restarted.
     pub(crate) async fn worker_insert(&self, row: &WorkerRow) -> Result<(), Error> {
         let text = AssertSqlSafe(format!(

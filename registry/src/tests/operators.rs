@@ -34,6 +34,7 @@ async fn metrics_count_by_route_and_never_by_name() {
         "lode_uploads_open 1",
         "lode_workers_attached 0",
         "lode_webhooks_pending 0",
+        "lode_index_queue_length 0",
         r#"lode_database_connections{pool="read",state="idle"}"#,
         r#"lode_database_seconds_count{operation="manifest_find"}"#,
         r#"lode_database_seconds_count{operation="commit"}"#,

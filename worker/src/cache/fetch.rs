@@ -113,8 +113,14 @@ impl Models {
     }
 
     /// Fetches a model to this machine. Its manifest's digest stands for its name in errors, here and in the runner: requests by
-    /// several names can share it, and each response puts in its own (`http/error.rs`).
-    pub async fn fetch(&self, repository: &Repository, digest: &Digest) -> Result<Model, Error> {
+    /// several names can share it, and each response puts in its own (`http/error.rs`). A model whose tensors are larger than
+    /// `memory_bytes` is refused before they are pulled.
+    pub async fn fetch(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        memory_bytes: u64,
+    ) -> Result<Model, Error> {
         let (manifest, bytes) = self.manifest(repository, digest).await?;
         let unsupported =
             |error: &dyn std::error::Error| Error::Unsupported(format!("cannot run {digest}: {error}"));
@@ -126,7 +132,10 @@ impl Models {
                 archives.open(members).map_err(|error| unsupported(&error))?
             }
         };
-        // One tensor may stand in several layers.
+        if model.tensor_bytes() > memory_bytes {
+            return Err(Error::TooLarge { needed: model.tensor_bytes(), total: memory_bytes });
+        }
+        // Several layers may have the same digest.
         let wanted: HashMap<Digest, u64> =
             model.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect();
         let mut pulls = futures::stream::iter(wanted)

@@ -208,12 +208,25 @@ async fn a_manifest_that_a_crash_has_cut_is_forgotten() {
 }
 
 #[tokio::test]
+async fn a_model_larger_than_memory_is_not_pulled() {
+    let bench = bench().await;
+    let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
+    let digest = bench.tiny.put_demo(1, false);
+    let error = models.fetch(&repository(), &digest, 99).await.unwrap_err();
+    assert!(matches!(error, Error::TooLarge { needed: 100, total: 99 }), "{error}");
+    let blobs = bench.folder.path().join("blobs/sha256");
+    assert_eq!(std::fs::read_dir(&blobs).unwrap().count(), 0);
+    models.fetch(&repository(), &digest, 100).await.unwrap();
+    assert_ne!(std::fs::read_dir(&blobs).unwrap().count(), 0);
+}
+
+#[tokio::test]
 async fn a_model_comes_whole() {
     let bench = bench().await;
     let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
     let digest = bench.tiny.put_demo(1, false);
     assert!(models.cached().is_empty());
-    let model = models.fetch(&repository(), &digest).await.unwrap();
+    let model = models.fetch(&repository(), &digest, u64::MAX).await.unwrap();
     assert_eq!(model.spec.tensors.len(), 1);
     assert!(model.spec.tensors[0].whole_file && model.spec.files.contains_key("tokenizer.json"));
     assert_eq!((model.tensor_bytes, model.config["model_type"].as_str()), (100, Some("llama")));
@@ -230,10 +243,11 @@ async fn a_model_comes_whole() {
         {"mediaType": mt::OCI_MANIFEST, "digest": Digest::sha256(b"x"), "size": 1, "platform": {"os": "unknown"}},
         {"mediaType": mt::DOCKER_MANIFEST, "digest": digest, "size": 1}]});
     let index = bench.tiny.put(mt::OCI_INDEX, index.to_string());
-    let model = models.fetch(&repository(), &index).await.unwrap();
+    let model = models.fetch(&repository(), &index, u64::MAX).await.unwrap();
     assert_eq!(model.digest, index);
 
-    let refused = async |digest: &Digest| models.fetch(&repository(), digest).await.unwrap_err().to_string();
+    let refused =
+        async |digest: &Digest| models.fetch(&repository(), digest, u64::MAX).await.unwrap_err().to_string();
     let absent = Digest::sha256(b"nothing");
     assert_eq!(refused(&absent).await, format!("model '{absent}' not found"));
     let gguf = bench.tiny.put_model(&[(mt::OLLAMA_MODEL, "", vec![1])]);

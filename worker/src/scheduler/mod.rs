@@ -279,13 +279,13 @@ impl Inner {
     }
 
     async fn load_until_stopped(self: &Arc<Inner>, wanted: Wanted) -> Result<User, Error> {
-        let model = self.models.fetch(&wanted.repository, &wanted.digest).await?;
+        let total = (self.options.memory)().total_bytes;
+        let model = self.models.fetch(&wanted.repository, &wanted.digest, total).await?;
         let default = self.options.context_length;
         let context = wanted.context(&model.params).map_or(default, |asked| asked.max(default));
         let estimate = Estimate::of(&model, context, self.options.num_parallel, &self.options.kv_cache_type);
-        let (needed, total) = (estimate.needed(), (self.options.memory)().total_bytes);
-        if needed > total {
-            return Err(Error::TooLarge { needed, total });
+        if estimate.needed() > total {
+            return Err(Error::TooLarge { needed: estimate.needed(), total });
         }
         let reservation = match self.wait_for_room(&wanted, estimate).await? {
             Placement::Existing(user) => return Ok(user),
