@@ -1,6 +1,7 @@
 //! `lode`, the one binary: starts the server or a worker, and is the client of any registry.
 //! What can be typed is in args/, what it does in commands/.
 
+mod allocator;
 mod args;
 mod artifact;
 mod assemble;
@@ -60,6 +61,7 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
             traces = traces::wanted().then(|| traces::provider(None)).transpose()?;
             logging::start("info", *log_format, traces.as_ref());
             descriptors::raise_limit();
+            allocator::release_when_idle();
         }
         _ => logging::start("warn", logging::inherited_format(), None),
     }
