@@ -1,19 +1,21 @@
-//! The caller of a request, and the one policy function that every route asks.
-//! Today a server is open to whoever may reach it, so the policy allows all; its callers need not change when it does not.
+//! The caller of a request, and the policy function that every route checks. A server is open to every client
+//! that can reach it, so the policy allows everything today. Callers of the policy stay the same once it does
+//! not.
 
 use lode_model::reference::Repository;
 
 use crate::Error;
 
-/// Who asks. Made at the edge, from the request's credentials.
+/// The identity behind a request, built at the edge from its credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Caller {
-    /// Nobody in particular.
+    /// A client without credentials.
     Anonymous,
     /// A part of this server, such as the model index job.
     Internal,
-    /// Whoever holds a signed address of a blob. It is made at that blob's own route, and may pull from its repository.
+    /// The holder of a signed URL of a blob. The blob's own route issues it; it allows pulls from that
+    /// repository.
     Link { repository: Repository },
 }
 
@@ -22,13 +24,13 @@ pub enum Action {
     Pull,
     Push,
     Delete,
-    /// See that something exists in a listing across repositories.
+    /// See names in a listing across repositories.
     List,
-    /// Run the server: collect garbage, check the storage, see and remove workers.
+    /// Operate the server: run a garbage collection or fsck, list and remove workers.
     Administer,
-    /// Ask a model for an answer.
+    /// Run inference on a model.
     Infer,
-    /// Offer this machine as a worker.
+    /// Register a worker.
     Join,
 }
 
@@ -41,7 +43,8 @@ pub enum Target<'a> {
     Server,
 }
 
-/// May `caller` do this to anything at all? Asked before the body is read that names the target.
+/// Returns an error if `caller` may do this to no target. Checked before the body that names the target is
+/// read.
 pub fn allow_some(caller: &Caller, action: Action) -> Result<(), Error> {
     match (caller, action) {
         (Caller::Internal | Caller::Anonymous, _) | (Caller::Link { .. }, Action::Pull) => Ok(()),
@@ -49,7 +52,7 @@ pub fn allow_some(caller: &Caller, action: Action) -> Result<(), Error> {
     }
 }
 
-/// May `caller` do this? `Unauthorized` asks for credentials, `Denied` is final.
+/// Returns an error if `caller` may not do this. `Unauthorized` asks for credentials, `Denied` is final.
 pub fn allow(caller: &Caller, action: Action, target: Target<'_>) -> Result<(), Error> {
     match (caller, action, target) {
         (Caller::Internal | Caller::Anonymous, _, _) => Ok(()),

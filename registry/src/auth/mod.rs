@@ -1,5 +1,5 @@
-//! Who is calling and what they may do. Every method of `app` asks `allow` before anything else;
-//! nothing in here knows HTTP.
+//! The caller of a request and its permissions. Every method of `app` calls `allow` first; nothing here knows
+//! HTTP.
 
 mod caller;
 

@@ -1,19 +1,20 @@
-//! Reads queued manifests as models: a few at a time, each claimed under a lease, so that any replica continues what another
-//! left. A failed attempt is retried with growing delays, and abandoned after the last one.
+//! Indexes queued manifests as models, a few at a time. Each is claimed under a lease, so that any replica
+//! continues after another one stopped. A failed attempt is retried with growing delays, and abandoned after
+//! the last one.
 
 use std::time::Duration;
 
 use crate::error::chain;
 use crate::{Error, Registry};
 
-/// A claim is renewed well before it ends.
 const LEASE: Duration = Duration::from_secs(60);
 const RENEW_INTERVAL: Duration = Duration::from_secs(20);
-/// How often the queue is asked when no push of this process says that there is something.
+/// How often the queue is polled when no push of this process announces an entry.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
-/// After this many attempts, half a day, a manifest waits for its next push or the request that asks for it.
+/// After this many attempts (half a day), a manifest is indexed only after its next push or when a request
+/// needs it.
 const MAX_ATTEMPTS: i64 = 22;
 
 pub(super) fn start(registry: &Registry) {
@@ -29,7 +30,7 @@ async fn run(registry: &Registry) {
             Ok(true) => continue,
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(error = chain(&error), "failed to work off the model index queue; will retry")
+                tracing::warn!(error = chain(&error), "failed to process the model index queue; will retry")
             }
         }
         tokio::select! {
@@ -39,7 +40,7 @@ async fn run(registry: &Registry) {
     }
 }
 
-/// Reads the next manifest that is due. False: there is none.
+/// Indexes the next manifest that is due. Returns false if there is none.
 async fn index_next(registry: &Registry) -> Result<bool, Error> {
     let store = registry.store();
     let Some(claim) = store.index_claim(LEASE).await? else { return Ok(false) };
@@ -55,7 +56,7 @@ async fn index_next(registry: &Registry) -> Result<bool, Error> {
         }
     };
     let settled = match outcome {
-        // What was deleted meanwhile is done with, too.
+        // A manifest that was deleted meanwhile needs no further attempt.
         Ok(()) | Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
             store.index_finish(&claim).await
         }
@@ -63,7 +64,7 @@ async fn index_next(registry: &Registry) -> Result<bool, Error> {
             let delay = pause_after(claim.attempts);
             let pause_s = delay.map(|delay| delay.as_secs());
             tracing::debug!(digest = %claim.digest, attempts = claim.attempts, pause_s, "indexing attempt failed");
-            // The text is shown to those who list models: it says nothing of the server's insides.
+            // Callers that list models see this text, so it must not reveal internals of the server.
             let shown = match error {
                 Error::Unavailable { .. } => "the storage or the database did not respond",
                 _ => "its content could not be read; the server's log has the reason",
@@ -75,7 +76,7 @@ async fn index_next(registry: &Registry) -> Result<bool, Error> {
     settled.map(|()| true)
 }
 
-/// The pause after this many attempts; none after the last.
+/// The pause after this many attempts; `None` after the last.
 fn pause_after(attempts: i64) -> Option<Duration> {
     if attempts >= MAX_ATTEMPTS {
         return None;

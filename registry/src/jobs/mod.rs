@@ -1,6 +1,5 @@
-//! What must not delay a response: the collection, the purge of abandoned uploads, and reading pushed manifests as models;
-//! each safe to run twice.
-//! Started by `open`, stopped by `Registry::close`.
+//! Background work that must not delay a response: garbage collection, expiry of uploads and indexing of
+//! pushed manifests. Each is safe to run twice. Started by `open`, stopped by `Registry::close`.
 
 mod index_models;
 mod purge_uploads;
@@ -12,10 +11,10 @@ use crate::Registry;
 
 /// No job runs more often than this, whatever the settings say.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
-/// How often abandoned uploads are looked for, at least.
+/// The longest interval between two checks for abandoned uploads.
 const PURGE_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
-/// Runs the jobs that callers start. On a server that only reads, those that only read.
+/// Runs the jobs that callers start. A read-only server runs only read-only jobs.
 pub(crate) fn start_runner(registry: &Registry) {
     runner::start(registry);
 }
@@ -27,7 +26,7 @@ pub(crate) fn start(registry: &Registry) {
         loop {
             tokio::time::sleep(interval).await;
             if let Err(error) = gc.gc_scheduled().await {
-                tracing::error!(error = &error as &dyn std::error::Error, "the collection failed");
+                tracing::error!(error = &error as &dyn std::error::Error, "garbage collection failed");
             }
         }
     });
@@ -37,7 +36,7 @@ pub(crate) fn start(registry: &Registry) {
         let interval = (purge.config().upload_expiry / 2).clamp(SHORTEST_INTERVAL, PURGE_INTERVAL);
         loop {
             if let Err(error) = purge_uploads::run(&purge).await {
-                tracing::error!(error = &error as &dyn std::error::Error, "the purge of uploads failed");
+                tracing::error!(error = &error as &dyn std::error::Error, "failed to delete expired uploads");
             }
             tokio::time::sleep(interval).await;
         }

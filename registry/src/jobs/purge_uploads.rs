@@ -1,4 +1,5 @@
-//! Drops uploads that rested too long, and bytes under `uploads/` that no upload claims (a crash left them).
+//! Deletes uploads that were idle for too long, and files under `uploads/` that no upload claims (left by a
+//! crash).
 
 use futures::TryStreamExt;
 
@@ -8,7 +9,7 @@ use crate::store::{millis, now_ms};
 use crate::{Error, Registry};
 
 const BATCH: u32 = 100;
-/// Bytes without an upload may be a manifest on its way in; those are fresh.
+/// A file without an upload may be a manifest that is being pushed; such files are young.
 const SETTLED_MS: i64 = 60 * 60 * 1000;
 
 pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
@@ -19,13 +20,15 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
             let id = row.id;
             match registry.upload_end(row).await {
                 Ok(true) => {
-                    tracing::info!(%id, "abandoned upload dropped");
+                    tracing::info!(%id, "expired upload deleted");
                     ended = true;
                 }
-                // Somebody else goes on with it, or dropped it, at this very moment.
+                // Another request continued or deleted it at this moment.
                 Ok(false) => {}
-                // One that cannot be dropped must not keep the others.
-                Err(error) => tracing::warn!(%id, error = chain(&error), "abandoned upload stays for now"),
+                // One failed deletion must not prevent the others.
+                Err(error) => {
+                    tracing::warn!(%id, error = chain(&error), "failed to delete expired upload; will retry")
+                }
             }
         }
         if !ended {
@@ -39,13 +42,13 @@ pub(super) async fn run(registry: &Registry) -> Result<(), Error> {
             tracing::info!(
                 key = file.key,
                 size_bytes = file.size_bytes,
-                "dropping bytes of a forgotten upload"
+                "deleting file of an unknown upload"
             );
             if let Err(error) = registry.upload_drop(&file.key).await {
                 tracing::warn!(
                     key = file.key,
                     error = chain(&error),
-                    "bytes of a forgotten upload stay for now"
+                    "failed to delete file of an unknown upload; will retry"
                 );
             }
         }

@@ -1,5 +1,5 @@
-//! Runs jobs: a few at a time, each under a lease that is renewed while it runs. What a replica that died was running is
-//! started again by another one, a few times at most.
+//! Runs jobs, a few at a time, each under a lease that is renewed while it runs. Another replica restarts the
+//! jobs of a replica that died, a few times at most.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use crate::error::chain;
 use crate::store::{JobEnd, JobRow, JobRun, millis, now_ms};
 use crate::{Error, Registry};
 
-/// How many jobs one process runs at a time. Most of them wait for the turn of the collection.
+/// How many jobs one process runs at a time. Most of them wait for the collection's lock.
 const AT_ONCE: usize = 4;
 const LEASE: Duration = Duration::from_secs(30);
-/// How often a running job's lease is renewed, its progress written down, and its row read for a cancellation.
+/// How often a running job's lease is renewed, its progress stored, and its row checked for a cancellation.
 const BEAT: Duration = Duration::from_secs(1);
-/// How often other replicas' jobs are looked for.
+/// How often the database is polled for jobs of other replicas.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// How often a job is started before it counts as failed.
+/// How many attempts a job gets before it counts as failed.
 const MAX_ATTEMPTS: i64 = 3;
-/// How long a server that stops waits for a job to reach a place where it may end.
+/// How long a stopping server waits for a job to reach a point where it can end.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// Finished jobs are kept for this long, and so many of them.
+/// How long finished jobs are kept, and how many of them.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 const KEPT: i64 = 1000;
 
 pub(super) fn start(registry: &Registry) {
     let registry = registry.clone();
-    // It ends by itself when the registry stops: a job must not be dropped in the middle of a step.
+    // It ends on its own when the registry stops: a job must not be dropped in the middle of a step.
     registry.clone().start_draining(run(registry));
 }
 
@@ -43,7 +43,7 @@ async fn run(registry: Registry) {
                     continue;
                 }
                 Ok(None) => {}
-                Err(error) => tracing::warn!(error = chain(&error), "failed to look for jobs; will retry"),
+                Err(error) => tracing::warn!(error = chain(&error), "failed to claim a job; will retry"),
             }
         }
         tokio::select! {
@@ -85,7 +85,7 @@ async fn run_claimed(
         return finish(registry, run, control, Err(Error::Cancelled)).await;
     }
     if row.attempts > MAX_ATTEMPTS {
-        let problem = format!("{MAX_ATTEMPTS} servers stopped while they ran it");
+        let problem = format!("{MAX_ATTEMPTS} servers stopped while running this job");
         let end = JobEnd { state: "failed", progress: None, result: None, problem: Some(&problem) };
         return store.job_finish(run, &end).await.map(drop);
     }
@@ -98,7 +98,7 @@ async fn run_claimed(
             () = registry.stopping().cancelled() => {
                 control.cancel();
                 return match tokio::time::timeout(STOP_LIMIT, work).await {
-                    // It ended just then.
+                    // It ended in that moment.
                     Ok(Ok(outcome)) if !matches!(outcome, Err(Error::Cancelled)) => {
                         finish(registry, run, control, outcome).await
                     }
@@ -113,7 +113,7 @@ async fn run_claimed(
                     Ok(Some(false)) => {}
                     Ok(Some(true)) => control.cancel(),
                     Ok(None) => {
-                        tracing::warn!(job = run.id, "another replica took this job over; ending it here");
+                        tracing::warn!(job = run.id, "another replica took over this job; cancelling it here");
                         control.cancel();
                         let _ended = work.await;
                         return Ok(());
@@ -128,7 +128,7 @@ async fn run_claimed(
     finish(registry, run, control, outcome).await
 }
 
-/// Does what a job is for. Returns its result as JSON.
+/// Does the work of a job. Returns its result as JSON.
 async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl) -> Result<String, Error> {
     let corrupt = |_| Error::Corrupt { what: "job", value: row.parameters.clone() };
     let mut findings =
@@ -144,7 +144,7 @@ async fn work(registry: Registry, row: JobRow, run: JobRun, control: JobControl)
         JobKind::Fsck { verify } => {
             tokio::select! {
                 report = registry.fsck_controlled(verify, &control, &mut findings) => to_json(&report?),
-                // It only reads: it may be dropped anywhere.
+                // It only reads, so it can be dropped at any point.
                 () = control.cancelled() => return Err(Error::Cancelled),
             }
         }
@@ -184,10 +184,10 @@ async fn finish(
 }
 
 fn to_json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("a struct of texts and numbers is JSON")
+    serde_json::to_string(value).expect("a struct of strings and numbers serialises to JSON")
 }
 
-/// Writes findings down as they come, a batch at a time.
+/// Stores findings as they arrive, one batch at a time.
 struct StoredFindings {
     registry: Registry,
     run: JobRun,
@@ -196,8 +196,9 @@ struct StoredFindings {
 }
 
 impl StoredFindings {
-    /// How many findings of a kind are kept in memory, and in the database.
+    /// The most findings of one kind that are buffered in memory.
     const BATCH: usize = 200;
+    /// The most findings of one kind that are stored in the database.
     const MAX_STORED: u64 = 100_000;
 
     async fn write(&mut self, at: usize) -> Result<(), Error> {
