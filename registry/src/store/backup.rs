@@ -1,4 +1,4 @@
-//! A copy of a SQLite index, taken while a server writes to it.
+//! Copies a SQLite database while a server writes to it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use sqlx::{ConnectOptions, Connection};
 use super::{BUSY_TIMEOUT, Store, on, restrict};
 use crate::{Config, Error};
 
-/// The file of a SQLite index that is there.
+/// The path of an existing SQLite database file.
 pub(crate) fn index_file(config: &Config) -> Result<PathBuf, Error> {
     let file: PathBuf = match &config.database {
         None => config.data.join("lode.db"),
@@ -18,7 +18,7 @@ pub(crate) fn index_file(config: &Config) -> Result<PathBuf, Error> {
             percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned().into()
         }
         Some(_) => {
-            let reason = "only an index in a SQLite file can be taken like this".to_owned();
+            let reason = "this command supports only SQLite databases".to_owned();
             return Err(Error::Config { setting: "database", reason });
         }
     };
@@ -28,25 +28,27 @@ pub(crate) fn index_file(config: &Config) -> Result<PathBuf, Error> {
     }
 }
 
-/// Writes the index in the file `from` as it is at one moment into the file `to`, which must not exist and which only this user can read.
+/// Writes a consistent snapshot of the database `from` into the file `to`, which must not exist. Only this
+/// user can read the new file.
 pub(crate) async fn snapshot(from: &Path, to: &Path) -> Result<(), Error> {
     let options = SqliteConnectOptions::new().filename(from).busy_timeout(BUSY_TIMEOUT);
     let mut connection: SqliteConnection = options.connect().await?;
     restrict(to);
     let to = to.to_string_lossy().into_owned();
-    // One read transaction: writers go on, and are not seen.
+    // One read transaction: writers continue, and the copy does not contain their changes.
     sqlx::query("vacuum into $1").bind(to).execute(&mut connection).await?;
     connection.close().await?;
     Ok(())
 }
 
 impl Store {
-    /// Opens an index as it is: its schema may be a running server's business.
+    /// Opens a database without migrating it: its schema may belong to a running server.
     pub(crate) async fn peek(file: &Path) -> Result<Store, Error> {
         Store::open_sqlite(file, None).await
     }
 
-    /// Drops what belongs to a running server and not to its content: its uploads have no bytes elsewhere.
+    /// Deletes the uploads and workers of the running server: the bytes of its uploads are not part of the
+    /// copy.
     pub(crate) async fn sessions_forget(&self) -> Result<(), Error> {
         for text in ["delete from uploads", "delete from workers"] {
             on!(self.write(), c => sqlx::query(text).execute(c).await.map(drop))?;
@@ -54,7 +56,7 @@ impl Store {
         Ok(())
     }
 
-    /// How many live blobs there are, and their bytes.
+    /// The number of live blobs and their total size.
     pub(crate) async fn blobs_total(&self) -> Result<(u64, u64), Error> {
         let (count, bytes): (i64, i64) = on!(self.read(), c => sqlx::query_as(
             "select count(*), cast(coalesce(sum(size_bytes), 0) as bigint) from blobs where state = 'live'")

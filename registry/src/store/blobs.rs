@@ -1,5 +1,5 @@
-//! Blobs and the links that make them visible in a repository.
-//! Whoever makes a link locks the blob's row first, so that a collection in another transaction sees it or waits.
+//! Blobs, and the links that make them visible in a repository. A transaction that creates a link locks the
+//! blob's row first, so that a collection in another transaction sees the link or waits.
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
@@ -39,7 +39,7 @@ impl Store {
         .transpose()
     }
 
-    /// The size and key of a live blob, whoever links it.
+    /// The size and key of a live blob, in any repository.
     pub(crate) async fn blob_live(&self, digest: &Digest) -> Result<Option<(u64, String)>, Error> {
         let row: Option<(i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select size_bytes, store_key from blobs where digest = $1 and state = 'live'")
@@ -47,7 +47,7 @@ impl Store {
         row.map(|(size_bytes, key)| Ok((size(size_bytes)?, key))).transpose()
     }
 
-    /// Are there bytes to be found there: a blob's, or ones that still have to be deleted?
+    /// Whether a blob, or a tombstone whose bytes still have to be deleted, has this key.
     pub(crate) async fn key_is_known(&self, store_key: &str) -> Result<bool, Error> {
         let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from blobs where store_key = $1)
@@ -56,7 +56,7 @@ impl Store {
         Ok(exists)
     }
 
-    /// Keeps a link for a while. False if it is gone.
+    /// Extends the lease of a link. Returns false if the link does not exist.
     pub(crate) async fn link_lease(
         &self,
         repository: &Repository,
@@ -83,8 +83,8 @@ impl Store {
         rows.iter().map(|(name,)| parsed("repository", name)).collect()
     }
 
-    /// Repositories that link a blob of this size, the first `limit` that are found. Unordered, so that a size that very many
-    /// have, such as that of `{}`, costs no more than another.
+    /// Repositories that link a blob of this size: the first `limit` that are found, unordered, so that a
+    /// very common size, such as that of `{}`, costs no more than another.
     pub(crate) async fn size_repositories(
         &self,
         size_bytes: u64,
@@ -106,7 +106,7 @@ impl Tx {
     }
 
     async fn blob_lock_any(&mut self, digest: &Digest) -> Result<Option<LockedBlob>, Error> {
-        // On SQLite the transaction is the one writer.
+        // On SQLite the transaction is the only writer.
         let query = match self.locks_rows() {
             false => "select size_bytes, store_key, state from blobs where digest = $1",
             true => "select size_bytes, store_key, state from blobs where digest = $1 for no key update",
@@ -119,10 +119,11 @@ impl Tx {
         .transpose()
     }
 
-    /// Keeps the collection, and nobody else, from these blobs until the transaction ends.
+    /// Prevents the collection, and no other transaction, from changing these blobs until the transaction
+    /// ends.
     pub(crate) async fn blobs_share(&mut self, digests: &[&Digest]) -> Result<(), Error> {
         if self.locks_rows() {
-            // In digest order, so that two who want the same cannot wait for each other.
+            // In digest order, so that two transactions with the same blobs cannot deadlock.
             on!(self.conn(), c => sqlx::query(
                 "select digest from blobs where digest in (select value from json_each($1)) order by digest for share")
                 .bind(digest_list(digests.iter().copied())).execute(c).await.map(drop))?;
@@ -130,8 +131,9 @@ impl Tx {
         Ok(())
     }
 
-    /// Records bytes that are durable under `store_key`, in place of ones that are on their way out or `damaged` (their key).
-    /// False: the blob is live under another key and stays so; the bytes are spare, and the row is locked.
+    /// Records durable bytes under `store_key`. They replace bytes that are being deleted or that are
+    /// `damaged` (their key). Returns false if the blob is live under another key and keeps it: the new bytes
+    /// are redundant, and the row is locked.
     pub(crate) async fn blob_insert(
         &mut self,
         digest: &Digest,
@@ -150,7 +152,7 @@ impl Tx {
             if fresh > 0 {
                 break;
             }
-            // It may go between the two statements, when the collection buries it.
+            // The collection may delete the row between the two statements.
             let Some(old) = self.blob_lock_any(digest).await? else { continue };
             if old.live && old.store_key != store_key {
                 if damaged != Some(&old.store_key[..]) {
@@ -166,7 +168,8 @@ impl Tx {
                 .execute(c).await.map(drop))?;
             break;
         }
-        // Where the key is the digest's own, the old bytes' deletion is taken back; any other goes on.
+        // If the key is derived from the digest, this cancels the deletion of the old bytes; the deletion of
+        // any other key continues.
         on!(self.conn(), c => sqlx::query("delete from tombstones where store_key = $1")
             .bind(store_key).execute(c).await.map(drop))?;
         Ok(true)
@@ -184,8 +187,9 @@ impl Tx {
         on!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest = $1 and unlinked_at is not null")
             .bind(digest.as_str()).execute(c).await.map(drop))?;
-        // A new link counts as unreferenced until a manifest that names it is pushed, or the collection finds one: whether there
-        // is one cannot be decided here, where manifests of the repository may come and go at the same time.
+        // A new link counts as unreferenced until a manifest that names it is pushed, or the collection finds
+        // one. Whether there is one cannot be decided here, because manifests of the repository may change at
+        // the same time.
         on!(self.conn(), c => sqlx::query(
             "insert into links (repository, digest, leased_until, unreferenced_at) values ($1, $2, $3, $4)
              on conflict (repository, digest) do update set
@@ -197,7 +201,8 @@ impl Tx {
         Ok(())
     }
 
-    /// Is this content linked, and either named by a manifest of the repository or a manifest itself?
+    /// Whether this content is linked, and is either named by a manifest of the repository or a manifest
+    /// itself.
     pub(crate) async fn link_is_referenced(
         &mut self,
         repository: &Repository,
@@ -211,7 +216,7 @@ impl Tx {
         Ok(exists)
     }
 
-    /// Takes a blob out of a repository. False if it was not there.
+    /// Unlinks a blob from a repository. Returns false if there was no link.
     pub(crate) async fn unlink(&mut self, repository: &Repository, digest: &Digest) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query("delete from links where repository = $1 and digest = $2")
             .bind(repository.as_str()).bind(digest.as_str())
@@ -222,7 +227,8 @@ impl Tx {
         Ok(rows > 0)
     }
 
-    /// Notes when a repository let go of a blob. If that was the last, the grace counts from the latest such time.
+    /// Records when a repository unlinked a blob. After the last unlink, the grace period counts from the
+    /// latest such time.
     pub(crate) async fn blob_unlinked(&mut self, digest: &Digest, at: i64) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query("update blobs set released_at = $2 where digest = $1 and released_at < $2")
             .bind(digest.as_str()).bind(at).execute(c).await.map(drop))?;

@@ -1,4 +1,4 @@
-//! What `fsck` asks of the index: every blob in digest order, and references that lead nowhere.
+//! The queries of `fsck`: every blob in digest order, and dangling references.
 
 use super::collect::{Doomed, doomed};
 use super::{Store, on};
@@ -28,7 +28,7 @@ impl DanglingKind {
     ];
 }
 
-/// A reference that leads nowhere: `digest` is what is missing, `from` is what names it.
+/// A dangling reference: `digest` is missing, `from` names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Dangling {
     pub(crate) kind: DanglingKind,
@@ -47,7 +47,7 @@ impl Store {
         rows.into_iter().map(doomed).collect()
     }
 
-    /// References of one kind that lead nowhere, in the order of where they are, after `after`.
+    /// Dangling references of one kind after `after`, ordered by repository, `from` and digest.
     pub(crate) async fn dangling(
         &self,
         kind: DanglingKind,

@@ -1,6 +1,6 @@
-//! The collection's queries: candidates past their grace, and their removal. Each statement reads or changes one batch, in the
-//! order of time and then of an id, which an index follows. Every condition is checked again by the statement that removes, on
-//! rows that a racing push locks too.
+//! The collection's queries: candidates past their grace period, and their removal. Each statement reads or
+//! changes one batch, ordered by time and then by an id, which an index serves. The statement that removes
+//! checks every condition again, on rows that a concurrent push locks too.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::removals::{RemovalRow, Why};
 use super::{Store, Tx, digest_list, now_ms, on, parsed, placeholders, size};
 use crate::Error;
 
-/// A blob that is to be deleted.
+/// The location of a blob's bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Doomed {
     pub(crate) digest: Digest,
@@ -20,10 +20,10 @@ pub(crate) struct Doomed {
     pub(crate) store_key: String,
 }
 
-/// Content of a repository, and since when nothing references it.
+/// Content of a repository, and the time since which nothing references it.
 pub(crate) type Unreferenced = (Repository, Digest, i64);
 
-/// Where a walk in the order of time has come: a time, and what orders rows of the same time.
+/// The position of a walk in time order: a time, and the columns that order rows of the same time.
 #[derive(Clone, Debug)]
 pub(crate) struct Place(i64, String, String);
 
@@ -33,14 +33,14 @@ impl Default for Place {
     }
 }
 
-/// The candidates of one page, and where the next page begins. The last page has none.
+/// The candidates of one page, and the position of the next page (`None` on the last).
 pub(crate) struct Page<T> {
     pub(crate) found: Vec<T>,
     pub(crate) next: Option<Place>,
 }
 
 impl Store {
-    /// Blobs that no repository links since before `cutoff`, and that no undo needs.
+    /// Blobs that no repository has linked since before `cutoff`, and that no undo needs.
     pub(crate) async fn blobs_unlinked(
         &self,
         cutoff: i64,
@@ -48,7 +48,8 @@ impl Store {
         limit: i64,
     ) -> Result<Page<Doomed>, Error> {
         type Row = (String, i64, String, i64, bool);
-        // What an undo needs is read and skipped here, so that one statement never reads more than a page.
+        // Blobs that an undo needs are read and skipped here, so that one statement never reads more than a
+        // page.
         let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key, unlinked_at, state = 'live' and not exists
                  (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $5)
@@ -62,7 +63,7 @@ impl Store {
         Ok(Page { found, next })
     }
 
-    /// Manifests that nothing names since before `cutoff`.
+    /// Manifests that no tag or index has named since before `cutoff`.
     pub(crate) async fn manifests_unreferenced(
         &self,
         cutoff: i64,
@@ -78,7 +79,7 @@ impl Store {
         Ok(Page { found: rows.into_iter().map(placed).collect::<Result<_, _>>()?, next })
     }
 
-    /// Links that no manifest of their repository names since before `cutoff` and that no lease keeps.
+    /// Links that no manifest of their repository has named since before `cutoff` and that have no lease.
     pub(crate) async fn links_unreferenced(
         &self,
         cutoff: i64,
@@ -100,7 +101,7 @@ impl Store {
         Ok(Page { found, next })
     }
 
-    /// Bytes that are to be deleted, in the order of their keys.
+    /// Tombstones (bytes to be deleted) in key order.
     pub(crate) async fn tombstones(&self, after: &str, limit: i64) -> Result<Vec<Doomed>, Error> {
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
             "select digest, size_bytes, store_key from tombstones where store_key > $1 order by store_key limit $2")
@@ -108,7 +109,7 @@ impl Store {
         rows.into_iter().map(doomed).collect()
     }
 
-    /// Which of these are still to be deleted.
+    /// Those of these tombstones that still exist.
     pub(crate) async fn tombstones_still(&self, some: &[Doomed]) -> Result<Vec<Doomed>, Error> {
         let keys: Vec<&str> = some.iter().map(|doomed| &doomed.store_key[..]).collect();
         let rows: Vec<(String, i64, String)> = on!(self.read(), c => sqlx::query_as(
@@ -118,7 +119,7 @@ impl Store {
         rows.into_iter().map(doomed).collect()
     }
 
-    /// The next repositories after `after` in name order, and whether each holds nothing.
+    /// The next repositories after `after` in name order, and whether each is empty.
     pub(crate) async fn repositories_emptiness(
         &self,
         after: &str,
@@ -141,8 +142,9 @@ fn placed((repository, digest, at): (String, String, i64)) -> Result<(Repository
 }
 
 impl Tx {
-    /// Of these manifests, those that still nothing names since before `cutoff`, that have no subject here, and that no lease
-    /// keeps. Those that a tag or an index names are no longer candidates. The repositories are locked.
+    /// Those of these manifests that are still unnamed since before `cutoff`, have no subject in the
+    /// repository and no lease. Manifests that a tag or an index names now stop being candidates. The
+    /// repositories are locked.
     pub(crate) async fn manifests_recheck(
         &mut self,
         candidates: &[Unreferenced],
@@ -196,8 +198,9 @@ impl Tx {
         Ok(free)
     }
 
-    /// Removes those of these links that are still past their grace and lease, and returns how many. Those that a manifest names
-    /// are no longer candidates. The rows of the blobs, and then the repositories, are locked.
+    /// Removes those of these links that are still past their grace period and lease, and returns how many.
+    /// Links that a manifest names now stop being candidates. The rows of the blobs, and then the
+    /// repositories, are locked.
     pub(crate) async fn links_collect(
         &mut self,
         candidates: &[Unreferenced],
@@ -210,7 +213,7 @@ impl Tx {
                  where n.repository = links.repository and n.digest = links.digest)
              or exists (select 1 from manifests m
                  where m.repository = links.repository and m.digest = links.digest))";
-        // 1. What a manifest of the repository names.
+        // 1. Unmark links that a manifest of the repository names.
         let text = format!(
             "update links set unreferenced_at = null
              where (repository, digest) in (values {}) and {NAMED}",
@@ -223,7 +226,7 @@ impl Tx {
             }
             query.execute(c).await.map(drop)
         })?;
-        // 2. The others go.
+        // 2. Delete the others.
         let text = format!(
             "delete from links where unreferenced_at <= $1 and leased_until <= $2
                  and (repository, digest) in (values {}) and not {NAMED}
@@ -237,7 +240,8 @@ impl Tx {
             }
             query.fetch_all(c).await
         })?;
-        // 3. A repository let go of its blob when its last manifest did, so that the grace is not waited for twice.
+        // 3. The repository released its blob when its last manifest did, so that the blob does not wait for
+        // a second grace period.
         let mut released: BTreeMap<Digest, i64> = BTreeMap::new();
         for (_, digest, at) in &gone {
             let since = released.entry(parsed("digest", digest)?).or_insert(*at);
@@ -247,8 +251,8 @@ impl Tx {
         Ok(gone.len() as u64)
     }
 
-    /// Notes when a repository last let go of each of these blobs. Where that was the last link, the grace counts from the latest
-    /// such time.
+    /// Records when a repository last unlinked each of these blobs. After the last unlink, the grace period
+    /// counts from the latest such time.
     async fn blobs_release(&mut self, released: &BTreeMap<Digest, i64>) -> Result<(), Error> {
         if released.is_empty() {
             return Ok(());
@@ -273,16 +277,19 @@ impl Tx {
         Ok(())
     }
 
-    /// Turns those of these blobs into tombstones that nothing links. Not the ones that a push has locked, or came first with.
+    /// Turns unlinked blobs among these into tombstones, except those that a push has locked or linked
+    /// meanwhile.
     pub(crate) async fn blobs_condemn(
         &mut self,
         blobs: &[Doomed],
         cutoff: i64,
         why: &Why,
     ) -> Result<Vec<Doomed>, Error> {
-        // 1. Lock the rows. A link made before has cleared `unlinked_at`, one made later waits for us.
+        // 1. Lock the rows. A link made earlier has cleared `unlinked_at`; one made later waits for this
+        // transaction.
         let locked = self.blobs_take(blobs.iter().map(|blob| &blob.digest)).await?;
-        // 2. With the rows locked, check again: what marked them unlinked may have seen an older state of the links.
+        // 2. With the rows locked, check again: the statement that set `unlinked_at` may have seen an older
+        // state of the links.
         on!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest in (select value from json_each($1))
                and exists (select 1 from links l where l.digest = blobs.digest)")
@@ -294,7 +301,6 @@ impl Tx {
                and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $3)
              returning digest, size_bytes, store_key")
             .bind(&locked[..]).bind(cutoff).bind(now_ms()).fetch_all(c).await)?;
-        // 3. From here on the bytes may be deleted at any time.
         let condemned: Vec<Doomed> = condemned.into_iter().map(doomed).collect::<Result<_, _>>()?;
         self.tombstones_put(&condemned, why.reason.word()).await?;
         let records: Vec<RemovalRow> = condemned
@@ -305,7 +311,7 @@ impl Tx {
         Ok(condemned)
     }
 
-    /// Notes the bytes of blobs, whose rows are locked and still lead to them, as to be deleted.
+    /// Adds tombstones for blobs, whose rows are locked and still have the location of the bytes.
     pub(super) async fn tombstones_put(&mut self, blobs: &[Doomed], reason: &str) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
             "insert into tombstones (store_key, digest, size_bytes, reason, created_at)
@@ -317,7 +323,8 @@ impl Tx {
         Ok(())
     }
 
-    /// Forgets bytes that were deleted, and their blobs except those that were pushed again under another key.
+    /// Deletes the tombstones of deleted bytes, and their blobs except those that were pushed again under
+    /// another key.
     pub(crate) async fn tombstones_bury(&mut self, blobs: &[Doomed]) -> Result<(), Error> {
         if blobs.is_empty() {
             return Ok(());
@@ -339,12 +346,12 @@ impl Tx {
         Ok(())
     }
 
-    /// Forgets those of these repositories that hold nothing. One in which a link is being made stays.
+    /// Deletes the empty ones of these repositories, except those in which a link is being created.
     pub(crate) async fn repositories_collect(&mut self, repositories: &[Repository]) -> Result<(), Error> {
         let names: Vec<&str> = repositories.iter().map(Repository::as_str).collect();
         let mut list = serde_json::Value::from(names).to_string();
         if self.locks_rows() {
-            // In a statement of its own: the next one then sees every link that was made before the lock.
+            // In a separate statement, so that the next one sees every link that was created before the lock.
             let locked: Vec<(String,)> = on!(self.conn(), c => sqlx::query_as(
                 "select name from repositories where name in (select value from json_each($1))
                  order by name for update skip locked")

@@ -1,5 +1,4 @@
-//! Numbers for operators: what is open at this moment, and how the pools stand.
-//! Asked when `/metrics` is read.
+//! Gauges for `/metrics`: open uploads, pending deliveries and the state of the connection pools.
 
 use sqlx::pool::Pool;
 
@@ -8,13 +7,13 @@ use crate::Error;
 
 pub(crate) struct Counts {
     pub(crate) uploads: i64,
-    /// Deliveries of webhooks that are still to be made.
+    /// Pending webhook deliveries.
     pub(crate) webhooks: i64,
     /// Manifests to be indexed as models, those included whose next attempt is due later.
     pub(crate) index_queue: i64,
 }
 
-/// A pool of connections at this moment.
+/// The state of a connection pool.
 pub(crate) struct Connections {
     pub(crate) name: &'static str,
     pub(crate) size: u32,

@@ -1,5 +1,5 @@
-//! Manifests that wait to be read as models. A replica claims one by moving its time ahead, on the database's clock, so that
-//! another replica takes over what a crash left.
+//! The queue of manifests to index as models. A replica claims one by moving its due time ahead, by the
+//! database's clock, so that another replica takes over after a crash.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::{Error, metrics};
 #[derive(Clone, Debug)]
 pub(crate) struct IndexClaim {
     pub(crate) digest: Digest,
-    /// A repository that holds it. None: it was deleted.
+    /// A repository that has the manifest. `None`: it was deleted.
     pub(crate) repository: Option<Repository>,
-    /// With the one that it was claimed for. A later claim, or another push, changes it.
+    /// Attempts, including the claimed one. A later claim, or another push, changes the number.
     pub(crate) attempts: i64,
 }
 
-/// A manifest is queued unless it was read without a problem: the push may have brought what was missing.
+/// Queues a manifest unless it was indexed without a problem: the push may have brought what was missing.
 const ENQUEUE: &str = "insert into index_queue (digest, repository, queued_at, next_at)
      select $1, $2, cast($3 as bigint), 0
      where not exists (select 1 from models where digest = $1 and problem is null)
@@ -34,21 +34,21 @@ const CLAIM_UNLOCKED: &str = "update index_queue set next_at = $2, attempts = at
      returning digest, repository, attempts";
 
 impl Store {
-    /// Queues a manifest that is stored already.
+    /// Queues a manifest that is already stored.
     pub(crate) async fn index_enqueue(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
         on!(self.write(), c => sqlx::query(ENQUEUE)
             .bind(digest.as_str()).bind(repository.as_str()).bind(now_ms()).execute(c).await.map(drop))?;
         Ok(())
     }
 
-    /// Claims the next manifest that is due, for as long as `lease`.
+    /// Claims the next due manifest for the duration `lease`.
     pub(crate) async fn index_claim(&self, lease: Duration) -> Result<Option<IndexClaim>, Error> {
         let now = self.database_now_ms().await?;
         let until = now.saturating_add(millis(lease));
         let row: Option<(String, String, i64)> = metrics::database("index_claim", async {
             match (self.write(), self.read()) {
                 (Engine::Sqlite(write), Engine::Sqlite(read)) => {
-                    // A write keeps others waiting, and mostly nothing is due.
+                    // A write blocks other writers, and mostly nothing is due.
                     let due: Option<(i64,)> =
                         sqlx::query_as("select 1 from index_queue where next_at <= $1 limit 1")
                             .bind(now)
@@ -68,7 +68,7 @@ impl Store {
         })
         .await?;
         let Some((digest, pushed_to, attempts)) = row else { return Ok(None) };
-        // The repository that it was pushed to last may have deleted it; any other one does as well.
+        // The repository that received the last push may have deleted it; any other one serves as well.
         let holder: Option<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select repository from manifests where digest = $1 order by repository <> $2, repository limit 1")
             .bind(&digest).bind(pushed_to).fetch_optional(c).await)?;
@@ -79,12 +79,13 @@ impl Store {
         }))
     }
 
-    /// Keeps a claim for as long as `lease` from now.
+    /// Extends a claim to `lease` from now.
     pub(crate) async fn index_renew(&self, claim: &IndexClaim, lease: Duration) -> Result<(), Error> {
         self.index_put_off(claim, Some(lease), None).await
     }
 
-    /// Ends a claim whose attempt failed: the next one is due after `delay`. None: there is no further attempt.
+    /// Ends a claim whose attempt failed. The next attempt is due after `delay`; `None` means no further
+    /// attempt.
     pub(crate) async fn index_retry(
         &self,
         claim: &IndexClaim,
@@ -109,14 +110,14 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a manifest off the queue, unless it was pushed again meanwhile.
+    /// Removes a manifest from the queue, unless it was pushed again meanwhile.
     pub(crate) async fn index_finish(&self, claim: &IndexClaim) -> Result<(), Error> {
         on!(self.write(), c => sqlx::query("delete from index_queue where digest = $1 and attempts = $2")
             .bind(claim.digest.as_str()).bind(claim.attempts).execute(c).await.map(drop))?;
         Ok(())
     }
 
-    /// Makes all that is to be attempted due now, where no other process can be at it: on SQLite.
+    /// Makes all pending attempts due now. Only on SQLite, where no other process can have claimed them.
     pub(crate) async fn index_recover(&self) -> Result<(), Error> {
         let Engine::Sqlite(write) = self.write() else { return Ok(()) };
         metrics::database("index_recover", async {

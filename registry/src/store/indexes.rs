@@ -1,5 +1,6 @@
-//! Indexes that only make queries faster. They are built when the database is opened, outside of the migrations: on Postgres
-//! concurrently, so that replicas of the previous version continue to write while a large table is indexed.
+//! Indexes that only make queries faster. They are built when the database is opened, outside the migrations.
+//! On Postgres they are built concurrently, so that replicas of the previous version can write while a large
+//! table is indexed.
 
 use super::{Engine, Store, on};
 use crate::Error;
@@ -38,17 +39,17 @@ const INDEXES: &[Index] = &[
     Index { name: "workers_by_address", table: "workers", on: "(advertise)" },
 ];
 
-/// The lock of the replica that builds.
+/// The name of the lock of the replica that builds.
 const BUILDING: &str = "indexes";
 
 impl Store {
-    /// Builds the indexes that are missing, unless another replica does.
+    /// Builds missing indexes, unless another replica is doing so.
     pub(super) async fn build_indexes(&self) -> Result<(), Error> {
         if self.indexes_missing().await?.is_empty() {
             return Ok(());
         }
         let Some(_turn) = self.turn_try(BUILDING).await? else {
-            tracing::info!("another replica builds indexes of the database");
+            tracing::info!("another replica is building database indexes");
             return Ok(());
         };
         for index in self.indexes_missing().await? {
@@ -97,7 +98,7 @@ mod tests {
         }
     }
 
-    /// A replica of the previous version continues to write, in its open transaction and in new ones.
+    /// A replica of the previous version can write, in its open transaction and in new ones.
     #[tokio::test]
     async fn a_replica_of_the_previous_version_writes_during_an_upgrade() {
         let Some(url) = crate::store::postgres_for_test().await else { return };

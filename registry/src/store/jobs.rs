@@ -1,5 +1,5 @@
-//! Jobs and what they found. A replica runs a job while it holds the job's lease, which ends by the database's clock; every
-//! statement of a run names the attempt, so that a run that was taken over changes nothing any more.
+//! Jobs and their findings. A replica runs a job while it holds the job's lease, which ends by the database's
+//! clock. Every statement of a run names the attempt, so that a run that lost its job changes nothing.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(crate) struct NewJob<'a> {
     pub(crate) writes: bool,
 }
 
-/// A run of a job: who runs it, and which attempt it is.
+/// A run of a job: the process that runs it, and the number of the attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct JobRun {
     pub(crate) id: String,
@@ -75,7 +75,7 @@ macro_rules! claim {
 }
 
 impl Store {
-    /// Adds a job, unless there are `limit` that have not finished.
+    /// Adds a job, unless `limit` jobs are unfinished.
     pub(crate) async fn job_insert(&self, job: &NewJob<'_>, limit: i64) -> Result<bool, Error> {
         let rows = on!(self.write(), c => sqlx::query(
             "insert into jobs (id, kind, parameters, writes, state, created_at)
@@ -91,15 +91,15 @@ impl Store {
             .bind(id).fetch_optional(c).await)?)
     }
 
-    /// The newest first, after `after`.
+    /// Jobs after `after`, newest first.
     pub(crate) async fn job_list(&self, after: Option<&str>, limit: u32) -> Result<Vec<JobRow>, Error> {
-        // Ids are hexadecimal: every one comes before this letter.
+        // Ids are hexadecimal: all of them sort before this letter.
         Ok(on!(self.read(), c => sqlx::query_as(concat!(
             "select ", columns!(), " from jobs where id < $1 order by id desc limit $2"))
             .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?)
     }
 
-    /// Takes the oldest job that waits, or whose lease has ended.
+    /// Claims the oldest job that is queued or whose lease has ended.
     pub(crate) async fn job_claim(
         &self,
         holder: &str,
@@ -112,7 +112,7 @@ impl Store {
         let claimed = metrics::database("job_claim", async {
             match (self.write(), self.read()) {
                 (Engine::Sqlite(write), Engine::Sqlite(read)) => {
-                    // A write keeps others waiting, and mostly there is no job.
+                    // A write blocks other writers, and mostly there is no job.
                     let waiting: Option<(i64,)> = sqlx::query_as(
                         "select 1 from jobs
                          where finished_at is null and (state = 'queued' or lease_until <= $1) and writes <= $2 limit 1",
@@ -138,8 +138,8 @@ impl Store {
         Ok(claimed.await?)
     }
 
-    /// Keeps the lease and notes the progress. Returns whether a caller asked for the job to end; None if the run no longer
-    /// holds the job.
+    /// Renews the lease and stores the progress. Returns whether a caller requested cancellation, or `None`
+    /// if the run no longer holds the job.
     pub(crate) async fn job_beat(
         &self,
         run: &JobRun,
@@ -155,7 +155,7 @@ impl Store {
         Ok(row.map(|(cancelled,)| cancelled != 0))
     }
 
-    /// False if the run no longer holds the job.
+    /// Returns false if the run no longer holds the job.
     pub(crate) async fn job_finish(&self, run: &JobRun, end: &JobEnd<'_>) -> Result<bool, Error> {
         let rows = on!(self.write(), c => sqlx::query(
             "update jobs set state = $4, finished_at = $5, progress = coalesce($6, progress), result = $7, problem = $8,
@@ -167,7 +167,7 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Leaves a job to the next replica, at once.
+    /// Returns a job to the queue, for another replica to claim at once.
     pub(crate) async fn job_release(&self, run: &JobRun) -> Result<(), Error> {
         on!(self.write(), c => sqlx::query(
             "update jobs set state = 'queued', holder = null, lease_until = null
@@ -176,7 +176,7 @@ impl Store {
         Ok(())
     }
 
-    /// Asks a job to end; one that waits has ended with that.
+    /// Requests the cancellation of a job. A queued job ends at once.
     pub(crate) async fn job_cancel(&self, id: &str) -> Result<(), Error> {
         on!(self.write(), c => sqlx::query(
             "update jobs set cancelled = 1, finished_at = case when state = 'queued' then cast($2 as bigint) end,
@@ -186,7 +186,7 @@ impl Store {
         Ok(())
     }
 
-    /// Adds findings of one kind, the first of them at `position`.
+    /// Adds findings of one kind, the first one at `position`.
     pub(crate) async fn findings_insert(
         &self,
         run: &JobRun,
@@ -203,7 +203,7 @@ impl Store {
                 values.join(", ")
             );
             on!(self.write(), c => {
-                // The text holds nothing but placeholders.
+                // The text contains only placeholders.
                 let mut query = sqlx::query(AssertSqlSafe(text)).bind(&run.id).bind(run.attempt).bind(kind);
                 for (row, detail) in rows.iter().enumerate() {
                     query = query.bind(position + (nth * INSERT_ROWS + row) as i64).bind(detail);
@@ -214,7 +214,7 @@ impl Store {
         Ok(())
     }
 
-    /// What the last attempt at a job found of one kind, after the position `after`.
+    /// The findings of one kind of a job's last attempt, after the position `after`.
     pub(crate) async fn findings_list(
         &self,
         job: &JobRow,
@@ -229,7 +229,7 @@ impl Store {
             .fetch_all(c).await)?)
     }
 
-    /// Makes the jobs of a process that ended wait again, where there is no other process: on SQLite.
+    /// Queues the jobs of a process that ended. Only on SQLite, where there is no other process.
     pub(crate) async fn jobs_recover(&self) -> Result<(), Error> {
         let Engine::Sqlite(write) = self.write() else { return Ok(()) };
         metrics::database("jobs_recover", async {
@@ -244,7 +244,7 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes jobs that finished before `cutoff`, and all but the `kept` newest, with what they found.
+    /// Deletes jobs that finished before `cutoff`, and all but the `kept` newest, with their findings.
     pub(crate) async fn jobs_expire(&self, cutoff: i64, kept: i64) -> Result<(), Error> {
         let old: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select id from jobs where finished_at is not null and (finished_at < $1 or id in

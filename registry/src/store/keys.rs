@@ -1,10 +1,10 @@
-//! Keys that all replicas share: whichever needs one first makes it.
+//! Keys that all replicas share. The first replica that needs one creates it.
 
 use super::{Store, now_ms, on};
 use crate::Error;
 
 impl Store {
-    /// The key of that name; `fresh` becomes it if there is none yet.
+    /// Returns the key of that name, or stores `fresh` as the key if there is none.
     pub(crate) async fn server_key(&self, name: &str, fresh: &[u8]) -> Result<Vec<u8>, Error> {
         on!(self.write(), c => sqlx::query(
             "insert into server_keys (name, value, created_at) values ($1, $2, $3) on conflict (name) do nothing")

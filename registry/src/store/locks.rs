@@ -1,5 +1,5 @@
-//! The order in which transactions lock, so that they wait for each other and never in a circle: blobs (several of them in
-//! digest order), then the repository, then what is in it. And the turn that one of all replicas has.
+//! The order in which transactions lock, which prevents deadlocks: blobs (several in digest order), then the
+//! repository, then its content. Also locks that one of all replicas holds.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use sqlx::pool::PoolConnection;
 use super::{Engine, Store, Tx, digest_list, measured, now_ms, on, postgres};
 use crate::Error;
 
-/// How often a turn that another replica has is asked for.
+/// How often a lock of another replica is retried.
 const TURN_POLL: Duration = Duration::from_millis(100);
 
-/// The turn of one among all replicas; dropping it lets the next one in. Between processes on SQLite there is nothing to
-/// agree on: a data folder has one.
+/// A lock that one of all replicas holds; dropping it releases it. On SQLite it locks nothing: a data folder
+/// has one process.
 pub(crate) struct Turn(#[allow(dead_code, reason = "held, not read")] Option<PoolConnection<Postgres>>);
 
 impl Store {
-    /// The turn of that name, unless another replica has it. It goes with the connection that holds it, so what is done in a
-    /// turn must be safe to do twice.
+    /// Takes the lock of that name, unless another replica holds it. The lock is lost with its connection, so
+    /// work under it must be safe to do twice.
     pub(crate) async fn turn_try(&self, name: &str) -> Result<Option<Turn>, Error> {
         let Engine::Postgres(pool) = &self.0 else { return Ok(Some(Turn(None))) };
-        // A lock of the session, not of a transaction: the server ends transactions that idle, and a turn may take hours. The
-        // pool unlocks a connection that is returned.
+        // A session lock, not a transaction lock: Postgres ends idle transactions, and the lock may be held
+        // for hours. The pool releases session locks of a returned connection.
         let mut connection = postgres::in_time(pool.acquire()).await?;
         let asked = sqlx::query_as("select pg_try_advisory_lock(hashtext($1), hashtext(current_schema()))")
             .bind(name)
@@ -33,7 +33,7 @@ impl Store {
         Ok(ours.then_some(Turn(Some(connection))))
     }
 
-    /// The turn of that name, after whoever has it. Nobody keeps a connection while waiting.
+    /// Waits for the lock of that name. No connection is held while waiting.
     pub(crate) async fn turn(&self, name: &str) -> Result<Turn, Error> {
         loop {
             match self.turn_try(name).await? {
@@ -45,13 +45,13 @@ impl Store {
 }
 
 impl Tx {
-    /// Can rows be locked? On SQLite the transaction is the one writer, and there is nothing to lock.
+    /// Whether rows can be locked. On SQLite the transaction is the only writer, so nothing needs a lock.
     pub(super) fn locks_rows(&self) -> bool {
         matches!(self.0, Engine::Postgres(_))
     }
 
-    /// Locks those of these blobs that nobody is at, for the collection: it does not wait, and its next run looks again.
-    /// Returns them as a list parameter.
+    /// Locks those of these blobs that no other transaction has locked, for the collection. It does not wait;
+    /// its next run tries the others again. Returns the locked ones as a list parameter.
     pub(crate) async fn blobs_take(
         &mut self,
         digests: impl IntoIterator<Item = &Digest>,
@@ -67,7 +67,8 @@ impl Tx {
         Ok(serde_json::Value::from_iter(locked.into_iter().map(|(digest,)| digest)).to_string())
     }
 
-    /// Locks a repository, if it exists: changes of its manifests and tags are serialised. Links are made alongside.
+    /// Locks a repository, if it exists: changes of its manifests and tags are serialised. Links can still be
+    /// created.
     pub(crate) async fn repository_lock(&mut self, repository: &Repository) -> Result<(), Error> {
         self.repositories_lock([repository]).await
     }
@@ -78,7 +79,7 @@ impl Tx {
         repositories: impl IntoIterator<Item = &Repository>,
     ) -> Result<(), Error> {
         if self.locks_rows() {
-            // The row is not written: a write would leave a dead version of it each time.
+            // The row is not written: each write would leave a dead version of it.
             let names: Vec<&str> = repositories.into_iter().map(Repository::as_str).collect();
             on!(self.conn(), c => sqlx::query(
                 "select name from repositories where name in (select value from json_each($1))
@@ -94,8 +95,8 @@ impl Tx {
         self.repository_lock(repository).await
     }
 
-    /// Creates a repository if there is none, and keeps the collection from removing it as empty until the transaction ends.
-    /// Any number of transactions may do so at once.
+    /// Creates a repository if there is none, and prevents the collection from deleting it as empty until the
+    /// transaction ends. Any number of transactions may do so at once.
     pub(super) async fn repository_keep(&mut self, repository: &Repository) -> Result<(), Error> {
         loop {
             if self.locks_rows() {

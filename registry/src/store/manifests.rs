@@ -1,5 +1,5 @@
-//! Manifests of a repository, what they name, and the listing of a subject's referrers.
-//! A link, a manifest and what it names change in one transaction, so that the collection never sees half of it.
+//! Manifests of a repository, their references, and the referrers of a subject. A link, a manifest and its
+//! references change in one transaction, so that the collection never sees a part of the change.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::removals::{RemovalRow, Why};
 use super::{Store, Tx, bigint, digest_list, now_ms, on, parsed, placeholders, size};
 use crate::Error;
 
-/// How many rows one statement of a deletion names.
+/// How many rows one statement of a deletion lists.
 const ROWS: usize = 1000;
 
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct ReferrerRow {
     pub(crate) annotations: Option<String>,
 }
 
-/// What a manifest names, by how it has to be there.
+/// The references of a manifest, by kind and by whether they must exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Named {
     pub(crate) blobs: Vec<Digest>,
@@ -57,7 +57,7 @@ impl Store {
         self.recent(key, self.manifest_find(repository, reference), Known::Manifest, from).await
     }
 
-    /// As the index has it now.
+    /// Reads the manifest from the database, without the cache.
     pub(crate) async fn manifest_find(
         &self,
         repository: &Repository,
@@ -86,7 +86,6 @@ impl Store {
         Ok(exists)
     }
 
-    /// The sizes of those of these blobs that the repository links.
     pub(crate) async fn link_sizes(
         &self,
         repository: &Repository,
@@ -99,7 +98,7 @@ impl Store {
         rows.iter().map(|(text, bytes)| Ok((parsed("digest", text)?, size(*bytes)?))).collect()
     }
 
-    /// Which of these manifests the repository does not have.
+    /// Those of these manifests that the repository does not have.
     pub(crate) async fn manifests_missing(
         &self,
         repository: &Repository,
@@ -110,7 +109,6 @@ impl Store {
         rows.iter().map(|(text,)| parsed("digest", text)).collect()
     }
 
-    /// Referrers of a subject in digest order, after `after`.
     pub(crate) async fn referrer_list(
         &self,
         repository: &Repository,
@@ -196,7 +194,7 @@ impl Tx {
         self.index_enqueue(repository, digest).await
     }
 
-    /// Records what a manifest names, in place of what it was recorded to name before.
+    /// Replaces the recorded references of a manifest.
     pub(crate) async fn named_replace(
         &mut self,
         repository: &Repository,
@@ -243,8 +241,9 @@ impl Tx {
         Ok(())
     }
 
-    /// Removes manifests with their tags, records why, and starts the grace of what they alone named at the time given with each.
-    /// Returns those that existed. The repositories are locked.
+    /// Removes manifests with their tags and records the reason. For content that only they named, the grace
+    /// period starts at the time given with each. Returns the manifests that existed. The repositories are
+    /// locked.
     pub(crate) async fn manifests_delete(
         &mut self,
         manifests: &[Unreferenced],
@@ -262,7 +261,7 @@ impl Tx {
         manifests: &[Unreferenced],
         why: &Why,
     ) -> Result<Vec<Unreferenced>, Error> {
-        // 1. Which of them exist?
+        // 1. Find those that exist.
         let text = format!(
             "select repository, digest, media_type, cast(length(bytes) as bigint) from manifests
              where (repository, digest) in (values {})",
@@ -295,7 +294,7 @@ impl Tx {
         let since: BTreeMap<(String, String), i64> =
             manifests.iter().map(|manifest| (key(manifest), manifest.2)).collect();
         let pairs = |rows: usize, first: usize| placeholders(rows, "(?, ?)", first);
-        // 2. What they name, for after the cascade.
+        // 2. Read their references before the cascade deletes them.
         let text = format!(
             "select repository, manifest, digest, kind from manifest_blobs where (repository, manifest) in (values {})",
             pairs(manifests.len(), 1)
@@ -307,7 +306,7 @@ impl Tx {
             }
             query.fetch_all(c).await
         })?;
-        // 3. Their tags, and the records of both.
+        // 3. Delete their tags, and record the removal of both.
         let text = format!(
             "delete from tags where (repository, digest) in (values {}) returning repository, name, digest",
             pairs(manifests.len(), 1)
@@ -340,7 +339,7 @@ impl Tx {
         if why.undo_until > why.at {
             self.removal_blobs_put(&removals, why.undo_until).await?;
         }
-        // 4. The manifests; what they name and their places among referrers are deleted by cascade.
+        // 4. Delete the manifests. Their references and referrer rows are deleted by cascade.
         let text = format!(
             "delete from manifests where (repository, digest) in (values {})",
             pairs(manifests.len(), 1)
@@ -364,7 +363,7 @@ impl Tx {
             }
             query.execute(c).await.map(drop)
         })?;
-        // 6. What nothing names any more starts its grace.
+        // 6. Start the grace period of content that is no longer named.
         let (mut children, mut links) = (BTreeMap::new(), since.clone());
         for (repository, manifest, digest, kind) in named {
             let at = since.get(&(repository.clone(), manifest)).copied().unwrap_or(why.at);
@@ -407,7 +406,7 @@ impl Tx {
                 })?;
             }
         }
-        // 7. What was read out of them as models, where no other repository has them.
+        // 7. Delete their model rows, unless another repository has the manifest.
         on!(self.conn(), c => sqlx::query(
             "delete from models where digest in (select value from json_each($1))
                and not exists (select 1 from manifests m where m.digest = models.digest)")
@@ -421,7 +420,7 @@ impl Tx {
         Ok(manifests)
     }
 
-    /// Starts the grace of a manifest that lost a tag, if nothing else names it.
+    /// Starts the grace period of a manifest that lost a tag, if no other tag names it.
     pub(crate) async fn manifest_untagged(
         &mut self,
         repository: &Repository,

@@ -1,5 +1,6 @@
-//! Who fetches what from an upstream, so that of all replicas one does, and when a tag was last compared with it.
-//! A lease is only about work: two holders by a clock that jumped would store the same content twice, which is harmless.
+//! Leases for fetches from an upstream, so that one replica fetches each reference, and the time at which a
+//! tag was last compared with the upstream. A lease only avoids duplicate work: two holders after a clock
+//! jump would store the same content twice, which is harmless.
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
@@ -8,7 +9,7 @@ use super::{Store, now_ms, on, parsed};
 use crate::Error;
 
 impl Store {
-    /// When the upstream was last asked about a tag.
+    /// When a tag was last compared with the upstream.
     pub(crate) async fn mirror_checked_at(&self, repository: &Repository, tag: &str) -> Result<i64, Error> {
         let row: Option<(i64,)> = on!(self.read(), c => sqlx::query_as(
             "select checked_at from mirror_checks where repository = $1 and reference = $2")
@@ -16,7 +17,8 @@ impl Store {
         Ok(row.map_or(0, |(at,)| at))
     }
 
-    /// Takes, or keeps, the fetch of a tag or digest until `until`. False while someone else has it.
+    /// Takes or extends the lease on fetching a tag or digest until `until`. Returns false while another
+    /// holder has it.
     pub(crate) async fn mirror_lease(
         &self,
         repository: &Repository,
@@ -35,7 +37,8 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Ends a fetch. `checked_at` says when the upstream told where a tag points; without one the row goes, or stays as it was.
+    /// Ends a fetch. `checked_at` is the time at which the upstream returned the tag's target. Without it the
+    /// row is deleted, or keeps its earlier time.
     pub(crate) async fn mirror_release(
         &self,
         repository: &Repository,
@@ -54,7 +57,7 @@ impl Store {
         Ok(())
     }
 
-    /// Manifests of a repository that name a blob and miss no other: complete with it.
+    /// Manifests of a repository that name a blob and whose blobs are all linked.
     pub(crate) async fn manifests_complete(
         &self,
         repository: &Repository,

@@ -1,5 +1,5 @@
-//! All SQL of the registry, and only here: one text for SQLite and Postgres, run by the `on!` macro over two pools.
-//! `app` and `jobs` call these methods; what belongs together they put in one `Tx`.
+//! All SQL of the registry: one query text for SQLite and Postgres, run by the `on!` macro on either pool.
+//! `app` and `jobs` call these methods, and group statements that must change together in one `Tx`.
 
 mod backup;
 mod blobs;
@@ -66,13 +66,13 @@ pub(crate) use workers::WorkerRow;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const READERS: u32 = 8;
 
-/// One thing for each engine.
+/// A value for either database engine.
 pub(crate) enum Engine<S, P> {
     Sqlite(S),
     Postgres(P),
 }
 
-/// Measures a query under the name of the function that asks.
+/// Records metrics of a query under the name of the calling function.
 macro_rules! measured {
     ($run:expr) => {{
         fn here() {}
@@ -83,8 +83,8 @@ macro_rules! measured {
 }
 pub(crate) use measured;
 
-/// Runs one query text on whichever engine is behind `$target`. `patiently`: a read of a whole table, which takes longer than
-/// other statements may.
+/// Runs one query text on the engine behind `$target`. `patiently` is for reads of a whole table, which need
+/// a longer limit than other statements.
 macro_rules! on {
     (patiently $target:expr, $c:ident => $run:expr) => {
         $crate::store::measured!(match $target {
@@ -107,19 +107,20 @@ macro_rules! on {
 }
 pub(crate) use on;
 
-/// The index. Reads see every commit that was answered before them.
+/// The database. A read sees every commit that was acknowledged before it.
 pub(crate) struct Store(Engine<SqlitePools, PgPool>);
 
 struct SqlitePools {
-    /// One connection: SQLite has one writer at a time, and waiting here is fair where its lock is not.
+    /// One connection: SQLite has one writer at a time. Waiting for this pool is fair; waiting for SQLite's
+    /// lock is not.
     write: SqlitePool,
     read: SqlitePool,
-    /// Where no other process writes to the file.
+    /// Set only where no other process writes to the file.
     recent: Option<Arc<Recent>>,
 }
 
-/// Makes a database file that does not exist yet with mode 0600, which SQLite gives to its journals too, and warns about one that
-/// other users can read. Whatever else is wrong with the path, opening it reports.
+/// Creates a missing database file with mode 0600, which SQLite also gives to its journals, and warns about a
+/// file that other users can read. Other problems with the path are reported when it is opened.
 fn restrict(path: &Path) {
     let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let Err(error) = new else { return };
@@ -133,7 +134,7 @@ fn restrict(path: &Path) {
     }
 }
 
-/// A transaction; dropped without `commit` it changes nothing.
+/// A transaction. Dropping it without `commit` rolls it back.
 pub(crate) struct Tx(Engine<Transaction<'static, Sqlite>, Transaction<'static, Postgres>>);
 
 impl Store {
@@ -142,7 +143,7 @@ impl Store {
         Store::open_reach(url, data, Reach::default()).await
     }
 
-    /// Opens the index named by `url` (default: `lode.db` in `data`) and brings its schema up to date.
+    /// Opens the database named by `url` (default: `lode.db` in `data`) and migrates its schema.
     pub(crate) async fn open_reach(url: Option<&Url>, data: &Path, reach: Reach) -> Result<Store, Error> {
         let store = match url {
             None => Store::open_sqlite(&data.join("lode.db"), Some(Arc::default())).await?,
@@ -180,7 +181,7 @@ impl Store {
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            // FULL: a commit that was answered survives the loss of power, not only of the process.
+            // FULL: an acknowledged commit survives a power failure, not only the loss of the process.
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(BUSY_TIMEOUT)
@@ -208,7 +209,7 @@ impl Store {
         Ok(Store(Engine::Sqlite(SqlitePools { write, read, recent })))
     }
 
-    /// Where a query that changes nothing goes.
+    /// The pool for queries that only read.
     pub(crate) fn read(&self) -> Engine<&SqlitePool, &PgPool> {
         match &self.0 {
             Engine::Sqlite(pools) => Engine::Sqlite(&pools.read),
@@ -216,7 +217,7 @@ impl Store {
         }
     }
 
-    /// Where a single statement that changes something goes; several go through `begin`.
+    /// The pool for a single statement that writes; several statements use `begin`.
     pub(crate) fn write(&self) -> Engine<&SqlitePool, &PgPool> {
         match &self.0 {
             Engine::Sqlite(pools) => Engine::Sqlite(&pools.write),
@@ -224,7 +225,7 @@ impl Store {
         }
     }
 
-    /// Answers from what was read before where nothing has changed since, and otherwise asks.
+    /// Returns the cached value if nothing has changed since it was read, and otherwise runs the query.
     async fn recent<T>(
         &self,
         key: String,
@@ -255,7 +256,7 @@ impl Store {
         Ok(Tx(metrics::database("begin", begun).await?))
     }
 
-    /// Does the index answer?
+    /// Checks that the database responds.
     pub(crate) async fn ping(&self) -> Result<(), Error> {
         on!(self.read(), c => sqlx::query("select 1 from repositories limit 1").execute(c).await.map(drop))?;
         Ok(())
@@ -290,10 +291,10 @@ impl Store {
 async fn begin_sqlite(write: &SqlitePool) -> sqlx::Result<Transaction<'static, Sqlite>> {
     const BEGIN: &str = "begin immediate";
     match write.begin_with(BEGIN).await {
-        // Where the disk is full SQLite may end a transaction by itself. The connection still believes to be in it, and would
-        // never begin another.
+        // On a full disk SQLite may end a transaction without being asked to. sqlx still believes that the
+        // connection is in a transaction and would never begin another.
         Err(sqlx::Error::InvalidSavePointStatement) => {
-            tracing::warn!("the connection that writes to the index is opened anew");
+            tracing::warn!("reopening the database's write connection after SQLite ended its transaction");
             write.acquire().await?.close().await?;
             write.begin_with(BEGIN).await
         }
@@ -319,7 +320,7 @@ impl Tx {
         Ok(metrics::database("commit", committed).await?)
     }
 
-    /// Ends the transaction without its changes, before something slow follows.
+    /// Discards the changes and ends the transaction, before something slow follows.
     pub(crate) async fn rollback(self) -> Result<(), Error> {
         match self.0 {
             Engine::Sqlite(tx) => tx.rollback().await?,
@@ -329,19 +330,19 @@ impl Tx {
     }
 }
 
-/// Milliseconds since 1970, the index's clock.
+/// Milliseconds since 1970, by this machine's clock.
 pub(crate) fn now_ms() -> i64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// A duration on the index's clock.
+/// A duration in milliseconds.
 pub(crate) fn millis(duration: Duration) -> i64 {
     // Half the range, so that adding it to a time cannot overflow.
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
 
-/// A value that was valid when it was written.
+/// Parses a stored value, which was valid when it was written.
 pub(crate) fn parsed<T: FromStr>(what: &'static str, text: &str) -> Result<T, Error> {
     text.parse().map_err(|_| Error::Corrupt { what, value: text.to_owned() })
 }
@@ -351,7 +352,7 @@ fn size(value: i64) -> Result<u64, Error> {
 }
 
 fn bigint(value: u64) -> i64 {
-    // Nothing that is stored reaches 2^63 bytes.
+    // No stored size reaches 2^63 bytes.
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
@@ -361,7 +362,7 @@ fn digest_list<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> String {
     serde_json::Value::from(texts).to_string()
 }
 
-/// `rows` times `row` for a list of values: each `?` of it becomes the next parameter, from `first` on.
+/// Repeats `row` for a list of values: each `?` becomes the next parameter, starting at `first`.
 fn placeholders(rows: usize, row: &str, first: usize) -> String {
     let (mut text, mut next) = (String::new(), first);
     for nth in 0..rows {
@@ -385,9 +386,9 @@ pub(crate) async fn postgres_for_test() -> Option<Url> {
     let mut url: Url =
         std::env::var("LODE_TEST_POSTGRES").ok()?.parse().expect("LODE_TEST_POSTGRES is a URL");
     let schema = format!("test_{}", uuid::Uuid::new_v4().simple());
-    let pool = PgPool::connect(url.as_str()).await.expect("LODE_TEST_POSTGRES answers");
+    let pool = PgPool::connect(url.as_str()).await.expect("the server of LODE_TEST_POSTGRES responds");
     let create = AssertSqlSafe(format!("create schema {schema}"));
-    sqlx::query(create).execute(&pool).await.expect("schemas may be made");
+    sqlx::query(create).execute(&pool).await.expect("the user may create schemas");
     pool.close().await;
     url.query_pairs_mut().append_pair("options", &format!("-c search_path={schema}"));
     Some(url)
@@ -399,7 +400,7 @@ mod tests {
 
     use super::*;
 
-    /// What a tree of migrations creates, without what the dialects have to say differently.
+    /// The statements of a migrations folder, without the differences between the two SQL dialects.
     fn tree(engine: &str) -> BTreeMap<String, Vec<String>> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations").join(engine);
         let read = |entry: std::io::Result<std::fs::DirEntry>| {

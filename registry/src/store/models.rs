@@ -1,5 +1,5 @@
-//! What manifests are as models. Rows follow from the content, so they are keyed by the manifest's digest and shared by all repositories.
-//! Written by the index job, or by the first request that needs them.
+//! Manifests as models. Rows are derived from the content, so they are keyed by the manifest's digest and
+//! shared by all repositories. The index job writes them, or the first request that needs them.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository, Tag};
@@ -9,23 +9,23 @@ use sqlx::AssertSqlSafe;
 use super::{Store, bigint, now_ms, on, parsed, size};
 use crate::Error;
 
-/// How many tensors one statement inserts; four parameters each stay far below what the engines take.
+/// How many tensors one statement inserts; four parameters each stay far below the engines' limits.
 const INSERT_ROWS: usize = 200;
 
-/// A manifest that was looked at. `format` is empty where it is no model.
+/// An indexed manifest. `format` is empty if it is not a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModelRow {
     pub(crate) format: String,
     pub(crate) architecture: Option<String>,
     pub(crate) parameters: Option<u64>,
     pub(crate) quantization: Option<String>,
-    /// All that the manifest names, itself not counted.
+    /// The total size of the content that the manifest names, without the manifest itself.
     pub(crate) size_bytes: u64,
     pub(crate) tensor_count: u64,
     pub(crate) problem: Option<String>,
 }
 
-/// One tensor of a model: what rules ask about, and the rest as JSON.
+/// One tensor of a model: the columns that queries use, and the rest as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TensorRow {
     pub(crate) name: String,
@@ -33,17 +33,17 @@ pub(crate) struct TensorRow {
     pub(crate) detail: String,
 }
 
-/// A tag whose model holds some of another's bytes.
+/// A tag whose model shares blobs with another model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Relative {
     pub repository: Repository,
     pub tag: Tag,
     pub digest: Digest,
-    /// Of the blobs that both have.
+    /// The total size of the blobs that both have.
     pub bytes_shared: u64,
 }
 
-/// A tag, and what its manifest is.
+/// A tag, and the index state of its manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct TaggedRow {
     pub(crate) repository: Repository,
@@ -53,24 +53,24 @@ pub(crate) struct TaggedRow {
     pub(crate) state: IndexState,
 }
 
-/// How far the index is with a manifest.
+/// The state of the model index for a manifest.
 #[derive(Clone, Debug)]
 pub(crate) enum IndexState {
     Indexed(ModelRow),
-    /// It waits to be read. `problem`: why the last attempt failed.
+    /// In the queue. `problem`: why the last attempt failed.
     Queued {
         queued_at: i64,
         attempts: i64,
         problem: Option<String>,
     },
-    /// An older version of this server stored it, and did not queue it.
+    /// Stored by an older version of this server, which did not queue it.
     Missed,
 }
 
 type ModelColumns =
     (Option<String>, Option<String>, Option<i64>, Option<String>, Option<i64>, Option<i64>, Option<String>);
 
-/// The columns of a left join: no format, no row.
+/// Converts the columns of a left join: without a format there is no row.
 fn model_row(columns: ModelColumns) -> Result<Option<ModelRow>, Error> {
     let (Some(format), architecture, parameters, quantization, Some(size_bytes), Some(tensor_count), problem) =
         columns
@@ -97,7 +97,7 @@ impl Store {
         row.map(model_row).transpose().map(Option::flatten)
     }
 
-    /// Records what a manifest is, in place of what was recorded before; nothing if the manifest is gone, or somebody else is
+    /// Replaces the index entry of a manifest. Does nothing if the manifest is deleted or another request is
     /// recording the same.
     pub(crate) async fn model_put(
         &self,
@@ -136,7 +136,7 @@ impl Store {
                 values.join(", ")
             );
             on!(tx.conn(), c => {
-                // The text holds nothing but placeholders.
+                // The text contains only placeholders.
                 let mut query = sqlx::query(AssertSqlSafe(text)).bind(digest.as_str());
                 for (row, tensor) in rows.iter().enumerate() {
                     let position = (nth * INSERT_ROWS + row) as i64;
@@ -161,7 +161,8 @@ impl Store {
         Ok(rows.into_iter().map(|(detail,)| detail).collect())
     }
 
-    /// Tags whose manifests name some of the blobs of at least `least` bytes that this one names, most bytes first.
+    /// Tags whose manifests name some of the blobs of at least `least` bytes that this one names, most bytes
+    /// first.
     pub(crate) async fn relatives(
         &self,
         repository: &Repository,
@@ -192,7 +193,7 @@ impl Store {
         rows.into_iter().map(read).collect()
     }
 
-    /// Tags whose manifest is a model, or was not read yet, in name order after `after`.
+    /// Tags whose manifest is a model, or is not indexed yet, in name order after `after`.
     pub(crate) async fn tagged_list(
         &self,
         after: Option<(&Repository, &Tag)>,
@@ -258,7 +259,7 @@ impl Store {
         rows.into_iter().map(read).collect()
     }
 
-    /// When a manifest came, or a tag was last moved; 0 where neither is there.
+    /// When a manifest was first pushed, or a tag was last moved; 0 if it does not exist.
     pub(crate) async fn manifest_time(
         &self,
         repository: &Repository,

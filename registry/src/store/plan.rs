@@ -1,4 +1,4 @@
-//! What a collection that only looks asks of the index, one question at a time and all of them reads.
+//! The queries of a dry-run collection, one object at a time. All of them only read.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -6,25 +6,25 @@ use lode_model::reference::{Repository, Tag};
 use super::{Store, now_ms, on, parsed, size};
 use crate::Error;
 
-/// What keeps a manifest.
+/// References and leases that keep a manifest.
 pub(crate) struct ManifestHolders {
     pub(crate) exists: bool,
     pub(crate) tags: Vec<Tag>,
     /// Indexes that list it.
     pub(crate) indexes: Vec<Digest>,
-    /// Its subject, if that is here.
+    /// Its subject, if the repository has it.
     pub(crate) subject: Option<Digest>,
     pub(crate) leased: bool,
 }
 
-/// What keeps a link.
+/// References and leases that keep a link.
 pub(crate) struct LinkHolders {
     pub(crate) manifests: Vec<Digest>,
     pub(crate) is_manifest: bool,
     pub(crate) leased: bool,
 }
 
-/// What keeps a blob.
+/// References that keep a blob.
 pub(crate) struct BlobHolders {
     pub(crate) size_bytes: u64,
     pub(crate) released_at: i64,
@@ -59,7 +59,7 @@ impl Store {
         })
     }
 
-    /// What a manifest names: blobs, and the manifests of an index.
+    /// The references of a manifest: blobs, and the manifests of an index.
     pub(crate) async fn manifest_names(
         &self,
         repository: &Repository,
@@ -76,7 +76,7 @@ impl Store {
         Ok((blobs, children))
     }
 
-    /// None if the repository does not link it.
+    /// `None` if the repository does not link it.
     pub(crate) async fn link_holders(
         &self,
         repository: &Repository,
@@ -97,7 +97,7 @@ impl Store {
         }))
     }
 
-    /// None if it is not live.
+    /// `None` if it is not live.
     pub(crate) async fn blob_holders(&self, digest: &Digest) -> Result<Option<BlobHolders>, Error> {
         let row: Option<(i64, i64, bool)> = on!(self.read(), c => sqlx::query_as(
             "select size_bytes, released_at,

@@ -1,5 +1,5 @@
-//! The pool of connections to Postgres: how many, how long anything may take, and how a start waits for a database that is
-//! not up yet. A connection that fell silent is never handed out again.
+//! The Postgres connection pool: its size, its time limits, and how startup waits for the database. A
+//! connection that stopped responding is never handed out again.
 
 use std::io;
 use std::str::FromStr;
@@ -14,45 +14,46 @@ use url::Url;
 use super::now_ms;
 use crate::Error;
 
-/// How long a request waits for a connection before it is told to come back later.
+/// How long a request waits for a connection before it fails with a retryable error.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(5);
-/// How long one statement or commit may take. What takes longer waits for a database that does not answer.
+/// How long one statement or commit may take. A longer wait means that the database does not respond.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 20 });
-/// How much longer than `STATEMENT_LIMIT` the server itself waits for a lock, and runs a statement. Only what this process
-/// abandoned, or can no longer abandon, gets there.
+/// How much longer than `STATEMENT_LIMIT` Postgres itself waits for a lock and runs a statement. Only
+/// statements that this process abandoned, or can no longer abandon, reach these limits.
 const SERVER_LOCK_MARGIN: Duration = Duration::from_secs(5);
 const SERVER_STATEMENT_MARGIN: Duration = Duration::from_secs(10);
-/// How long the server keeps a transaction, and its locks, without a next statement.
+/// How long Postgres keeps an idle transaction and its locks.
 const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// How long a read of a whole table may take.
 const PATIENT_LIMIT: Duration = Duration::from_secs(3600);
-/// How long a migration waits for a table lock before it lets the statements through that queue behind it.
+/// How long a migration waits for a table lock before it gives way to the statements that queue behind it.
 const MIGRATION_LOCK_LIMIT: Duration = Duration::from_secs(3);
 const MIGRATION_TRIES: u32 = 20;
-/// A connection that was used this recently is taken to be alive.
+/// A connection that was used this recently is assumed to be alive.
 const FRESH: Duration = Duration::from_secs(1);
-/// After a connection has failed, no idle one is taken to be alive for this long: whatever cut that one has cut others.
+/// After a connection has failed, no idle connection is assumed to be alive for this long: the same cause may
+/// have cut others.
 const SUSPECT_MS: i64 = 10_000;
-/// When a connection failed last, in milliseconds since 1970.
+/// When a connection last failed, in milliseconds since 1970.
 static FAILED_AT: AtomicI64 = AtomicI64::new(0);
 const PING_LIMIT: Duration = Duration::from_secs(2);
-/// A collection holds one connection for its turn and works with another.
+/// The smallest pool. A collection holds one connection for its lock and works with another.
 const FEWEST: u32 = 4;
-/// Makes the server notice within a minute that this machine is gone: what it held is free then.
+/// Makes Postgres notice within a minute that this machine is gone, and release its locks.
 const KEEPALIVE: &str =
     "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3";
-/// For what takes as long as it takes: migrations and builds of indexes.
+/// For statements without a limit: migrations and index builds.
 const NO_LIMITS: &str =
     "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0";
-/// How often a start looks whether the database is there by now.
+/// How often startup retries the connection or the migration lock.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How the index is reached.
+/// Connection settings of a Postgres database.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reach {
-    /// Connections of this process at a time.
+    /// The most connections of this process.
     pub(crate) connections: u32,
-    /// How long a start waits for the database.
+    /// How long startup waits for the database.
     pub(crate) wait: Duration,
 }
 
@@ -76,7 +77,7 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
                 sqlx::raw_sql(AssertSqlSafe(limits())).execute(connection).await.map(drop)
             })
         })
-        // What `before_acquire` does is cheaper: most connections were in use a moment ago.
+        // `before_acquire` is cheaper: most connections were in use a moment ago.
         .test_before_acquire(false)
         .before_acquire(|connection, usage| {
             Box::pin(async move {
@@ -86,7 +87,8 @@ pub(super) async fn connect(url: &Url, reach: Reach) -> Result<PgPool, Error> {
                 }
             })
         })
-        // An abandoned statement may still run; without a response the connection is closed. Locks of the session end.
+        // An abandoned statement may still run; without a response the connection is closed. Session locks
+        // are released.
         .after_release(|connection, _| Box::pin(unlock(connection)))
         .connect_lazy_with(options))
 }
@@ -110,7 +112,8 @@ async fn unlock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     }
 }
 
-/// The server's own limits, behind those of this process: it frees what a replica holds that crashed or was cut off.
+/// Postgres's own limits, above those of this process: they free the locks of a replica that crashed or was
+/// cut off.
 fn limits() -> String {
     let statement = STATEMENT_LIMIT + SERVER_STATEMENT_MARGIN;
     let lock = STATEMENT_LIMIT + SERVER_LOCK_MARGIN;
@@ -130,9 +133,10 @@ pub(crate) async fn begin_patient(pool: &PgPool) -> Result<Transaction<'static, 
     Ok(tx)
 }
 
-/// Brings the schema up to date. Of several replicas that start at once, one does it; the others wait.
+/// Migrates the schema. Of several replicas that start at once, one does it and the others wait.
 pub(super) async fn migrate(pool: &PgPool, mut migrator: Migrator) -> Result<(), MigrateError> {
-    // sqlx would wait for its lock within a statement, whose snapshot a concurrent build of an index would wait for.
+    // sqlx would wait for its lock within a statement, and a concurrent index build would wait for that
+    // statement's snapshot.
     migrator.set_locking(false);
     let mut connection = pool.acquire().await?.detach();
     sqlx::raw_sql(NO_LIMITS).execute(&mut connection).await?;
@@ -154,11 +158,14 @@ pub(super) async fn migrate(pool: &PgPool, mut migrator: Migrator) -> Result<(),
             Err(MigrateError::ExecuteMigration(error, version))
                 if is_lock_timeout(&error) && tries < MIGRATION_TRIES =>
             {
-                tracing::warn!(version, "migration waits for transactions of other replicas; trying again");
+                tracing::warn!(
+                    version,
+                    "migration timed out waiting for transactions of other replicas; will retry"
+                );
                 tries += 1;
             }
             outcome => {
-                // The lock ends with the connection.
+                // Closing the connection releases the lock.
                 let _ = connection.close().await;
                 return outcome;
             }
@@ -170,7 +177,8 @@ fn is_lock_timeout(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
-/// Builds an index while others write to its table. An empty table needs no such care, which costs several waits.
+/// Builds an index while other replicas write to its table. An empty table is indexed directly, because a
+/// concurrent build costs several waits.
 pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str) -> Result<(), sqlx::Error> {
     let mut connection = pool.acquire().await?.detach();
     sqlx::raw_sql(NO_LIMITS).execute(&mut connection).await?;
@@ -180,7 +188,7 @@ pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str
     if has_rows {
         tracing::info!(index = name, table, "building an index of the database");
     }
-    // What an interrupted build left is invalid.
+    // An interrupted build leaves an invalid index.
     let statements =
         [format!("drop index {how} if exists {name}"), format!("create index {how} {name} on {table} {on}")];
     for text in statements {
@@ -189,14 +197,14 @@ pub(super) async fn build_index(pool: &PgPool, name: &str, table: &str, on: &str
     connection.close().await
 }
 
-/// Returns once the database takes a connection; a database that is there and refuses it is not waited for.
+/// Returns once the database accepts a connection. A database that rejects the connection is not waited for.
 async fn wait_for(url: &Url, options: &PgConnectOptions, limit: Duration) -> Result<(), Error> {
     let started = Instant::now();
     let mut told = false;
     loop {
         let error = match tokio::time::timeout(ACQUIRE_LIMIT, options.connect()).await {
             Ok(Ok(connection)) => {
-                // Nothing was asked of it: how it ends does not matter.
+                // It ran no statement, so an error on closing does not matter.
                 let _ = connection.close().await;
                 return Ok(());
             }
@@ -209,14 +217,14 @@ async fn wait_for(url: &Url, options: &PgConnectOptions, limit: Duration) -> Res
         if !told {
             let host = url.host_str().unwrap_or("its socket");
             let error = crate::error::chain(&error);
-            tracing::warn!(host, error, "waiting for the database for {} s", limit.as_secs());
+            tracing::warn!(host, error, "waiting up to {} s for the database", limit.as_secs());
             told = true;
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
-/// Runs a statement, but not for ever: a database that fell silent must not keep the request, nor its connection.
+/// Runs a statement with a timeout: an unresponsive database must not hold the request or its connection.
 pub(crate) async fn in_time<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
@@ -231,7 +239,7 @@ pub(crate) async fn in_time<T>(
 }
 
 fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the database did not respond in time"))
 }
 
 #[cfg(test)]
@@ -252,7 +260,7 @@ mod tests {
                     .unwrap();
             assert!(limit > ours && limit < 10 * ours, "{name} {limit}");
         }
-        // A read of a whole table has a limit of its own, for itself alone.
+        // A read of a whole table has a separate limit, which applies to it alone.
         let mut tx = begin_patient(&pool).await.unwrap();
         let limit = "select cast(setting as bigint) from pg_settings where name = 'statement_timeout'";
         let (patient,): (i64,) = sqlx::query_as(limit).fetch_one(&mut *tx).await.unwrap();

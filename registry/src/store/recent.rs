@@ -1,5 +1,5 @@
-//! What was read of the index a moment ago, for as long as nothing has changed since. Only for the SQLite index in the
-//! data folder, whose one writer is this process: its row changes are heard of as they happen, before they are committed.
+//! A cache of recent reads, valid as long as nothing has changed since. Only for the SQLite database in the
+//! data folder, whose only writer is this process: SQLite reports each row change before it is committed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -10,11 +10,11 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool};
 
 use super::manifests::ManifestRow;
 
-/// How much is kept; beyond that it starts over.
+/// The size limit of the cache; beyond it the cache is cleared.
 const KEPT_BYTES: usize = 32 * 1024 * 1024;
-/// What an entry costs beside its content.
+/// The memory that an entry uses in addition to its content.
 const ENTRY_BYTES: usize = 256;
-/// The tables that answers are read from. A change to any other leaves them as they are.
+/// The tables that cached reads use. A change to any other table does not invalidate the cache.
 const TABLES: [&str; 2] = ["manifests", "tags"];
 
 #[derive(Clone, Debug)]
@@ -25,9 +25,10 @@ pub(super) enum Known {
 
 #[derive(Default)]
 pub(super) struct Recent {
-    /// Counts changed rows, from within the statement that changes them.
+    /// Counts changed rows, incremented within the statement that changes them.
     changes: AtomicU64,
-    /// How many of these are known to be committed or undone. While it is behind, some change is under way.
+    /// How many of these are known to be committed or rolled back. While it is lower, some change is in
+    /// progress.
     settled: AtomicU64,
     settling: AtomicBool,
     kept: RwLock<Kept>,
@@ -35,20 +36,20 @@ pub(super) struct Recent {
 
 #[derive(Default)]
 struct Kept {
-    /// The number of changes that these answers include.
+    /// The number of changes that these entries include.
     at: u64,
     bytes: usize,
     answers: HashMap<String, Known>,
 }
 
-/// An answer, or when the question was asked.
+/// A cached value, or the number of changes at the time of the lookup.
 pub(super) enum Look {
     Known(Known),
     Unknown(Option<u64>),
 }
 
 impl Recent {
-    /// Hears of the changes that a connection makes.
+    /// Counts the changes that a connection makes.
     pub(super) async fn watch(self: Arc<Self>, connection: &mut SqliteConnection) -> sqlx::Result<()> {
         connection.lock_handle().await?.set_update_hook(move |change| {
             if TABLES.contains(&change.table) {
@@ -58,7 +59,8 @@ impl Recent {
         Ok(())
     }
 
-    /// The answer to a question, if nothing changed since it was kept. Otherwise ask the index, then [`keep`](Self::keep).
+    /// Returns the cached value, if nothing changed since it was kept. Otherwise the caller queries the
+    /// database, then calls [`keep`](Self::keep).
     pub(super) fn look(self: &Arc<Self>, writer: &SqlitePool, key: &str) -> Look {
         let now = self.now();
         let Some(at) = now else {
@@ -72,7 +74,8 @@ impl Recent {
         }
     }
 
-    /// Keeps an answer, if nothing changed while the index was asked: then it shows every change up to `asked_at` and no other.
+    /// Keeps a value, if nothing changed while the database was queried: then it includes every change up to
+    /// `asked_at` and no other.
     pub(super) fn keep(&self, asked_at: Option<u64>, key: String, known: &Known) {
         let Some(at) = asked_at.filter(|_| self.now() == asked_at) else { return };
         let bytes = key.len() + known.bytes() + ENTRY_BYTES;
@@ -87,14 +90,14 @@ impl Recent {
         kept.answers.insert(key, known.clone());
     }
 
-    /// How many changes there have been, unless one of them may not have ended yet.
+    /// The number of changes, unless one of them may still be in progress.
     fn now(&self) -> Option<u64> {
         let changes = self.changes.load(SeqCst);
         (self.settled.load(SeqCst) == changes).then_some(changes)
     }
 
-    /// Waits for the one connection that writes. Whoever has it knows that every transaction before has ended, also
-    /// one that was given up halfway.
+    /// Waits for the only write connection. Holding it proves that every earlier transaction has ended,
+    /// including an abandoned one.
     fn settle(self: &Arc<Self>, writer: &SqlitePool) {
         if self.settling.swap(true, SeqCst) {
             return;
@@ -103,15 +106,15 @@ impl Recent {
         tokio::spawn(async move {
             let settled: sqlx::Result<()> = async {
                 let mut connection = writer.acquire().await?;
-                // Answered after everything that was asked of this connection before.
+                // Completes after every earlier statement of this connection.
                 sqlx::query("select 1").execute(&mut *connection).await?;
                 this.settled.store(this.changes.load(SeqCst), SeqCst);
                 Ok(())
             }
             .await;
             if let Err(error) = settled {
-                // Until one of the next reads succeeds with it, all ask the index.
-                tracing::debug!(%error, "nothing is kept of what is read");
+                // All reads query the database until a later one succeeds here.
+                tracing::debug!(%error, "failed to settle the read cache; will retry");
             }
             this.settling.store(false, SeqCst);
         });

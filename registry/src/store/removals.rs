@@ -1,4 +1,5 @@
-//! What was removed, when and why, and what it takes to bring it back. Written in the transaction that removes.
+//! Records of removals: what was removed, when and why, and the blobs needed to restore it. Written in the
+//! transaction that removes.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -8,19 +9,19 @@ use uuid::Uuid;
 use super::{Store, Tx, bigint, now_ms, on, parsed, placeholders};
 use crate::Error;
 
-/// How many old records one statement deletes: few enough that pushes do not wait for it.
+/// How many old records one statement deletes, few enough not to delay pushes.
 pub(super) const EXPIRE_BATCH: i64 = 1000;
-/// How many records one statement inserts: eleven parameters each stay below what the engines take.
+/// How many records one statement inserts: eleven parameters each stay below the engines' limits.
 const INSERT_ROWS: usize = 500;
 
-/// Why something goes.
+/// Why something is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// Somebody asked for it.
+    /// A client deleted it.
     Deleted,
-    /// Nothing referred to it for the whole grace.
+    /// It was not referenced for the whole grace period.
     Unreferenced,
-    /// A retention rule, counted from 1: it was not among the last tags, which are kept.
+    /// A retention rule, counted from 1: it was not among the newest tags, which are kept.
     KeepLast { rule: u32 },
     /// A retention rule: no tag named it for too long.
     Untagged { rule: u32 },
@@ -44,7 +45,7 @@ impl Reason {
     }
 }
 
-/// Why and when something goes, and until when it can come back.
+/// Why and when something is removed, and until when it can be restored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Why {
     pub(crate) reason: Reason,
@@ -98,7 +99,7 @@ impl RemovalRow {
         }
     }
 
-    /// A blob that is removed: from one repository, or altogether.
+    /// A blob that is removed from one repository, or from the registry.
     pub(super) fn of_blob(
         repository: Option<&Repository>,
         digest: &Digest,
@@ -145,7 +146,8 @@ impl Tx {
         self.removals_put(&[RemovalRow::of_tag(repository, tag, digest, why)]).await
     }
 
-    /// Keeps the blobs that removed manifests, whose rows still exist, need to come back: (repository, manifest, removal).
+    /// Keeps the blobs needed to restore removed manifests, whose rows still exist: (repository, manifest,
+    /// removal).
     pub(super) async fn removal_blobs_put(
         &mut self,
         removals: &[(String, String, String)],
@@ -175,7 +177,7 @@ impl Tx {
         Ok(())
     }
 
-    /// Records a blob that is taken out of a repository.
+    /// Records the removal of a blob from a repository.
     pub(crate) async fn blob_removed(
         &mut self,
         repository: &Repository,
@@ -186,7 +188,7 @@ impl Tx {
         self.removals_put(&[RemovalRow::of_blob(Some(repository), digest, size_bytes, why)]).await
     }
 
-    /// Notes what came back: it no longer keeps bytes, and cannot come back twice.
+    /// Marks removals as restored: they no longer keep blobs, and cannot be restored again.
     pub(crate) async fn removals_restored(&mut self, ids: &[String]) -> Result<(), Error> {
         let list = serde_json::Value::from(ids.to_vec()).to_string();
         on!(self.conn(), c => sqlx::query(
@@ -200,14 +202,14 @@ impl Tx {
 }
 
 impl Store {
-    /// What was removed, newest first, before the record `before`.
+    /// Removals, newest first, before the record `before`.
     pub(crate) async fn removal_list(
         &self,
         repository: Option<&Repository>,
         before: Option<&str>,
         limit: i64,
     ) -> Result<Vec<RemovalRow>, Error> {
-        // Two texts, so that each can follow an index; every id, a UUID, sorts before `g`.
+        // Two texts, so that each can use an index. Every id is a UUID, which sorts before `g`.
         let wanted = if repository.is_some() { "repository = $1" } else { "$1 = ''" };
         let query =
             format!("select {COLUMNS} from removals where {wanted} and id < $2 order by id desc limit $3");
@@ -216,7 +218,7 @@ impl Store {
             .bind(repository).bind(before.unwrap_or("g")).bind(limit).fetch_all(c).await)?)
     }
 
-    /// The last removal of that manifest, if it may still come back.
+    /// The last removal of that manifest, if it can still be restored.
     pub(crate) async fn removal_of_manifest(
         &self,
         repository: &Repository,
@@ -230,7 +232,7 @@ impl Store {
             .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_optional(c).await)?)
     }
 
-    /// The last removal of that tag, if it may still come back.
+    /// The last removal of that tag, if it can still be restored.
     pub(crate) async fn removal_of_tag(
         &self,
         repository: &Repository,
@@ -260,15 +262,16 @@ impl Store {
             .bind(repository.as_str()).bind(digest.as_str()).bind(now_ms()).fetch_all(c).await)?)
     }
 
-    /// The blobs that a removed manifest was made of, itself among them.
+    /// The blobs of a removed manifest, including itself.
     pub(crate) async fn removal_blobs(&self, id: &str) -> Result<Vec<Digest>, Error> {
         let rows: Vec<(String,)> = on!(self.read(), c => sqlx::query_as(
             "select digest from removal_blobs where removal = $1 order by digest").bind(id).fetch_all(c).await)?;
         rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
     }
 
-    /// Deletes records from before `cutoff` whose undo is over, and releases the blobs that were kept for an undo: oldest first, in
-    /// batches, each of which is final. `deleted` is called with the number of rows of each.
+    /// Deletes records from before `cutoff` that can no longer be undone, and releases blobs that were kept
+    /// for an undo: oldest first, in batches that each commit. `deleted` is called with the number of rows of
+    /// each batch.
     pub(crate) async fn removals_expire(
         &self,
         cutoff: i64,
@@ -288,7 +291,7 @@ impl Store {
         }
         let mut after = (i64::MIN, String::new());
         loop {
-            // Those whose undo outlasts the history are read once and skipped.
+            // Records that can still be undone are read once and skipped.
             let rows: Vec<(String, i64, i64)> = on!(self.read(), c => sqlx::query_as(
                 "select id, removed_at, undo_until from removals
                  where removed_at < $1 and (removed_at, id) > ($2, $3) order by removed_at, id limit $4")

@@ -1,4 +1,4 @@
-//! What retention rules ask of a repository: its tags by age, and manifests that no tag names.
+//! The queries of retention rules: the tags of a repository by age, and manifests without a tag.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -7,7 +7,7 @@ use super::removals::Why;
 use super::{Store, Tx, digest_list, now_ms, on, parsed};
 use crate::Error;
 
-/// A tag with what decides whether it stays.
+/// A tag with the columns that retention rules use.
 #[derive(Clone, Debug)]
 pub(crate) struct AgedTag {
     pub(crate) name: Tag,
@@ -15,7 +15,8 @@ pub(crate) struct AgedTag {
     pub(crate) updated_at: i64,
 }
 
-/// That no tag, no index and no subject that is here holds on to `m`, and no lease either.
+/// Selects each manifest `m` that has no tag, no index that lists it, no subject in the repository and no
+/// lease.
 macro_rules! untagged {
     ($select:literal, $and:literal) => {
         concat!(
@@ -35,7 +36,6 @@ macro_rules! untagged {
 }
 
 impl Store {
-    /// The tags of a repository, newest first.
     pub(crate) async fn tags_by_age(&self, repository: &Repository) -> Result<Vec<AgedTag>, Error> {
         let rows: Vec<(String, String, i64)> = on!(patiently self.read(), c => sqlx::query_as(
             "select name, digest, updated_at from tags where repository = $1 order by updated_at desc, name desc")
@@ -47,7 +47,7 @@ impl Store {
             .collect()
     }
 
-    /// Manifests that no tag, no index and no subject holds on to since before `cutoff`, in digest order after `after`.
+    /// Manifests that no tag, index or subject has kept since before `cutoff`, in digest order after `after`.
     pub(crate) async fn manifests_untagged(
         &self,
         repository: &Repository,
@@ -63,7 +63,7 @@ impl Store {
 }
 
 impl Tx {
-    /// Of these manifests, those for which that is still so. The repository is locked.
+    /// Those of these manifests that are still untagged. The repository is locked.
     pub(crate) async fn manifests_still_untagged(
         &mut self,
         repository: &Repository,
@@ -76,7 +76,7 @@ impl Tx {
         rows.iter().map(|(digest,)| parsed("digest", digest)).collect()
     }
 
-    /// Removes a tag if nobody has moved it since it was looked at. The repository is locked.
+    /// Removes a tag, unless it was moved since it was read. The repository is locked.
     pub(crate) async fn tag_retire(
         &mut self,
         repository: &Repository,

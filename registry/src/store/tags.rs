@@ -1,4 +1,4 @@
-//! Tags and repositories: the names that people list, in byte order.
+//! Listings of tags and repositories, in byte order.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -40,7 +40,8 @@ impl Store {
 }
 
 impl Tx {
-    /// Points a tag at a manifest of this repository, and says what it pointed at before. The repository is locked.
+    /// Points a tag at a manifest of this repository, and returns its previous target. The repository is
+    /// locked.
     pub(crate) async fn tag_put(
         &mut self,
         repository: &Repository,
@@ -65,7 +66,7 @@ impl Tx {
         Ok(before)
     }
 
-    /// Removes a tag, says why, and what it pointed at. The repository is locked.
+    /// Removes a tag, records the reason, and returns its target. The repository is locked.
     pub(crate) async fn tag_delete(
         &mut self,
         repository: &Repository,

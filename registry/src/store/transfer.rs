@@ -1,12 +1,12 @@
-//! Whole tables from one index into another, for a move to another engine. Columns are read from the source's own schema, so a
-//! table that grows a column needs nothing here.
+//! Copies whole tables from one database into another, for a move to another engine. Columns are read from
+//! the source's schema, so a new column needs no change here.
 
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{Engine, Store, Tx, now_ms, on, size};
 use crate::Error;
 
-/// What moves, each table after those that it refers to. Blobs move with their bytes.
+/// The tables to copy, each after those that it references. Blobs are copied with their bytes.
 pub(crate) const MOVED: &[&str] = &[
     "repositories",
     "links",
@@ -23,7 +23,7 @@ pub(crate) const MOVED: &[&str] = &[
     "removal_blobs",
     "webhook_deliveries",
 ];
-/// What belongs to the old server alone, or is made along the way.
+/// Tables that belong to the old server alone, or are filled during the move.
 #[cfg(test)]
 const LEFT: &[&str] =
     &["blobs", "tombstones", "uploads", "workers", "jobs", "job_findings", "_sqlx_migrations"];
@@ -31,7 +31,7 @@ const LEFT: &[&str] =
 /// Rows read and written at a time. A manifest has 4 MiB at most.
 const PAGE: usize = 100;
 
-/// Names among the server's keys: which registry is being moved here, and that it has been.
+/// Rows of `server_keys`: the registry that is being moved here, and the time at which the move ended.
 const MOVED_FROM: &str = "moved-from";
 const MOVED_AT: &str = "moved-at";
 
@@ -56,18 +56,18 @@ struct Column {
     key: bool,
 }
 
-/// How far a move into this index has come.
+/// The state of a move into this database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moved {
-    /// It is empty, or this registry's own move into it was cut short.
+    /// The database is empty, or an earlier move of this registry into it was interrupted.
     Open,
     Done,
-    /// It holds something else.
+    /// The database has other content.
     Taken,
 }
 
 impl Store {
-    /// Claims this index for the move of one registry, whose `identity` it notes.
+    /// Claims this database for the move of one registry, and stores its `identity`.
     pub(crate) async fn move_claim(&self, identity: &[u8]) -> Result<Moved, Error> {
         if let Some(from) = self.key_find(MOVED_FROM).await? {
             return Ok(match self.key_find(MOVED_AT).await? {
@@ -98,7 +98,7 @@ impl Store {
 
     async fn columns(&self, table: &str) -> Result<Vec<Column>, Error> {
         let Engine::Sqlite(read) = self.read() else {
-            let reason = "only an index in a SQLite file can be moved".to_owned();
+            let reason = "only a SQLite database can be moved".to_owned();
             return Err(Error::Config { setting: "database", reason });
         };
         let rows: Vec<(String, String, i64)> =
@@ -158,11 +158,11 @@ fn names<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
 }
 
 impl Tx {
-    /// Makes the tables of this index those of `source`, and says how many rows each has.
+    /// Replaces the tables of this database with those of `source`, and returns the number of rows of each.
     pub(crate) async fn tables_replace(&mut self, source: &Store) -> Result<Vec<(&'static str, u64)>, Error> {
         for table in MOVED.iter().rev() {
             let text = match *table {
-                // This move's own mark stays.
+                // Keeps the marks of this move.
                 "server_keys" => {
                     format!("delete from server_keys where name not in ('{MOVED_FROM}', '{MOVED_AT}')")
                 }
@@ -174,7 +174,7 @@ impl Tx {
         for table in MOVED {
             counts.push((*table, self.table_fill(source, table).await?));
         }
-        // What is linked nowhere starts its grace again.
+        // Unlinked blobs start their grace period again.
         on!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = $1 where not exists (select 1 from links l where l.digest = blobs.digest)")
             .bind(now_ms()).execute(c).await.map(drop))?;
@@ -194,7 +194,7 @@ impl Tx {
                 .map(|(cell, _)| cell.clone())
                 .collect();
             if table == "server_keys" {
-                // The marks of the move that brought the source here are not those of this one.
+                // Skip the marks of the earlier move that created the source.
                 rows.retain(|row| !matches!(&row[0], Cell::Text(Some(name)) if name == MOVED_FROM || name == MOVED_AT));
             }
             if rows.is_empty() {
@@ -219,7 +219,7 @@ impl Tx {
         let values: Vec<String> = (0..rows.len()).map(row).collect();
         let text = format!("insert into {table} ({}) values {}", names(columns.iter()), values.join(", "));
         on!(self.conn(), c => {
-            // The text holds names of our own schema and placeholders.
+            // The text contains only names of our own schema and placeholders.
             let mut query = sqlx::query(AssertSqlSafe(text));
             for cell in rows.into_iter().flatten() {
                 query = match cell {
@@ -233,7 +233,7 @@ impl Tx {
         Ok(())
     }
 
-    /// How many rows a table has, without the mark of a move.
+    /// The number of rows of a table, without the marks of a move.
     pub(crate) async fn table_count(&mut self, table: &str) -> Result<u64, Error> {
         let text = match table {
             "server_keys" => {
@@ -245,7 +245,7 @@ impl Tx {
         size(count)
     }
 
-    /// Notes that the move into this index is done.
+    /// Records that the move into this database is done.
     pub(crate) async fn move_done(&mut self) -> Result<(), Error> {
         let now = now_ms();
         on!(self.conn(), c => sqlx::query("insert into server_keys (name, value, created_at) values ($1, $2, $3)")
@@ -273,6 +273,6 @@ mod tests {
         .unwrap();
         let tables: BTreeSet<String> = rows.into_iter().map(|(name,)| name).collect();
         let told: BTreeSet<String> = MOVED.iter().chain(LEFT).map(|name| (*name).to_owned()).collect();
-        assert_eq!(tables, told, "a new table is moved, or left on purpose");
+        assert_eq!(tables, told, "every table is listed in MOVED or LEFT");
     }
 }

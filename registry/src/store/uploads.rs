@@ -1,5 +1,5 @@
-//! Uploads under way: one row each, moved forward only by the writer that holds its newest generation.
-//! A row's offset never runs ahead of the bytes that are durable.
+//! Uploads in progress, one row each. Only the writer that holds the newest generation advances a row, and
+//! the offset never exceeds the durable bytes.
 
 use lode_model::digest::{Algorithm, Hasher};
 use lode_model::reference::Repository;
@@ -17,29 +17,30 @@ pub(crate) struct UploadRow {
     pub(crate) generation: i64,
     pub(crate) hash_state: Vec<u8>,
     pub(crate) progress: UploadProgress,
-    /// How often somebody set out to commit it, this time included.
+    /// The number of attempts to commit it, including this one.
     pub(crate) attempts: i64,
-    /// Its bytes are being removed: no client may continue it.
+    /// Its bytes are being deleted: no client may continue it.
     pub(crate) is_ending: bool,
 }
 
-/// What object storage needs to go on: its name of a multipart upload, and `blobs`' own notes, as JSON.
+/// What object storage needs to continue an upload: the id of a multipart upload, and the state of `blobs` as
+/// JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UploadProgress {
     pub(crate) multipart_id: Option<String>,
     pub(crate) parts: Option<String>,
 }
 
-/// A row as it comes.
+/// The columns of a row.
 type Columns = (String, String, String, i64, i64, Vec<u8>, Option<String>, Option<String>, i64, Option<i64>);
 
-/// An upload as it begins.
+/// A new upload.
 pub(crate) struct NewUpload<'a> {
     pub(crate) id: Uuid,
     pub(crate) repository: &'a Repository,
     pub(crate) store_key: &'a str,
     pub(crate) algorithm: Algorithm,
-    /// Whoever opens it commits it, too.
+    /// The request that opens it also commits it.
     pub(crate) in_one: bool,
 }
 
@@ -66,7 +67,7 @@ impl Store {
         })
     }
 
-    /// The upload, unless it is being ended.
+    /// The upload, unless it is being deleted.
     pub(crate) async fn upload_find(
         &self,
         repository: &Repository,
@@ -76,7 +77,7 @@ impl Store {
         Ok(row.filter(|row| row.repository == *repository && !row.is_ending))
     }
 
-    /// The upload, whatever repository it is for, also while it is being ended.
+    /// The upload, in any repository, even while it is being deleted.
     pub(crate) async fn upload_find_anywhere(&self, id: Uuid) -> Result<Option<UploadRow>, Error> {
         let found: Option<Columns> = on!(self.read(), c => sqlx::query_as(
             "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
@@ -85,8 +86,9 @@ impl Store {
         found.map(row).transpose()
     }
 
-    /// Becomes the upload's newest writer: every older one fails at its next save. It waits for a commit under way, so that
-    /// what it returns is certain not to be committed. None if another writer, a commit or a cancel came first.
+    /// Becomes the upload's newest writer, so that every older one fails at its next save. It waits for a
+    /// commit in progress, so the returned upload is certainly not committed. `None` if another writer, a
+    /// commit or a cancellation came first.
     pub(crate) async fn upload_take(
         &self,
         id: Uuid,
@@ -101,8 +103,8 @@ impl Store {
         taken.map(row).transpose()
     }
 
-    /// As `upload_take`, for good: from here on every writer, on any replica, finds that the upload is gone. A writer that could
-    /// still take it over could make a blob of bytes that are about to be removed.
+    /// Like `upload_take`, but final: every later writer, on any replica, finds that the upload is gone. A
+    /// writer that could still take it over could create a blob from bytes that are about to be deleted.
     pub(crate) async fn upload_take_to_end(
         &self,
         id: Uuid,
@@ -116,7 +118,7 @@ impl Store {
         taken.map(row).transpose()
     }
 
-    /// Moves the offset forward over bytes that are durable. False if another writer, or a cancel, came first.
+    /// Advances the offset over durable bytes. Returns false if another writer or a cancellation came first.
     pub(crate) async fn upload_save(
         &self,
         id: Uuid,
@@ -135,7 +137,8 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Notes where bytes are about to go, before the first of them, so that they are found whatever happens.
+    /// Records where bytes will be written, before the first of them, so that they can be found after any
+    /// failure.
     pub(crate) async fn upload_announce(
         &self,
         id: Uuid,
@@ -158,7 +161,7 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Uploads that rested since before `cutoff`, the oldest first.
+    /// Uploads idle since before `cutoff`, oldest first.
     pub(crate) async fn uploads_resting(&self, cutoff: i64, limit: u32) -> Result<Vec<UploadRow>, Error> {
         let rows: Vec<Columns> = on!(self.read(), c => sqlx::query_as(
             "select id, repository, store_key, next_byte, generation, hash_state, multipart_id, parts, attempts, ending_at
@@ -167,7 +170,7 @@ impl Store {
         rows.into_iter().map(row).collect()
     }
 
-    /// Is there an upload whose bytes lie there?
+    /// Whether an upload stores its bytes under this key.
     pub(crate) async fn upload_has_key(&self, store_key: &str) -> Result<bool, Error> {
         let (exists,): (bool,) = on!(self.read(), c => sqlx::query_as(
             "select exists (select 1 from uploads where store_key = $1)")
@@ -177,7 +180,7 @@ impl Store {
 }
 
 impl Tx {
-    /// Ends an upload as part of its commit. False if another writer, or a cancel, came first.
+    /// Deletes an upload as part of its commit. Returns false if another writer or a cancellation came first.
     pub(crate) async fn upload_finish(&mut self, id: Uuid, generation: i64) -> Result<bool, Error> {
         let rows = on!(self.conn(), c => sqlx::query("delete from uploads where id = $1 and generation = $2")
             .bind(id.to_string()).bind(generation).execute(c).await.map(|r| r.rows_affected()))?;

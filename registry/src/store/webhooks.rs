@@ -1,5 +1,5 @@
-//! Events on their way to webhooks, a row for each event and address.
-//! Whoever attempts a delivery moves its time ahead first, so that several replicas share the work.
+//! Pending webhook deliveries, one row for each event and target. A replica that attempts a delivery first
+//! moves its due time ahead, so that several replicas share the work.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -7,7 +7,7 @@ use lode_model::reference::{Repository, Tag};
 use super::{Engine, Store, Tx, on, parsed};
 use crate::{Error, metrics};
 
-/// An event that was taken to be delivered.
+/// An event that was claimed for delivery.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     pub(crate) id: String,
@@ -15,11 +15,11 @@ pub(crate) struct Delivery {
     pub(crate) kind: String,
     pub(crate) payload: String,
     pub(crate) created_at: i64,
-    /// With the one that it was taken for.
+    /// Attempts, including the claimed one.
     pub(crate) attempts: i64,
 }
 
-/// What became of an event for one address, as operators see it.
+/// The state of a delivery to one target, as operators see it.
 #[derive(Clone, Debug)]
 pub(crate) struct DeliveryRow {
     pub(crate) id: String,
@@ -41,7 +41,7 @@ const TAKE_UNLOCKED: &str = "update webhook_deliveries set next_at = $3, attempt
      returning id, event, kind, payload, created_at, attempts";
 
 impl Store {
-    /// The next events for an address, which stay with the caller until `until`.
+    /// Claims the next deliveries to a target until `until`.
     pub(crate) async fn deliveries_take(
         &self,
         target: &str,
@@ -54,7 +54,7 @@ impl Store {
             match self.write() {
                 Engine::Sqlite(c) => {
                     let due: Option<(i64,)> = match self.read() {
-                        // One that writes keeps others waiting, and mostly nothing is due.
+                        // A write blocks other writers, and mostly nothing is due.
                         Engine::Sqlite(read) => sqlx::query_as(
                             "select 1 from webhook_deliveries where target = $1 and next_at <= $2 and given_up_at is null limit 1")
                             .bind(target).bind(now).fetch_optional(read).await?,
@@ -88,7 +88,7 @@ impl Store {
         Ok(())
     }
 
-    /// Puts it off, unless another has taken it meanwhile.
+    /// Postpones a delivery, unless another replica has claimed it meanwhile.
     pub(crate) async fn delivery_retry(
         &self,
         delivery: &Delivery,
@@ -115,7 +115,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives up what was created before `created_before` and nobody gave up.
+    /// Abandons deliveries that were created before `created_before`.
     pub(crate) async fn deliveries_abandon(&self, created_before: i64, now: i64) -> Result<(), Error> {
         on!(self.write(), c => sqlx::query(
             "update webhook_deliveries set given_up_at = $2 where given_up_at is null and created_at < $1")
@@ -129,7 +129,7 @@ impl Store {
         Ok(())
     }
 
-    /// Makes an event that was given up, or is waiting, due now. False if there is none.
+    /// Makes an abandoned or pending delivery due now. Returns false if there is none.
     pub(crate) async fn delivery_again(&self, id: &str, now: i64) -> Result<bool, Error> {
         let rows = on!(self.write(), c => sqlx::query(
             "update webhook_deliveries set given_up_at = null, next_at = $2, created_at = $2 where id = $1")
@@ -147,7 +147,7 @@ impl Store {
         let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
             "select id, event, kind, target, created_at, attempts, problem, given_up_at
              from webhook_deliveries where id < $1 order by id desc limit $2")
-            // Ids are hexadecimal: every one comes before this letter.
+            // Ids are hexadecimal: all of them sort before this letter.
             .bind(after.unwrap_or("g")).bind(i64::from(limit)).fetch_all(c).await)?;
         let read = |(id, event, kind, target, created_at, attempts, problem, given_up_at)| DeliveryRow {
             id,
@@ -176,7 +176,7 @@ impl Tx {
         rows.iter().map(|(name,)| parsed("tag", name)).collect()
     }
 
-    /// Writes an event down for one address. Both ids sort by time.
+    /// Stores an event for one target. Both ids sort by time.
     pub(crate) async fn delivery_insert(&mut self, delivery: &Delivery, target: &str) -> Result<(), Error> {
         on!(self.conn(), c => sqlx::query(
             "insert into webhook_deliveries (id, event, kind, target, payload, created_at, next_at, attempts)

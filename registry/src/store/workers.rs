@@ -1,5 +1,5 @@
-//! Workers as they last reported; any replica reads them to route a request. Whether a worker is attached is decided by the
-//! database's clock alone: the clocks of replicas differ.
+//! Workers as they last reported; any replica reads them to route a request. Only the database's clock
+//! decides whether a worker is attached, because the clocks of replicas differ.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Store, millis, on, parsed};
 use crate::Error;
 
-/// What a worker reported; the lists are JSON, because no query asks about them.
+/// A worker's report. The lists are JSON, because no query filters by them.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerRow {
     pub(crate) id: Uuid,
@@ -23,7 +23,7 @@ pub(crate) struct WorkerRow {
     pub(crate) inventory: i64,
 }
 
-/// Of an attached worker, what changes with each heartbeat, and the number of its inventory.
+/// The columns of an attached worker that change with each heartbeat, and the number of its inventory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkerState {
     pub(crate) id: Uuid,
@@ -36,7 +36,7 @@ fn id_list(ids: &[Uuid]) -> String {
 }
 
 impl Store {
-    /// Adds a worker, seen now, in place of those at the same address: it was restarted.
+    /// Adds a worker, seen now. It replaces workers at the same address, which were restarted.
     pub(crate) async fn worker_insert(&self, row: &WorkerRow) -> Result<(), Error> {
         let text = AssertSqlSafe(format!(
             "insert into workers (id, secret, advertise, version, devices, loaded, cached, registered_at, seen_at)
@@ -53,7 +53,7 @@ impl Store {
         tx.commit().await
     }
 
-    /// Records what a worker has now. False if the worker is not known, and has to register again.
+    /// Records the inventory of a worker. Returns false if the worker is unknown and has to register again.
     pub(crate) async fn worker_update(
         &self,
         id: Uuid,
@@ -72,7 +72,7 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Records heartbeats of workers, in one statement. Returns how many of them are known.
+    /// Records heartbeats of workers in one statement. Returns the number of known workers.
     pub(crate) async fn workers_seen(&self, ids: &[Uuid]) -> Result<u64, Error> {
         let text = AssertSqlSafe(format!(
             "update workers set seen_at = {} where id in (select value from json_each($1))",
@@ -88,7 +88,7 @@ impl Store {
         Ok(rows > 0)
     }
 
-    /// Forgets workers that were not seen for so long.
+    /// Deletes workers that were not seen for `unseen`.
     pub(crate) async fn worker_expire(&self, unseen: Duration) -> Result<(), Error> {
         let text = AssertSqlSafe(format!(
             "delete from workers where seen_at < {} - cast($1 as bigint)",
@@ -98,7 +98,7 @@ impl Store {
         Ok(())
     }
 
-    /// The workers that were seen lately, oldest registration first.
+    /// The workers seen within `within`, oldest registration first.
     pub(crate) async fn worker_states(&self, within: Duration) -> Result<Vec<WorkerState>, Error> {
         let text = AssertSqlSafe(format!(
             "select id, inventory, seen_at from workers where seen_at >= {} - cast($1 as bigint)
@@ -114,7 +114,7 @@ impl Store {
             .collect()
     }
 
-    /// The rows of these workers, as far as they exist, in no order.
+    /// The rows of those of these workers that exist, in any order.
     pub(crate) async fn worker_rows(&self, ids: &[Uuid]) -> Result<Vec<WorkerRow>, Error> {
         type Row = (String, String, String, String, String, String, String, i64, i64);
         let rows: Vec<Row> = on!(self.read(), c => sqlx::query_as(
