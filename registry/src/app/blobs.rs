@@ -1,5 +1,5 @@
-//! Blobs: what a repository shows of them, mounting and deleting. A blob is visible only through its repository's link;
-//! knowing a digest opens nothing.
+//! Blobs: reading, mounting and deleting. A blob is visible only through its repository's link; knowing a
+//! digest gives no access.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,13 +13,13 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{StoredBlob, now_ms};
 
-/// How many repositories a mount without a source looks at.
+/// How many repositories a mount without a source checks.
 const MOUNT_SOURCES: u32 = 100;
-/// A lease is given an eighth more than it needs, so that not every HEAD writes.
+/// A lease is extended by an additional eighth, so that not every HEAD writes.
 const LEASE_SLACK: i64 = 8;
 
 impl Registry {
-    /// Is the blob there? A yes keeps it there for the upload lease: clients skip the push.
+    /// Finds a blob and renews its lease, because a client that finds it skips the push.
     pub async fn blob_stat(
         &self,
         caller: &Caller,
@@ -38,15 +38,17 @@ impl Registry {
             match self.store.link_lease(repository, digest, until).await {
                 Ok(true) => {}
                 Ok(false) => return Err(Error::BlobUnknown { digest: digest.clone() }),
-                // Reads go on when the disk is full.
-                Err(Error::StorageFull) => tracing::warn!(%repository, %digest, "no room to record a lease"),
+                // Reads must work on a full disk.
+                Err(Error::StorageFull) => {
+                    tracing::warn!(%repository, %digest, "failed to renew a lease: no space left")
+                }
                 Err(error) => return Err(error),
             }
         }
         Ok(BlobInfo { digest: digest.clone(), size_bytes: blob.size_bytes })
     }
 
-    /// As `blob_stat`, without the lease: for reads.
+    /// Like `blob_stat`, without the lease, for reads.
     pub async fn blob_find(
         &self,
         caller: &Caller,
@@ -71,7 +73,7 @@ impl Registry {
         Ok((BlobInfo { digest: digest.clone(), size_bytes }, bytes))
     }
 
-    /// As `blob_open`, of a blob that was found before.
+    /// Like `blob_open`, for a blob that was already found.
     pub(crate) async fn blob_stream(
         &self,
         repository: &Repository,
@@ -88,7 +90,7 @@ impl Registry {
             Some(_) => return Err(Error::RangeUnsatisfiable { size_bytes }),
         };
         let bytes = match self.blobs.read(&blob.store_key, range.clone()).await {
-            // Between the two looks another server may have collected it, or stored it anew.
+            // Another replica may have collected it meanwhile, or stored it again.
             Err(error) if error.is_missing() => match self.store.blob_find(repository, digest).await? {
                 None => return Err(Error::BlobUnknown { digest: digest.clone() }),
                 Some(now) if now.store_key != blob.store_key => {
@@ -101,13 +103,13 @@ impl Registry {
         Ok(bytes)
     }
 
-    /// An address at the storage that opens the blob's bytes by itself for a while, where clients are sent there.
+    /// A signed URL of the blob's bytes in the storage, where redirects to the storage are configured.
     pub(crate) async fn blob_address(&self, blob: &StoredBlob) -> Result<Option<Url>, Error> {
         self.blobs.signed_url(&blob.store_key).await
     }
 
-    /// The file that the blob's bytes are, where the storage has files. None also of one that went a moment ago: whoever reads it
-    /// by `blob_stream` then is told.
+    /// The file of the blob's bytes, where the storage has files. `None` also for a file that was just
+    /// deleted: `blob_stream` then returns the error.
     pub(crate) async fn blob_file(&self, blob: &StoredBlob) -> Result<Option<File>, Error> {
         match self.blobs.file(&blob.store_key, blob.size_bytes).await {
             Err(error) if error.is_missing() => Ok(None),
@@ -115,7 +117,7 @@ impl Registry {
         }
     }
 
-    /// Takes a blob out of a repository. Other repositories keep it.
+    /// Removes a blob from a repository. Other repositories keep it.
     pub async fn blob_delete(
         &self,
         caller: &Caller,
@@ -133,7 +135,7 @@ impl Registry {
         let unknown = || Error::BlobUnknown { digest: digest.clone() };
         let mut tx = self.store.begin().await?;
         let (size_bytes, _) = tx.blob_lock(digest).await?.ok_or_else(unknown)?;
-        // What a manifest of the repository is made of stays for as long as the manifest does.
+        // A blob that a manifest of the repository references stays as long as the manifest.
         if tx.link_is_referenced(repository, digest).await? {
             return Err(Error::BlobReferenced { digest: digest.clone() });
         }
@@ -144,7 +146,7 @@ impl Registry {
         tx.commit().await
     }
 
-    /// Links a blob that another repository has, or any that the caller may read. None if there is none.
+    /// Links a blob that the repository `from` has, or any that the caller may read. `None` if there is none.
     pub async fn blob_mount(
         &self,
         caller: &Caller,
@@ -153,7 +155,7 @@ impl Registry {
         from: Option<&Repository>,
     ) -> Result<Option<BlobInfo>, Error> {
         self.may_push(caller, target)?;
-        // 1. A source that the caller may read. Why there is none stays our secret.
+        // 1. Find a source that the caller may read. The response does not reveal why there is none.
         let sources = match from {
             Some(from) if self.store.blob_find(from, digest).await?.is_some() => vec![from.clone()],
             Some(_) => Vec::new(),
@@ -163,7 +165,7 @@ impl Registry {
         if !sources.iter().any(readable) {
             return Ok(None);
         }
-        // 2. The link. A collection that came first wins, and the client uploads.
+        // 2. Link the blob. If a collection came first, the client uploads the blob.
         let linked = again!(self.blob_link_live(target, digest).await)?;
         Ok(linked.map(|size_bytes| {
             tracing::debug!(repository = %target, %digest, "blob mounted");
@@ -171,7 +173,7 @@ impl Registry {
         }))
     }
 
-    /// Could any blob of this size be mounted by the caller?
+    /// Whether the caller could mount any blob of this size.
     pub async fn blob_size_known(&self, caller: &Caller, size_bytes: u64) -> Result<bool, Error> {
         allow(caller, Action::List, Target::Catalog)?;
         let sources = self.store.size_repositories(size_bytes, MOUNT_SOURCES).await?;
@@ -190,7 +192,7 @@ impl Registry {
         Ok(Some(size_bytes))
     }
 
-    /// The blob, if the caller may read it here.
+    /// The blob, if the caller may read it in this repository.
     pub(crate) async fn blob_visible(
         &self,
         caller: &Caller,

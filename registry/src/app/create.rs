@@ -1,5 +1,6 @@
-//! Models made here: from one that is here, whose layers are named again, or from files that were sent before.
-//! Everything is in place before the manifest is: a creation that ends early leaves nothing to be seen, and a repeated one goes on.
+//! Creates models on the server: from a stored model, whose layers are referenced again, or from uploaded
+//! files. The manifest is written last, so that an interrupted creation leaves nothing visible, and a
+//! repeated one continues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -31,31 +32,31 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::error::chain;
 
-/// How many layers are made at a time.
+/// How many layers are created at a time.
 const LAYERS_AT_ONCE: usize = 4;
 const READ_BYTES: usize = 1 << 20;
-/// How much of a layer one core makes at a time.
+/// How much of a layer one core encodes at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-/// How many pieces wait between the thread that makes a layer and the storage.
+/// How many pieces are buffered between the thread that produces a layer and the storage.
 const PIECES: usize = 4;
-/// How often it is told how much of a model is quantised.
+/// How often the progress of quantisation is reported.
 const TELL_EVERY: Duration = Duration::from_millis(250);
-/// What an adapter's weights end with.
+/// File name extensions of an adapter's weights.
 const ADAPTER_ENDS: [&str; 2] = [".gguf", ".safetensors"];
 
-/// What is to be made.
+/// The description of a model to create.
 #[derive(Clone, Debug)]
 pub struct NewModel {
     pub repository: Repository,
     pub reference: Reference,
     pub from: MadeFrom,
-    /// Files of adapters and draft models, by the path that each gets.
+    /// Files of adapters and draft models, with the path of each.
     pub extra: Vec<ExtraFile>,
     pub edits: Edits,
     pub quantize: Option<Quantize>,
 }
 
-/// What it is made from.
+/// The source of a new model.
 #[derive(Clone, Debug)]
 pub enum MadeFrom {
     Model {
@@ -63,7 +64,7 @@ pub enum MadeFrom {
         reference: Reference,
         name: String,
     },
-    /// Files that were sent before, by their paths.
+    /// Files that were uploaded before, by path.
     Files(BTreeMap<String, Digest>),
 }
 
@@ -74,26 +75,26 @@ pub struct ExtraFile {
     pub digest: Digest,
 }
 
-/// What is being done, for whoever watches.
+/// A step of the creation, for progress reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Reading,
-    /// What whoever makes the model should know.
+    /// A notice for the user.
     Notice(String),
-    /// How much of the layers that are quantised is made, in bytes.
+    /// The progress over all quantised layers, in bytes.
     Quantising {
         to: Quantize,
         total: u64,
         completed: u64,
     },
-    /// A layer that was there already.
+    /// A layer that was already stored.
     Existing(Digest),
-    /// A layer that was made or stored.
+    /// A layer that was created or stored.
     Created(Digest),
     WritingManifest,
 }
 
-/// Why a model cannot be made.
+/// Why a model cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
     #[error(transparent)]
@@ -104,20 +105,20 @@ pub enum CreateError {
     NoFiles,
     #[error("file `{path}` ({digest}) was not sent: POST it to /api/blobs/{digest} first")]
     FileUnknown { path: String, digest: Digest },
-    #[error("cannot import this")]
+    #[error("cannot import these files")]
     Import(#[source] ImportError),
-    #[error("nothing can be made from this")]
+    #[error("cannot create the model")]
     Derive(#[from] DeriveError),
-    #[error("nothing can be made from this")]
+    #[error("cannot create the model")]
     Finish(#[from] FinishError),
-    #[error("quantising needs files; a model that is here keeps its weights")]
+    #[error("quantising needs files: a stored model keeps its weights")]
     QuantizeModel,
 }
 
 impl Registry {
-    /// What stands in the way of making a model, as far as that can be told at once.
+    /// Checks that a model can be created, as far as that is known at once.
     pub async fn model_create_check(&self, caller: &Caller, new: &NewModel) -> Result<(), CreateError> {
-        // 1. May they, and is there something to make it from?
+        // 1. Check the permission and the source.
         self.may_push(caller, &new.repository)?;
         match &new.from {
             MadeFrom::Model { repository, reference, name } => {
@@ -134,7 +135,7 @@ impl Registry {
                 }
             }
         }
-        // 2. What comes with it.
+        // 2. Check the edits and the additional files.
         new.edits.check()?;
         for file in &new.extra {
             self.extra_check(caller, file).await?;
@@ -142,7 +143,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Makes a model. `tell` hears of each step.
+    /// Creates a model. `tell` receives each step.
     pub async fn model_create(
         &self,
         caller: &Caller,
@@ -182,7 +183,7 @@ impl Registry {
         name: &str,
         tell: &(dyn Fn(Step) + Send + Sync),
     ) -> Result<Derived, CreateError> {
-        // 1. The base, as it is now.
+        // 1. Read the base model.
         let stored = match self.manifest_get(caller, repository, reference).await {
             Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => {
                 return Err(CreateError::BaseUnknown { name: name.to_owned() });
@@ -207,7 +208,7 @@ impl Registry {
             named: Some((named, &stored.digest)),
         };
         let derived = derive(&base, &new.edits)?;
-        // 2. Its blobs, named again where the new model lives. Nothing moves.
+        // 2. Link its blobs in the new model's repository. No bytes are copied.
         let mut seen = BTreeSet::new();
         for blob in manifest.blobs().filter(|blob| seen.insert(blob.digest.clone())) {
             if *repository != new.repository {
@@ -228,7 +229,7 @@ impl Registry {
         if self.blob_mount(caller, to, &blob.digest, Some(from)).await?.is_some() {
             return Ok(());
         }
-        // Not held: below a mirrored prefix, reading it fetches it.
+        // Not stored here: below a mirrored prefix, reading it fetches it.
         self.blob_find(caller, from, &blob.digest).await?;
         match self.blob_mount(caller, to, &blob.digest, Some(from)).await? {
             Some(_) => Ok(()),
@@ -243,7 +244,7 @@ impl Registry {
         files: &BTreeMap<String, Digest>,
         tell: &(dyn Fn(Step) + Send + Sync),
     ) -> Result<Derived, CreateError> {
-        // 1. What layers the files become.
+        // 1. Plan the layers.
         tell(Step::Reading);
         let mut staged = Vec::new();
         for (path, digest) in files {
@@ -256,7 +257,7 @@ impl Registry {
         let plan =
             blocking(move || import::plan(&*planning, &options)).await?.map_err(CreateError::Import)?;
         plan.notices.iter().for_each(|notice| tell(Step::Notice(notice.clone())));
-        // 2. Each of them, where it is not here already.
+        // 2. Create the layers that are not stored yet.
         let made = Arc::new(AtomicU64::new(0));
         let telling = tell_how_far(new.quantize, &plan, &made, tell);
         let layers = stream::iter(plan.layers.clone())
@@ -273,7 +274,7 @@ impl Registry {
         if let Some(to) = new.quantize.filter(|_| total > 0) {
             tell(Step::Quantising { to, total, completed: total });
         }
-        // 3. What is said about them.
+        // 3. Write the metadata.
         self.create_finish(caller, new, &plan, &digests, files).await
     }
 
@@ -294,7 +295,7 @@ impl Registry {
         Ok(derive(&base, &new.edits)?)
     }
 
-    /// Makes one layer be there; whether it had to be made.
+    /// Stores one layer. Returns its digest and whether the layer is new.
     async fn layer_make(
         &self,
         caller: &Caller,
@@ -304,7 +305,8 @@ impl Registry {
         files: &BTreeMap<String, Digest>,
         made: &Arc<AtomicU64>,
     ) -> Result<(Digest, bool), CreateError> {
-        // 1. A file that is a layer as it is has been sent already. Scales are a stranger's until they are looked at.
+        // 1. A file that is stored unchanged as a layer was already uploaded. Scales are untrusted until they
+        // are checked.
         let whole = layer.content.whole_file().and_then(|path| files.get(path));
         if layer.is_watched() && whole.is_some() {
             let (looking, reading) = (layer.clone(), source.clone());
@@ -317,7 +319,8 @@ impl Registry {
         {
             return Ok((digest.clone(), false));
         }
-        // 2. What costs more to make than to store is made once, and its digest shows by then.
+        // 2. A layer that costs more to produce than to store is produced only once, and its digest is known
+        // afterwards.
         if layer.is_made() {
             let (size, made) = (layer.size, made.clone());
             let counted = move |bytes: &Bytes| {
@@ -333,14 +336,14 @@ impl Registry {
                 Err(error) => Err(error.into()),
             };
         }
-        // 3. Another one may be here, from a relative of the model.
+        // 3. The same layer may be stored already, from a related model.
         let (hashing, reading) = (layer.clone(), source.clone());
         let digest = blocking(move || hash(&mut hashing.checked_reader(&reading))).await?;
         let digest = digest.map_err(|error| unreadable(&layer, error))?;
         if self.blob_mount(caller, repository, &digest, None).await?.is_some() {
             return Ok((digest, false));
         }
-        // 4. It has to be stored.
+        // 4. Store it.
         let chunk = ChunkRange { range: None, length: Some(layer.size) };
         let body = body_of(layer, source.clone());
         self.blob_put(caller, repository, &digest, chunk, body).await?;
@@ -360,12 +363,12 @@ impl Registry {
         self.blob_put(caller, repository, &descriptor.digest, chunk, body).await.map(drop)
     }
 
-    /// Whether the file of an adapter or a draft model is what its name says, as far as its header tells.
+    /// Checks that the header of an adapter's or a draft model's file matches its file name.
     async fn extra_check(&self, caller: &Caller, file: &ExtraFile) -> Result<(), CreateError> {
         let size = self.staged_size(caller, &file.path, &file.digest).await?;
         let (_, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
         let lower = name.to_ascii_lowercase();
-        // A part of a split file says nothing by itself.
+        // A part of a split file cannot be checked alone.
         let is_part = PartName::parse(name).is_some();
         if is_part || !ADAPTER_ENDS.iter().any(|end| lower.ends_with(end)) {
             return Ok(());
@@ -380,7 +383,7 @@ impl Registry {
         Staged { registry: self.clone(), caller: caller.clone(), files, runtime: Handle::current() }
     }
 
-    /// The size of a file that was sent, or that is here for this caller to use.
+    /// The size of a file that was uploaded, or that is stored where this caller may use it.
     async fn staged_size(&self, caller: &Caller, path: &str, digest: &Digest) -> Result<u64, CreateError> {
         allow(caller, Action::Push, Target::Repository(&staging()))?;
         match self.staged_stat(caller, digest).await? {
@@ -394,7 +397,7 @@ fn bytes_to_make(plan: &Plan) -> u64 {
     plan.layers.iter().filter(|layer| layer.is_made()).map(|layer| layer.size).sum()
 }
 
-/// Tells how much is quantised, for as long as it is awaited.
+/// Reports the progress of quantisation until it is dropped.
 async fn tell_how_far(
     to: Option<Quantize>,
     plan: &Plan,
@@ -413,7 +416,7 @@ async fn tell_how_far(
     }
 }
 
-/// Files that were sent before, for the planner to read.
+/// Files that were uploaded before, for the planner to read.
 struct Staged {
     registry: Registry,
     caller: Caller,
@@ -438,7 +441,7 @@ impl Source for Staged {
             let blob = self.registry.blob_visible(&self.caller, &staging(), &file.digest).await?;
             self.registry.blob_file(&blob).await
         });
-        // A folder's file is read where it lies; object storage is asked for each part.
+        // A file in the blob folder is read in place; from object storage, each part is fetched.
         Ok(match found.map_err(|error| hide_place(error, &file.digest))? {
             Some(opened) => Box::new(Lying { file: opened, size: file.size }),
             None => Box::new(Held {
@@ -452,10 +455,10 @@ impl Source for Staged {
     }
 }
 
-/// What the caller may learn of a blob that cannot be read: the cause names places in the storage, and goes to the log.
+/// Logs the cause, which names places in the storage, and returns an error that the caller may see.
 fn hide_place(error: Error, digest: &Digest) -> io::Error {
     tracing::error!(%digest, error = chain(&error), "failed to read a staged blob");
-    io::Error::other("the storage cannot read it; the server's log has the reason")
+    io::Error::other("the storage failed to read it; the server's log has the reason")
 }
 
 struct Lying {
@@ -510,14 +513,15 @@ fn hash(reader: &mut dyn Read) -> io::Result<Digest> {
     }
 }
 
-/// Reads to the end for the sake of what the reader finds; object storage is asked for long parts.
+/// Reads to the end, for the checks that the reader makes. Object storage is read in long parts.
 fn read_through(reader: &mut dyn Read) -> io::Result<()> {
     let mut piece = vec![0; 8 * READ_BYTES];
     while reader.read(&mut piece)? > 0 {}
     Ok(())
 }
 
-/// The bytes of a layer, made on a thread of their own as they are wanted, or on all cores where they can be begun anywhere.
+/// The bytes of a layer: encoded on all cores where encoding can start at any offset, otherwise produced by
+/// one dedicated thread as they are consumed.
 fn body_of(layer: PlannedLayer, source: Arc<dyn Source>) -> Body {
     if layer.is_encoded() {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);

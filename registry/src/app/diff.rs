@@ -1,5 +1,6 @@
-//! Two models of the registry held against each other, tensor by tensor. Records leave as they are found, so that a long
-//! comparison shows its progress; bytes are read a few rows at a time, and only where two tensors are not the same to begin with.
+//! Compares two models of the registry tensor by tensor. Records are sent as they are found, so that a long
+//! comparison shows its progress. Bytes are read a few rows at a time, and only for tensors that are not
+//! stored as the same bytes.
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
@@ -18,16 +19,16 @@ use crate::Error;
 use crate::auth::Caller;
 use crate::error::chain;
 
-/// Pairs of one comparison that are read at a time.
+/// How many pairs of one comparison are read at a time.
 const PAIRS_AT_ONCE: usize = 2;
 
-/// What became of a tensor from one model to the other.
+/// The result for one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiffStatus {
     /// Stored as the same bytes.
     Same,
-    /// Stored otherwise, and every value is the same.
+    /// Stored differently, with the same values.
     SameValues,
     Changed,
     OnlyHere,
@@ -46,15 +47,14 @@ pub struct DiffSide {
 /// One tensor of either model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorDiff {
-    /// As this side calls it, or where only the other has it, as that one does.
+    /// The name on this side, or on the other side if only that one has the tensor.
     pub name: String,
     pub status: DiffStatus,
-    /// The difference's size against that of this side's values; null where it cannot be told.
+    /// The norm of the difference relative to the norm of this side's values; null if unknown.
     pub relative_error: Option<f64>,
-    /// The largest difference of two values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest_difference: Option<f64>,
-    /// Values that are infinite or no number on one side alone.
+    /// Values that are infinite or NaN on one side only.
     #[serde(skip_serializing_if = "is_zero")]
     pub not_finite: u64,
     /// Why the values were not compared.
@@ -76,13 +76,13 @@ pub struct DiffTotal {
     pub changed: u64,
     pub only_here: u64,
     pub only_there: u64,
-    /// Of the layers on each side, and of those that both have.
+    /// The size of the layers on each side, and of those that both have.
     pub bytes_here: u64,
     pub bytes_there: u64,
     pub bytes_shared: u64,
 }
 
-/// A line of the answer: `{"tensor": {...}}`, and at the end `{"total": {...}}`.
+/// A line of the response: `{"tensor": {...}}`, and at the end `{"total": {...}}`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiffRecord {
@@ -93,7 +93,7 @@ pub enum DiffRecord {
 /// The records of a comparison.
 pub type DiffStream = BoxStream<'static, Result<DiffRecord, Error>>;
 
-/// What a request for a comparison comes to.
+/// The result of a request for a comparison.
 pub enum Compared {
     HereUnknown,
     ThereUnknown,
@@ -110,7 +110,6 @@ struct Side {
     tensors: Vec<TensorInfo>,
 }
 
-/// A pair that owns its tensors.
 struct Pair {
     here: Option<TensorInfo>,
     there: Option<TensorInfo>,
@@ -214,13 +213,13 @@ impl Registry {
             self.scales_reader(caller, right, &there).await?,
         );
         let (Some(ours), Some(theirs)) = (ours, theirs) else {
-            record.note = Some("its blob is not here".to_owned());
+            record.note = Some("its blob is not stored here".to_owned());
             return Ok(record);
         };
-        // Decoding takes a whole processor, so few do it at a time, whoever asks.
+        // Decoding uses a whole processor, so the number of decoders is limited over all callers.
         let permit = self.comparing.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         let work = tokio::task::spawn_blocking(move || {
-            // Kept to the end, also when who asked is gone: the thread goes on.
+            // Held to the end, because the thread continues after the caller disconnects.
             let _permit = permit;
             let left = Blobs { weight: &ours, scales: our_scales.as_ref().map(|blob| blob as &dyn ReadAt) };
             let right =
@@ -245,14 +244,14 @@ impl Registry {
                 record.not_finite = not_finite;
             }
             Err(error @ CompareError::Shapes { .. }) => record.note = Some(error.to_string()),
-            Err(error) => record.note = Some(format!("its values cannot be compared: {}", chain(&error))),
+            Err(error) => record.note = Some(format!("cannot compare its values: {}", chain(&error))),
         }
         Ok(record)
     }
 }
 
 impl Registry {
-    /// The blob with the scales of a tensor that has some elsewhere.
+    /// The blob with the scales of a tensor that stores them separately.
     async fn scales_reader(
         &self,
         caller: &Caller,
@@ -266,7 +265,7 @@ impl Registry {
     }
 }
 
-/// The records, and after the last of them their sum.
+/// The records, followed by their total.
 fn with_total(compared: BoxStream<'static, Result<TensorDiff, Error>>, weighed: Weighed) -> DiffStream {
     let Weighed { here, there, shared } = weighed;
     let total =
@@ -292,7 +291,7 @@ fn with_total(compared: BoxStream<'static, Result<TensorDiff, Error>>, weighed: 
     records.boxed()
 }
 
-/// How many elements a head of attention has, by a checkpoint's config.
+/// The size of an attention head, by a checkpoint's config.
 fn head_dim(config: &Value) -> Option<u64> {
     let config = config.get("text_config").unwrap_or(config);
     let number = |key: &str| config.get(key).and_then(Value::as_u64).filter(|number| *number > 0);

@@ -1,5 +1,5 @@
-//! Work that many ask for at once and that is done once: who comes while it is under way shares its outcome.
-//! It goes on when those who asked are gone.
+//! Coalesces concurrent requests for the same work: later callers share the outcome of the work in progress.
+//! The work continues when its callers disconnect.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ type Flight = Shared<BoxFuture<'static, Outcome>>;
 #[derive(Clone, Default)]
 pub(crate) struct Flights(Arc<Mutex<HashMap<String, Flight>>>);
 
-/// Takes the flight off the list however it ends.
+/// Removes the flight from the list when it is dropped.
 struct Landing {
     flights: Flights,
     key: String,
@@ -41,13 +41,17 @@ impl Flights {
             match flights.get(&key) {
                 Some(flight) => flight.clone(),
                 None => {
-                    // The lock is held until the flight is on the list, so it cannot land before.
+                    // The lock is held until the flight is on the list, so it cannot end earlier.
                     let landing = Landing { flights: self.clone(), key: key.clone() };
                     let work = async move {
                         let landing = landing;
                         work.await.map_err(|error| {
-                            // Those who asked are told less.
-                            tracing::debug!(work = landing.key, error = chain(&error), "failed");
+                            // Callers receive less detail.
+                            tracing::debug!(
+                                work = landing.key,
+                                error = chain(&error),
+                                "coalesced work failed"
+                            );
                             Arc::new(error)
                         })
                     };
@@ -89,14 +93,14 @@ mod tests {
         while runs.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
-        // Whoever started it leaves, which is nothing to the others.
+        // The caller that started the work disconnects, which does not affect the others.
         asked.remove(0).abort();
         go.add_permits(1);
         for one in asked {
             assert!(matches!(one.await.unwrap(), Err(Error::StorageFull)));
         }
         assert_eq!(runs.load(Ordering::SeqCst), 1);
-        // The next one starts afresh.
+        // The next call starts new work.
         assert!(ask().await.unwrap().is_err());
         assert_eq!(runs.load(Ordering::SeqCst), 2);
     }

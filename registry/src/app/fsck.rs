@@ -1,5 +1,6 @@
-//! `fsck`: index and storage compared both ways, and with `verify` every digest computed again.
-//! Pushes go on meanwhile: what is found wrong with a blob is reported only if the index still lists those bytes. Collections wait.
+//! `fsck`: compares database and storage in both directions, and with `verify` recomputes every digest.
+//! Pushes continue meanwhile: damage is reported only if the database still lists those bytes. Collections
+//! wait.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use lode_model::digest::Hasher;
@@ -12,28 +13,29 @@ use crate::blobs::key;
 use crate::store::{Dangling, DanglingKind, Doomed, now_ms};
 
 const PAGE: i64 = 1000;
-/// How many blobs are asked after, or read, at a time.
+/// How many blobs are looked up, or read, at a time.
 const ASKED_AT_ONCE: usize = 16;
 const VERIFIED_AT_ONCE: usize = 2;
-/// In object storage the bytes of a manifest come before any row; what is younger than this may be one on its way in.
+/// In object storage the bytes of a manifest are written before any row. An object younger than this may
+/// belong to a push in progress.
 const SETTLED_MS: i64 = 60 * 60 * 1000;
 
-/// What a check looked at, and how much it found. The findings themselves went to its sink.
+/// The totals of a check. The findings themselves went to its sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FsckSummary {
-    /// Whether digests were computed again.
+    /// Whether digests were recomputed.
     pub verified: bool,
     pub blobs: u64,
     pub size_bytes: u64,
-    /// How much is wrong. 0: the registry is sound.
+    /// The number of damage findings. 0: the registry is sound.
     pub damage: u64,
-    /// Bytes that the database does not know: left by a crash, no harm, not read by any client.
+    /// Files that the database does not know: left by a crash, harmless, not readable by any client.
     pub orphans: u64,
-    /// Bytes of uploads in progress, or expired and not yet purged.
+    /// Files of uploads that are in progress, or expired and not yet deleted.
     pub uploads: u64,
 }
 
-/// What a job finds.
+/// A finding of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
     Damage(Damage),
@@ -42,7 +44,7 @@ pub(crate) enum Finding {
     Removal(Removal),
 }
 
-/// Takes findings one at a time, so that a check holds none of them.
+/// Receives findings one at a time, so that a check keeps none in memory.
 pub(crate) trait FindingSink: Send {
     fn add(&mut self, finding: Finding) -> impl Future<Output = Result<(), Error>> + Send;
 }
@@ -50,7 +52,7 @@ pub(crate) trait FindingSink: Send {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Damage {
-    /// The index lists a blob whose bytes are gone.
+    /// The database lists a blob whose bytes are missing.
     Missing {
         digest: String,
         store_key: String,
@@ -68,7 +70,7 @@ pub enum Damage {
         digest: String,
         reason: String,
     },
-    /// Something names content that is not there.
+    /// A reference to missing content.
     Dangling {
         what: &'static str,
         repository: String,
@@ -78,7 +80,7 @@ pub enum Damage {
 }
 
 impl Registry {
-    /// Compares database and storage after the collection that may be running; collections wait for it.
+    /// Compares database and storage after any running collection; later collections wait for it.
     pub(crate) async fn fsck_controlled(
         &self,
         verify: bool,
@@ -86,7 +88,7 @@ impl Registry {
         sink: &mut impl FindingSink,
     ) -> Result<FsckSummary, Error> {
         control.note("waiting for a running collection", 0, None);
-        // A collection between two looks would read as damage.
+        // A concurrent collection would look like damage.
         let _turn = self.gc_turn().await?;
         self.fsck_all(verify, control, sink).await
     }
@@ -98,7 +100,7 @@ impl Registry {
         sink: &mut impl FindingSink,
     ) -> Result<FsckSummary, Error> {
         let mut summary = FsckSummary { verified: verify, ..FsckSummary::default() };
-        // 1. Database to storage.
+        // 1. Check that the storage has the blobs of the database.
         let (total, _) = self.store.blobs_total().await?;
         let mut after = String::new();
         loop {
@@ -121,7 +123,7 @@ impl Registry {
                 }
             }
         }
-        // 2. References within the database.
+        // 2. Check references within the database.
         for kind in DanglingKind::ALL {
             control.note("checking references", summary.damage, None);
             let mut after: Option<Dangling> = None;
@@ -135,7 +137,7 @@ impl Registry {
                 }
             }
         }
-        // 3. Storage to database.
+        // 3. Check that the database knows the files of the storage.
         let mut files = 0;
         let mut count = || {
             files += 1;
@@ -146,7 +148,8 @@ impl Registry {
             count();
             let known = match key::digest_of(&file.key) {
                 Some(digest) => {
-                    // A commit puts the bytes there before the row; wait for it rather than call them an orphan.
+                    // A commit stores the bytes before the row; wait for it, so that they are not reported as
+                    // an orphan.
                     let _turn = self.digests.lock(digest).await;
                     self.store.key_is_known(&file.key).await?
                 }
@@ -160,7 +163,7 @@ impl Registry {
         let mut listed = self.blobs.list(key::OBJECTS);
         while let Some(object) = listed.try_next().await? {
             count();
-            // The upload first: once its row is gone, the blob's is there.
+            // The upload is read first: once its row is deleted, the blob's row exists.
             let upload = match key::upload_of(&object.key) {
                 Some(id) => self.store.upload_find_anywhere(id).await?,
                 None => None,
@@ -243,7 +246,7 @@ impl From<Dangling> for Damage {
     }
 }
 
-/// A check whose findings are held in memory, as tests look at them.
+/// A check whose findings are kept in memory for tests.
 #[cfg(test)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FsckReport {

@@ -1,5 +1,5 @@
-//! Addresses that open one blob by themselves, for clients that fetch bytes without credentials (ollama-style direct downloads).
-//! A link names its blob and its end, under a MAC whose key the replicas share.
+//! Signed URLs of blobs, for clients that fetch bytes without credentials (ollama-style direct downloads). A
+//! link names its blob and its expiry under a MAC, whose key the replicas share.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{millis, now_ms};
 
-/// A link outlives the slowest download of its blob: such clients resolve it once.
+/// A link must outlive the slowest download of its blob, because such clients resolve it only once.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 const KEY_NAME: &str = "blob-links";
 
-/// What goes into the query of a signed address.
+/// The query parameters of a signed URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobLink {
     /// Seconds since 1970.
@@ -42,7 +42,7 @@ impl Registry {
         Ok(BlobLink { expires, signature })
     }
 
-    /// The caller that a link speaks for; None where it was not made here or is over.
+    /// The caller that a link authenticates. `None` if the signature is invalid or the link has expired.
     pub async fn blob_link_verify(
         &self,
         repository: &Repository,

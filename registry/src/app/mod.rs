@@ -1,5 +1,5 @@
-//! The rules of the registry: `impl Registry`, one noun a file, each method asking the policy first.
-//! Called by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it reaches SQL through `store` and bytes through `blobs`.
+//! The rules of the registry: `impl Registry`, one noun a file. Each method checks the policy first. Called
+//! by the edge (`oci`, `api`, `hub`, `gateway`) and by `jobs`; it uses `store` for SQL and `blobs` for bytes.
 
 mod blobs;
 mod create;
@@ -74,14 +74,14 @@ use uploads::UploadTimeouts;
 pub use webhooks::WebhookDelivery;
 pub use workers::{Device, Heartbeat, JoinProof, LoadedModel, Registration, Worker, WorkerAnnouncement};
 
-/// How many blobs are looked for before the storage counts as another registry's.
+/// How many listed blobs are checked before the storage is considered to belong to another registry.
 const SAMPLE: i64 = 4;
 const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How many pairs of tensors are decoded and compared at a time.
 const COMPARING_AT_ONCE: usize = 2;
 
-/// Why a request body broke off.
+/// Why a request body was interrupted.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 /// A request body.
 pub type Body = BoxStream<'static, Result<Bytes, BodyError>>;
@@ -92,17 +92,17 @@ pub struct BlobInfo {
     pub size_bytes: u64,
 }
 
-/// Where an upload stands: every byte before `offset` is durable.
+/// The progress of an upload: every byte before `offset` is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadStatus {
     pub id: Uuid,
     pub offset: u64,
 }
 
-/// What the client said about the bytes it is about to send.
+/// The range and length that the client declares for a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkRange {
-    /// First and last byte, both included, as in `Content-Range`. Absent: append where the upload stands.
+    /// First and last byte, both inclusive, as in `Content-Range`. Absent: append at the upload's offset.
     pub range: Option<(u64, u64)>,
     /// The body's length, as in `Content-Length`.
     pub length: Option<u64>,
@@ -129,10 +129,10 @@ pub struct Page<T> {
     pub more: bool,
 }
 
-/// How often a transaction is tried when others hold what it needs in another order.
+/// How many times a transaction is attempted when it ends in a deadlock.
 const TRIES: u32 = 5;
 
-/// Runs a transaction again if the database ended it to undo a deadlock.
+/// Retries a transaction that the database ended to resolve a deadlock.
 macro_rules! again {
     ($attempt:expr) => {{
         let mut tries = 1;
@@ -146,7 +146,7 @@ macro_rules! again {
 }
 use again;
 
-/// The registry: a handle that clones cheaply, whatever it holds.
+/// The registry: a handle that is cheap to clone.
 #[derive(Clone)]
 pub struct Registry(Arc<Inner>);
 
@@ -155,35 +155,35 @@ pub struct Inner {
     store: Store,
     blobs: Blobs,
     timeouts: UploadTimeouts,
-    /// Writers of one upload take turns, and the newest wins.
+    /// Locks of the writers of one upload; the newest writer wins.
     writers: Locks<Uuid>,
-    /// Commits and deletions of one digest take turns.
+    /// Locks that serialise commits and deletions of one digest.
     digests: Locks<Digest>,
     retention: Retention,
     /// One collection at a time.
     collecting: tokio::sync::Mutex<()>,
-    /// Manifests that are being read as models.
+    /// Manifests that are being indexed as models.
     pub(crate) indexing: index::Indexing,
     pub(crate) index_limits: IndexLimits,
-    /// Long work that this process runs.
+    /// The jobs that this process runs.
     pub(crate) jobs: jobs::Jobs,
-    /// Permits to decode tensors for comparisons, kept by the threads that do it.
+    /// Permits to decode tensors for comparisons, held by the threads that do it.
     comparing: Arc<tokio::sync::Semaphore>,
     /// The attached workers, and their heartbeats.
     workers: worker_table::Workers,
-    /// Memory for request bodies.
+    /// The memory budget for request bodies.
     body_budget: BodyBudget,
-    /// The way to the workers.
+    /// Routes inference requests to the workers.
     gateway: Gateway,
-    /// Which addresses this server connects to on behalf of its callers.
+    /// The addresses that this server may connect to on behalf of its callers.
     egress: Egress,
-    /// Where mirrored repositories come from.
+    /// The upstreams of mirrored repositories.
     upstreams: Vec<Arc<Upstream>>,
-    /// What is being fetched from them.
+    /// Fetches from them in progress.
     fetches: Flights,
-    /// When this process opened it, by the database's clock.
+    /// When this process opened the registry, by the database's clock.
     opened_at: i64,
-    /// The key of signed links, once it was asked for.
+    /// The key of signed links, loaded on first use.
     link_key: tokio::sync::OnceCell<Vec<u8>>,
     stopping: CancellationToken,
     tasks: TaskTracker,
@@ -197,7 +197,7 @@ impl Deref for Registry {
     }
 }
 
-/// What no setting changes, and a test does.
+/// Limits that only tests change.
 #[derive(Clone, Copy, Default)]
 struct Limits {
     write: WriteLimit,
@@ -205,12 +205,11 @@ struct Limits {
     index: IndexLimits,
 }
 
-/// How the queue of manifests is worked off.
+/// Limits for processing the queue of manifests.
 #[derive(Clone, Copy)]
 pub(crate) struct IndexLimits {
-    /// How many manifests of the queue are read at a time.
+    /// How many queued manifests are indexed at a time.
     pub(crate) at_once: usize,
-    /// How long a listing waits for manifests that were pushed a moment ago.
     pub(crate) list_wait: Duration,
 }
 
@@ -220,7 +219,7 @@ impl Default for IndexLimits {
     }
 }
 
-/// Opens the registry that `config` describes: takes the data folder, brings the index up to date, starts the jobs.
+/// Opens the registry of `config`: locks the data folder, migrates the database and starts the jobs.
 pub async fn open(config: Config) -> Result<Registry, Error> {
     open_limited(config, Limits::default()).await
 }
@@ -241,7 +240,7 @@ async fn open_limited(config: Config, limits: Limits) -> Result<Registry, Error>
     Ok(registry)
 }
 
-/// Opens it without starting anything.
+/// Opens the registry without starting background tasks.
 async fn open_idle(config: Config, limits: Limits) -> Result<Registry, Error> {
     let egress = Egress::new(config.allow_egress.clone())
         .map_err(|error| Error::Config { setting: "allow_egress", reason: chain(&error) })?;
@@ -321,7 +320,7 @@ impl Registry {
         });
     }
 
-    /// Runs work that watches `stopping` itself and must not be dropped halfway.
+    /// Runs work that checks `stopping` itself and must not be dropped before its end.
     pub(crate) fn start_draining(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(work);
     }
@@ -330,7 +329,7 @@ impl Registry {
         &self.stopping
     }
 
-    /// Stops the jobs and closes the index. Requests in flight should have ended.
+    /// Stops the jobs and closes the database. Requests in flight should have ended.
     pub async fn close(&self) {
         self.stopping.cancel();
         self.tasks.close();
@@ -338,7 +337,7 @@ impl Registry {
         self.store.close().await;
     }
 
-    /// Can this server do its work? Otherwise what is missing, a line each.
+    /// Checks that this server can do its work. Otherwise returns the missing parts, one line each.
     pub async fn ready(&self) -> Result<(), Vec<String>> {
         let (database, storage) =
             tokio::join!(self.store.ping(), metrics::storage("ping", self.blobs.ping()));
@@ -346,16 +345,16 @@ impl Registry {
             .into_iter()
             .filter_map(|(name, answer)| answer.err().map(|error| (name, error)))
             .map(|(name, error)| {
-                tracing::warn!(%error, "the {name} does not answer");
-                format!("the {name} does not answer")
+                tracing::warn!(%error, "the {name} does not respond");
+                format!("the {name} does not respond")
             })
             .collect();
         if missing.is_empty() {
             missing = self.awaited_missing().await;
-            // What cannot be told, or not soon, is no sign of it.
+            // An error or a timeout does not prove that the storage is the wrong one.
             if let Ok(Ok(false)) = tokio::time::timeout(SAMPLE_LIMIT, self.storage_is_ours()).await {
                 missing.push(
-                    "the storage holds none of the blobs that the index lists: is it the right one?"
+                    "the storage has none of the blobs that the database lists; check that it is the right one"
                         .to_owned(),
                 );
             }
@@ -363,13 +362,14 @@ impl Registry {
         if missing.is_empty() { Ok(()) } else { Err(missing) }
     }
 
-    /// Does anything lie there of what the index lists? Settings that name another storage, or a prefix that is misspelt, would have
-    /// pushes of what is listed acknowledged, and put what is not where nobody looks for it later.
+    /// Checks that the storage has at least one of the blobs that the database lists. With the settings of
+    /// another storage, or a misspelt prefix, pushes of listed blobs would be acknowledged, and other blobs
+    /// would be stored where they are not found later.
     async fn storage_is_ours(&self) -> Result<bool, Error> {
         let listed = self.store.blobs_live("", SAMPLE).await?;
         for blob in &listed {
             let is_there = self.blobs.size(&blob.store_key).await?.is_some();
-            // A collection may have come in between.
+            // A collection may have deleted it meanwhile.
             if is_there || self.store.blob_live(&blob.digest).await?.is_none() {
                 return Ok(true);
             }
@@ -377,18 +377,18 @@ impl Registry {
         Ok(listed.is_empty())
     }
 
-    /// May what is held change at all?
+    /// Returns an error on a read-only server.
     pub(crate) fn may_write(&self) -> Result<(), Error> {
         if self.config.read_only { Err(Error::ReadOnly) } else { Ok(()) }
     }
 
-    /// How long an upload, a mount or a HEAD keeps a blob, on the index's clock.
+    /// How long an upload, a mount or a HEAD keeps a blob, in milliseconds.
     fn lease_ms(&self) -> i64 {
         store::millis(self.config.upload_lease)
     }
 }
 
-/// Runs `work` to its end even if the request that asked for it goes away.
+/// Runs `work` to its end even if the client of the request disconnects.
 async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {

@@ -193,7 +193,7 @@ async fn a_storage_that_is_away_comes_back() {
         let id = a.upload("r").await;
         a.append("r", id, None, body(&bytes[..6 * MIB])).await.unwrap();
         storage.fail("any", Fault::Refused, usize::MAX);
-        assert_eq!(a.registry.ready().await.unwrap_err(), ["the storage does not answer"]);
+        assert_eq!(a.registry.ready().await.unwrap_err(), ["the storage does not respond"]);
         let away = |error: &Error| matches!(error, Error::Unavailable { .. });
         assert!(away(&a.pull("r", &held).await.unwrap_err()));
         assert!(away(&a.append("r", id, None, body(b"x")).await.unwrap_err()));
