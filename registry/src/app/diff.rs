@@ -52,6 +52,7 @@ pub struct TensorDiff {
     pub status: DiffStatus,
     /// The norm of the difference relative to the norm of this side's values; null if unknown.
     pub relative_error: Option<f64>,
+    /// The largest difference of two values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest_difference: Option<f64>,
     /// Values that are infinite or NaN on one side only.
@@ -110,6 +111,7 @@ struct Side {
     tensors: Vec<TensorInfo>,
 }
 
+/// A pair that owns its tensors.
 struct Pair {
     here: Option<TensorInfo>,
     there: Option<TensorInfo>,

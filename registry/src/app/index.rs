@@ -1,6 +1,6 @@
-//! The model index: reads the headers of a manifest's layers by range, and records the tensors it finds.
-//! `jobs::index_models` runs it for queued manifests, and a request that needs its own manifest does not wait for that;
-//! running it twice changes nothing.
+//! The model index: reads the headers of a manifest's layers by range, and records the tensors.
+//! `jobs::index_models` runs it for queued manifests; a request that needs its own manifest does not wait for
+//! the queue. Running it twice changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -24,33 +24,34 @@ use crate::auth::Caller;
 use crate::error::chain;
 use crate::store::{IndexClaim, ModelRow, TensorRow};
 
-/// How many manifests requests read at a time, besides those of the queue.
+/// How many manifests are read at a time for requests, in addition to those of the queue.
 const REQUESTS_AT_ONCE: usize = 2;
 
 /// How long reading one manifest may take.
 const READ_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long a request waits for its own manifest. The reading continues, and a later request finds what it brought.
+/// How long a request waits for its own manifest. Reading continues afterwards, and a later request uses the
+/// result.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many layers of one manifest are read at a time.
 const LAYERS_AT_ONCE: usize = 4;
 
-/// No model has so many; what a stranger's files list beyond it is left out.
+/// The most tensors of one model. An untrusted file may list more; the rest is not recorded.
 pub(super) const MAX_TENSORS: u32 = 250_000;
 
-/// A config.json longer than this is none.
+/// A longer config.json is ignored.
 const MAX_CONFIG_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Who reads manifests at this moment, in this process.
+/// The state of indexing in this process.
 pub(crate) struct Indexing {
     /// Reads in progress, one per manifest; requests for the same manifest share it.
     flights: Flights,
     /// Permits of requests.
     requests: Arc<Semaphore>,
-    /// A manifest was queued.
+    /// Notified when a manifest was queued.
     pub(crate) queued: Notify,
-    /// A manifest of the queue was read, or an attempt failed.
+    /// Notified when a queued manifest was read, or an attempt failed.
     pub(crate) attempted: Notify,
 }
 
@@ -66,14 +67,14 @@ impl Default for Indexing {
 }
 
 impl Registry {
-    /// Queues a stored manifest that can be read now and could not before.
+    /// Queues a stored manifest that has become readable.
     pub(super) async fn model_enqueue(&self, repository: &Repository, digest: &Digest) -> Result<(), Error> {
         self.store().index_enqueue(repository, digest).await?;
         self.indexing.queued.notify_one();
         Ok(())
     }
 
-    /// What a manifest is as a model, read now if the queue has not come to it.
+    /// The index entry of a manifest, which is created now if it is still queued.
     pub(super) async fn model_index(
         &self,
         repository: &Repository,
@@ -92,7 +93,7 @@ impl Registry {
             Err(_) => return Err(too_slow(repository, digest, REQUEST_LIMIT)),
         }
         let row = self.store().model_find(digest).await?;
-        // Deleted meanwhile.
+        // It may have been deleted meanwhile.
         row.ok_or_else(|| Error::ManifestUnknown { reference: Reference::Digest(digest.clone()) })
     }
 
@@ -104,8 +105,8 @@ impl Registry {
         }
     }
 
-    /// Reads a manifest as a model and records what it found, unless that was done and there was no problem: a problem may
-    /// be gone with the next push. Callers that come meanwhile share the outcome; the permit is kept until the end.
+    /// Indexes a manifest, unless it was indexed without a problem: the next push may fix a problem.
+    /// Concurrent callers share the outcome; the permit is held until the end.
     async fn model_read_once(
         &self,
         repository: &Repository,
@@ -131,7 +132,7 @@ impl Registry {
             let _permit = permit;
             let outcome = read(&repository, &digest).await;
             if let Err(error) = &outcome {
-                tracing::warn!(%repository, %digest, error = chain(error), "failed to read a manifest as a model");
+                tracing::warn!(%repository, %digest, error = chain(error), "failed to index a manifest");
             }
             outcome
         };
@@ -143,12 +144,12 @@ impl Registry {
         repository: &Repository,
         manifest: &Manifest,
     ) -> Result<(ModelRow, Vec<TensorRow>), Error> {
-        // 1. Its files, those inside of plain tars included.
+        // 1. List its files, including those inside uncompressed tars.
         let config = self.text(repository, manifest.config.as_ref()).await?;
         let artifact = Artifact::read(manifest, config.as_deref());
         let (artifact, mut problem) = self.unfold(repository, artifact).await?;
 
-        // 2. The tensors of each file that can hold some, in the manifest's order.
+        // 2. List the tensors of each weight file, in the manifest's order.
         let places = Places::of(&artifact);
         let weights: BTreeSet<usize> = artifact.weights().into_iter().collect();
         let holding: Vec<(usize, ModelFile)> =
@@ -182,7 +183,7 @@ impl Registry {
         }
         drop(read);
 
-        // 3. What its config says, and that of the checkpoint.
+        // 3. Read its config, and the checkpoint's config.
         let checkpoint = match artifact.find("config.json").or_else(|| artifact.find("model_index.json")) {
             Some(file) if file.size <= MAX_CONFIG_BYTES => {
                 let range = file.offset..file.offset + file.size;
@@ -190,7 +191,7 @@ impl Registry {
             }
             _ => None,
         };
-        // Scales that lie apart from their weights are put to them; only of all files together it shows which are.
+        // Separate scales are attached to their weights. Matching them needs the tensors of all files.
         let mut lists: Vec<&mut Vec<TensorInfo>> = files.iter_mut().map(|file| &mut file.tensors).collect();
         tensor::fp8::fold(&mut lists, checkpoint.as_deref());
         let tensor_count = files.iter().map(|file| file.tensors.len()).sum::<usize>();
@@ -200,11 +201,11 @@ impl Registry {
         {
             let (kind, label) = (&packed.layer.media_type, packed.label());
             problem = Some(format!(
-                "{label}: a layer of type `{kind}` is compressed; what is in it cannot be listed"
+                "{label}: a layer of type `{kind}` is compressed, so its content cannot be listed"
             ));
         }
 
-        // 4. One row for the model, and one a tensor.
+        // 4. Build one row for the model, and one for each tensor.
         let rows = files.iter().flat_map(|file| &file.tensors).map(TensorRow::from).collect();
         let size_bytes =
             manifest.config.iter().chain(&manifest.layers).fold(0, |sum: u64, d| sum.saturating_add(d.size));
@@ -216,7 +217,8 @@ impl Registry {
         ))
     }
 
-    /// The files inside of plain tars, in the tars' places; and why some of them could not be listed.
+    /// Replaces uncompressed tars by the files inside them. Also returns why some of them could not be
+    /// listed.
     async fn unfold(
         &self,
         repository: &Repository,
@@ -241,8 +243,8 @@ impl Registry {
         Ok((artifact.unfold(members), problem))
     }
 
-    /// What a look at a file's bytes says, or why they cannot be read: a stranger's file is no failure of ours. The look blocks,
-    /// so it happens off the threads that serve requests.
+    /// Runs `look` on a file's bytes. Returns its result, or why it failed: an unreadable file is not an
+    /// error of the server. `look` blocks, so it runs off the threads that serve requests.
     pub(super) async fn file_read<T: Send + 'static>(
         &self,
         repository: &Repository,
@@ -250,13 +252,13 @@ impl Registry {
         look: impl FnOnce(&dyn ReadAt) -> Result<T, String> + Send + 'static,
     ) -> Result<Result<T, String>, Error> {
         let Some(blob) = self.blob_reader(&Caller::Internal, repository, &file.layer.digest).await? else {
-            return Ok(Err("the blob is not here".to_owned()));
+            return Ok(Err("its blob is not stored here".to_owned()));
         };
-        // The blob's own length counts more than what the manifest says of it.
+        // The blob's real length is used rather than the manifest's.
         let (offset, size) = if file.is_layer() { (0, blob.len()) } else { (file.offset, file.size) };
         let work = tokio::task::spawn_blocking(move || {
             let looked = look(&Window::new(&blob, offset, size));
-            // Our own failure is not the file's.
+            // A failure of the storage is not a problem of the file.
             match blob.failed() {
                 Some(error) => Err(error),
                 None => Ok(looked),
@@ -276,7 +278,7 @@ impl Registry {
         }
     }
 
-    /// Some bytes of a blob, in memory.
+    /// Reads a range of a blob into memory.
     pub(super) async fn blob_part(
         &self,
         caller: &Caller,
@@ -296,7 +298,7 @@ impl Registry {
     }
 }
 
-/// The bytes, unless the blob is not here.
+/// Turns an absent blob or range into `None`.
 fn known(read: Result<Vec<u8>, Error>) -> Result<Option<Vec<u8>>, Error> {
     match read {
         Ok(bytes) => Ok(Some(bytes)),
@@ -312,7 +314,7 @@ fn too_slow(repository: &Repository, digest: &Digest, limit: Duration) -> Error 
 
 impl From<&TensorInfo> for TensorRow {
     fn from(tensor: &TensorInfo) -> TensorRow {
-        let detail = serde_json::to_string(tensor).expect("texts and numbers are JSON");
+        let detail = serde_json::to_string(tensor).expect("strings and numbers serialise to JSON");
         TensorRow { name: tensor.name.clone(), blob: tensor.digest.clone(), detail }
     }
 }

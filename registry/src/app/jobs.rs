@@ -18,12 +18,12 @@ use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{JobRow, NewJob};
 use crate::time::rfc3339;
 
-/// How many jobs may wait or run.
+/// The most jobs that may be queued or running.
 const MAX_UNFINISHED: i64 = 100;
-/// How often a caller who waits for a job that another replica runs sees its row again.
+/// How often the row of another replica's job is read again while a caller waits for the job.
 const RECHECK: Duration = Duration::from_millis(500);
 
-/// What a job is to do.
+/// The work of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum JobKind {
@@ -39,22 +39,22 @@ impl JobKind {
         }
     }
 
-    /// Does it change what the registry holds?
+    /// Whether it changes the content of the registry.
     fn writes(self) -> bool {
         matches!(self, JobKind::Gc { dry_run: false })
     }
 }
 
-/// What a job found: rows that are read page by page.
+/// A kind of finding; findings are rows that are read page by page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingKind {
-    /// Of a check: what is wrong.
+    /// Of a check: damage.
     Damage,
-    /// Of a check: bytes without a row.
+    /// Of a check: files without a row.
     Orphan,
-    /// Of a check: bytes of uploads in progress, or expired and not yet purged.
+    /// Of a check: files of uploads that are in progress, or expired and not yet deleted.
     Upload,
-    /// Of a dry run: what would be removed, and why.
+    /// Of a dry run: a removal and its reason.
     Removal,
 }
 
@@ -95,7 +95,7 @@ pub struct Job {
     pub problem: Option<String>,
 }
 
-/// How far a job has come.
+/// The progress of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Progress {
     pub(crate) phase: &'static str,
@@ -104,7 +104,7 @@ pub(crate) struct Progress {
     pub(crate) total: Option<u64>,
 }
 
-/// What the work of a job and its runner share: the wish to end, and the progress.
+/// The state that a job's work and its runner share: cancellation and progress.
 #[derive(Clone, Default)]
 pub(crate) struct JobControl {
     cancelled: CancellationToken,
@@ -128,7 +128,7 @@ impl JobControl {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Progress { phase, done, total };
     }
 
-    /// A place where the work may end: between two steps, each of which is right by itself.
+    /// Records progress at a point where the work may end, and returns an error if the job was cancelled.
     pub(crate) fn checkpoint(&self, phase: &'static str, done: u64) -> Result<(), Error> {
         self.note(phase, done, None);
         if self.cancelled.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
@@ -137,11 +137,11 @@ impl JobControl {
 
 /// The jobs of this process.
 pub(crate) struct Jobs {
-    /// This process, as the holder of leases.
+    /// The id of this process as a holder of leases.
     pub(crate) holder: String,
-    /// A job was added.
+    /// Notified when a job was added.
     pub(crate) added: Notify,
-    /// A job that this process runs has changed.
+    /// Notified when a job of this process has changed.
     pub(crate) changed: Notify,
     running: Mutex<HashMap<String, JobControl>>,
 }
@@ -182,7 +182,7 @@ impl Registry {
             self.may_write()?;
         }
         let id = Uuid::now_v7().to_string();
-        let parameters = serde_json::to_string(&kind).expect("a struct of booleans is JSON");
+        let parameters = serde_json::to_string(&kind).expect("a struct of booleans serialises to JSON");
         let job = NewJob { id: &id, kind: kind.name(), parameters: &parameters, writes: kind.writes() };
         if !self.store.job_insert(&job, MAX_UNFINISHED).await? {
             return Err(Error::TooManyJobs { limit: MAX_UNFINISHED });
@@ -192,7 +192,8 @@ impl Registry {
         self.job_find(&id).await?.ok_or(Error::Interrupted)
     }
 
-    /// A job; with `wait`, once it has finished, or when that time is over. None if there is no such job.
+    /// Returns a job. With `wait`, waits until it has finished or the time is over. `None` if there is no
+    /// such job.
     pub async fn job_show(&self, caller: &Caller, id: Uuid, wait: Duration) -> Result<Option<Job>, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         let (id, deadline) = (id.to_string(), Instant::now() + wait);
@@ -211,7 +212,7 @@ impl Registry {
         }
     }
 
-    /// The newest first: at most `n`, after the job `after`.
+    /// Jobs, newest first: at most `n`, after the job `after`.
     pub async fn job_list(&self, caller: &Caller, after: Option<Uuid>, n: u32) -> Result<Page<Job>, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         let after = after.map(|id| id.to_string());
@@ -221,7 +222,8 @@ impl Registry {
         Ok(Page { items: rows.into_iter().map(Job::try_from).collect::<Result<_, _>>()?, more })
     }
 
-    /// Asks a job to end. A collection ends between two of its steps, each of which stays done. None if there is no such job.
+    /// Requests the cancellation of a job. A collection ends between two of its steps, and finished steps are
+    /// kept. `None` if there is no such job.
     pub async fn job_cancel(&self, caller: &Caller, id: Uuid) -> Result<Option<Job>, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         let id = id.to_string();
@@ -233,7 +235,8 @@ impl Registry {
         self.job_find(&id).await
     }
 
-    /// What a job found of one kind, after the position `after`, each with its position. None if there is no such job.
+    /// The findings of one kind after the position `after`, each with its position. `None` if there is no
+    /// such job.
     pub async fn job_findings(
         &self,
         caller: &Caller,
@@ -257,7 +260,7 @@ impl Registry {
 
     async fn job_find(&self, id: &str) -> Result<Option<Job>, Error> {
         let mut job = self.store.job_find(id).await?.map(Job::try_from).transpose()?;
-        // Where it runs here, its progress is known better than its row tells.
+        // If this process runs the job, its progress in memory is newer than its row.
         if let Some(job) = job.as_mut().filter(|job| job.finished_at.is_none())
             && let Some(control) = self.jobs.find(id)
         {

@@ -1,5 +1,5 @@
-//! Where a model comes from, and what here has to do with it: what its manifest, its layers and its files say of a base, and
-//! which other models hold the same bytes. Names are told as they were written; a name that means something here says so.
+//! The origins of a model, read from its manifest, layers and files, and its relatives: other models with the
+//! same bytes. Names are returned as written, together with the local name if this server has the model.
 
 use std::collections::BTreeSet;
 
@@ -14,35 +14,35 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 pub use crate::store::Relative;
 
-/// How many relatives and how many referrers are told.
+/// The most relatives, and the most referrers, in a response.
 const MAX_RELATIVES: u32 = 100;
-/// A blob smaller than this that two models share makes no relatives of them: an empty config, a license.
+/// Two models that share only blobs smaller than this are not relatives: an empty config, a license.
 const MIN_SHARED_BYTES: u64 = 64 * 1024;
-/// A text about a model is looked through up to this size.
+/// The largest text file that is searched for origins.
 const MAX_TEXT_BYTES: u64 = 1024 * 1024;
 
-/// Where a model comes from, and its relatives.
+/// The origins of a model, and its relatives.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Lineage {
     pub digest: Digest,
-    /// What it was made from, as its parts say.
+    /// The models that it was made from, according to its parts.
     pub from: Vec<Ancestor>,
-    /// Manifests of its repository that are about it: adapters, signatures, other forms of it.
+    /// Referrers in its repository: adapters, signatures, other forms of it.
     pub referrers: Vec<Descendant>,
-    /// Tags whose models hold some of the same bytes, most of them first.
+    /// Tags whose models share bytes with it, most bytes first.
     pub relatives: Vec<Relative>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ancestor {
     pub relation: Relation,
-    /// As it is written there.
+    /// As written in the source.
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// What says so.
+    /// The part of the model that names it.
     pub source: &'static str,
-    /// What the name means on this server, if anything.
+    /// Its name on this server, if the model is stored here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub here: Option<String>,
 }
@@ -55,7 +55,7 @@ pub struct Descendant {
 }
 
 impl Registry {
-    /// Where a model comes from; None if there is no such manifest.
+    /// The origins and relatives of a model. `None` if there is no such manifest.
     pub async fn model_lineage(
         &self,
         caller: &Caller,
@@ -83,7 +83,7 @@ impl Registry {
         }))
     }
 
-    /// What a model's parts say of where it comes from.
+    /// The origins that a model's parts name.
     async fn origins(
         &self,
         caller: &Caller,
@@ -108,7 +108,7 @@ impl Registry {
         }
         let keys = self.gguf_look(repository, model, lineage::of_gguf).await?;
         origins.extend(keys.unwrap_or_default());
-        // Several parts may say the same; the first says it.
+        // Several parts may name the same origin; keep the first.
         let mut seen = BTreeSet::new();
         origins.retain(|origin| seen.insert((origin.name.clone(), origin.digest.clone())));
         Ok(origins)
@@ -125,7 +125,7 @@ impl Registry {
                 None => (local.repository, local.reference),
             };
             let found = self.model_show(caller, &repository, &reference).await;
-            // What the caller may not see is not here for them.
+            // A model that the caller may not see is reported as absent.
             let found = match found {
                 Err(Error::Denied | Error::Unauthorized) => None,
                 found => found?,
@@ -144,7 +144,7 @@ impl Registry {
     }
 }
 
-/// The same architecture and as many parameters, stored another way.
+/// Whether both have the same architecture and number of parameters, with a different quantisation.
 fn is_quantised_from(model: &Model, base: &Model) -> bool {
     let (Some(ours), Some(theirs)) = (&model.summary, &base.summary) else { return false };
     ours.quantization != theirs.quantization

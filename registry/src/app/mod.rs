@@ -210,6 +210,7 @@ struct Limits {
 pub(crate) struct IndexLimits {
     /// How many queued manifests are indexed at a time.
     pub(crate) at_once: usize,
+    /// How long a listing waits for manifests that were pushed a moment ago.
     pub(crate) list_wait: Duration,
 }
 

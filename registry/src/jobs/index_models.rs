@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::chain;
 use crate::{Error, Registry};
 
+/// A claim is renewed well before it ends.
 const LEASE: Duration = Duration::from_secs(60);
 const RENEW_INTERVAL: Duration = Duration::from_secs(20);
 /// How often the queue is polled when no push of this process announces an entry.

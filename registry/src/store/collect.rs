@@ -301,6 +301,7 @@ impl Tx {
                and not exists (select 1 from removal_blobs k where k.digest = blobs.digest and k.undo_until > $3)
              returning digest, size_bytes, store_key")
             .bind(&locked[..]).bind(cutoff).bind(now_ms()).fetch_all(c).await)?;
+        // 3. From here on the bytes may be deleted at any time.
         let condemned: Vec<Doomed> = condemned.into_iter().map(doomed).collect::<Result<_, _>>()?;
         self.tombstones_put(&condemned, why.reason.word()).await?;
         let records: Vec<RemovalRow> = condemned

@@ -86,6 +86,7 @@ impl Store {
         Ok(exists)
     }
 
+    /// The sizes of those of these blobs that the repository links.
     pub(crate) async fn link_sizes(
         &self,
         repository: &Repository,
@@ -109,6 +110,7 @@ impl Store {
         rows.iter().map(|(text,)| parsed("digest", text)).collect()
     }
 
+    /// Referrers of a subject in digest order, after `after`.
     pub(crate) async fn referrer_list(
         &self,
         repository: &Repository,

@@ -36,6 +36,7 @@ macro_rules! untagged {
 }
 
 impl Store {
+    /// The tags of a repository, newest first.
     pub(crate) async fn tags_by_age(&self, repository: &Repository) -> Result<Vec<AgedTag>, Error> {
         let rows: Vec<(String, String, i64)> = on!(patiently self.read(), c => sqlx::query_as(
             "select name, digest, updated_at from tags where repository = $1 order by updated_at desc, name desc")

@@ -1,6 +1,6 @@
-//! The collection: what nothing references any more goes after its grace, while pushes and reads go on.
-//! It follows what lost a reference and never scans what did not (retention rules look at the repositories they name); a push
-//! that races with it wins, and each removal leaves a record of why.
+//! Garbage collection: unreferenced content is deleted after its grace period, while pushes and reads
+//! continue. It follows content that lost a reference and never scans the rest (retention rules read the
+//! repositories that they name). A concurrent push wins, and each removal leaves a record of its reason.
 
 mod plan;
 mod removals;
@@ -24,48 +24,48 @@ use crate::store::{self, Doomed, Place, Reason, Turn, Unreferenced, Why, now_ms}
 pub use removals::{Removal, RemovalPage};
 pub use undo::Restored;
 
-/// How many rows one transaction changes: few enough that pushes do not wait for it.
+/// How many rows one transaction changes: few enough not to delay pushes.
 const BATCH: i64 = 500;
 
-/// How many blobs are deleted at a time: a push of one of them waits for all.
+/// How many blobs are deleted at a time. A push of one of them waits for all.
 const BURY_BATCH: i64 = 100;
 
-/// How often a long collection logs how far it is.
+/// How often a long collection logs its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// After so many in a row whose bytes cannot be removed, the rest is left to the next run.
+/// After this many consecutive failures to delete bytes, the rest is left to the next run.
 const GIVE_UP_AFTER: u32 = 3;
 
-/// The name of the turn that replicas take.
+/// The name of the lock that replicas take.
 const TURN: &str = "collection";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GcReport {
-    /// Nothing was changed; the rest is what would have been.
+    /// Nothing was changed; the other fields are what would have been removed.
     pub dry_run: bool,
-    /// Tags that a retention rule took.
+    /// Tags that a retention rule removed.
     pub tags: u64,
     pub manifests: u64,
-    /// Blobs taken out of a repository.
+    /// Blobs unlinked from a repository.
     pub links: u64,
-    /// Blobs whose bytes went.
+    /// Blobs whose bytes were deleted.
     pub blobs: u64,
     pub size_bytes: u64,
-    /// Records of earlier removals that expired, and blobs that these kept for an undo.
+    /// Expired records of earlier removals, and records of blobs that these kept for an undo.
     #[serde(skip_serializing_if = "is_zero")]
     pub records: u64,
-    /// What would go and why, of a dry run: the first 10,000. A real run's are kept in the index.
+    /// The first 10,000 removals of a dry run. Those of a real run are stored in the database.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub removals: Vec<Removal>,
 }
 
-/// The times that one run goes by.
+/// The times that apply to one run.
 #[derive(Clone, Copy)]
 struct Run {
     now: i64,
-    /// What lost its last reference after this stays.
+    /// Content that lost its last reference after this time stays.
     cutoff: i64,
-    /// Until when what goes now can come back.
+    /// Until when the removals of this run can be undone.
     undo_until: i64,
 }
 
@@ -76,7 +76,7 @@ impl Run {
 }
 
 impl Registry {
-    /// Runs one collection, after the one that may be running, here or on another replica.
+    /// Runs one collection, after any that is running on this or another replica.
     pub async fn gc_run(&self, caller: &Caller, dry_run: bool) -> Result<GcReport, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         if !dry_run {
@@ -86,11 +86,12 @@ impl Registry {
         detached(async move { this.gc_controlled(dry_run, &JobControl::default()).await }).await
     }
 
-    /// Runs a collection for a caller that the policy has already allowed. The future must not be dropped: a cancelled collection ends at its next checkpoint.
+    /// Runs a collection for a caller that the policy has already allowed. The future must not be dropped: a
+    /// cancelled collection ends at its next checkpoint.
     pub(crate) async fn gc_controlled(&self, dry_run: bool, control: &JobControl) -> Result<GcReport, Error> {
         if dry_run {
             // It only reads and takes no lock.
-            control.note("looking for what would be removed", 0, None);
+            control.note("searching for removals", 0, None);
             return tokio::select! {
                 report = self.gc_now(true, control) => report,
                 () = control.cancelled() => Err(Error::Cancelled),
@@ -118,13 +119,14 @@ impl Registry {
         .await
     }
 
-    /// The turn of the one collection among all replicas. Two at once would do no harm, but count and wait for each other.
+    /// Takes the lock of the collection among all replicas. Two concurrent collections would be harmless, but
+    /// would wait for each other and count each other's removals.
     pub(super) async fn gc_turn(&self) -> Result<(MutexGuard<'_, ()>, Turn), Error> {
         let here = self.collecting.lock().await;
         Ok((here, self.store.turn(TURN).await?))
     }
 
-    /// As another replica's collection that does not end.
+    /// Simulates another replica's collection that does not end.
     #[cfg(test)]
     pub(crate) async fn gc_turn_for_test(&self) -> MutexGuard<'_, ()> {
         self.collecting.lock().await
@@ -150,23 +152,23 @@ impl Registry {
             links = report.links,
             blobs = report.blobs,
             size_bytes = report.size_bytes,
-            "collection done"
+            "garbage collection finished"
         );
         Ok(report)
     }
 
-    /// How long what was removed can come back.
+    /// How long a removal can be undone.
     fn undo_ms(&self) -> i64 {
         store::millis(self.config.gc_undo.unwrap_or(self.config.gc_grace))
     }
 
-    /// Why something goes that was asked for just now.
+    /// The cause of a removal that a client requests now.
     pub(super) fn why_deleted(&self) -> Why {
         let now = now_ms();
         Why { reason: Reason::Deleted, at: now, undo_until: now.saturating_add(self.undo_ms()) }
     }
 
-    /// The same of a blob, which does not come back: it can be pushed again.
+    /// Like `why_deleted`, for a blob. It cannot be restored, because it can be pushed again.
     pub(super) fn why_blob_deleted(&self) -> Why {
         let why = self.why_deleted();
         Why { undo_until: why.at, ..why }
@@ -174,11 +176,11 @@ impl Registry {
 
     async fn gc_all(&self, run: Run, control: &JobControl) -> Result<GcReport, Error> {
         let mut report = GcReport::default();
-        // 1. What the rules do not keep.
+        // 1. Apply the retention rules.
         control.checkpoint("applying retention rules", 0)?;
         self.gc_retention(run, control, &mut report).await?;
-        // 2. Manifests whose tag or index went, and that nothing else wants. An index lets go of its children, so this is
-        //    repeated for as long as it finds something.
+        // 2. Remove manifests that lost their tag or index and that nothing else references. Removing an
+        // index releases its children, so this repeats until it finds nothing.
         let (mut place, mut before) = (Place::default(), 0);
         loop {
             control.checkpoint("removing manifests", report.manifests)?;
@@ -190,7 +192,7 @@ impl Registry {
                 None => (before, place) = (report.manifests, Place::default()),
             }
         }
-        // 3. Links that no manifest of their repository names, and repositories that hold nothing.
+        // 3. Remove links that no manifest of their repository names, and empty repositories.
         let mut place = Some(Place::default());
         while let Some(after) = place {
             control.checkpoint("removing links", report.links)?;
@@ -207,15 +209,15 @@ impl Registry {
             again!(self.gc_condemn(&candidates.found, run).await)?;
             place = candidates.next;
         }
-        // 5. The bytes of tombstones are deleted, also of those that a crash left, and then the tombstones. Bytes that cannot be
-        //    deleted do not keep others; the error is returned at the end.
+        // 5. Delete the bytes of tombstones, including those left by a crash, and then the tombstones. A
+        // failed deletion does not prevent others; its error is returned at the end.
         let kept = self.gc_tombstones(control, &mut report).await?;
-        // 6. Records that are old enough. Last, because no space depends on them.
+        // 6. Delete old records. Last, because no space depends on them.
         self.gc_records(run, control, &mut report).await?;
         kept.map_or(Ok(report), Err)
     }
 
-    /// Deletes the bytes of tombstones. Returns the last error of those that could not be deleted.
+    /// Deletes the bytes of tombstones. Returns the last error of the failed deletions.
     async fn gc_tombstones(
         &self,
         control: &JobControl,
@@ -234,17 +236,17 @@ impl Registry {
         Ok(kept)
     }
 
-    /// Deletes records of removals that are old enough, in batches: a collection that is cut short has made progress, and the next
-    /// one continues.
+    /// Deletes old records of removals in batches, so that the next collection continues after an interrupted
+    /// one.
     async fn gc_records(&self, run: Run, control: &JobControl, report: &mut GcReport) -> Result<(), Error> {
         let cutoff = run.now.saturating_sub(store::millis(self.config.gc_history));
         let (mut records, mut logged) = (0, Instant::now());
         let count = |rows| {
             records += rows;
-            control.note("deleting expired records of removals", records, None);
+            control.note("deleting expired removal records", records, None);
             if logged.elapsed() >= PROGRESS_INTERVAL {
                 logged = Instant::now();
-                tracing::info!(records, "deleting expired records of removals");
+                tracing::info!(records, "deleting expired removal records");
             }
         };
         let expired = self.store.removals_expire(cutoff, count).await;
@@ -252,7 +254,7 @@ impl Registry {
         expired
     }
 
-    /// Forgets repositories that hold nothing.
+    /// Deletes empty repositories.
     async fn gc_repositories(&self, control: &JobControl) -> Result<(), Error> {
         let mut after = String::new();
         loop {
@@ -274,7 +276,8 @@ impl Registry {
         tx.commit().await
     }
 
-    /// As `gc_bury`, one at a time, and says what went wrong with the last that could not go. Where none can, the storage is away.
+    /// Like `gc_bury`, one blob at a time. Returns the last error of the failed deletions. After several
+    /// consecutive failures the storage is considered unavailable, and the error ends the collection.
     async fn gc_bury_apart(&self, doomed: &[Doomed], report: &mut GcReport) -> Result<Option<Error>, Error> {
         let (mut kept, mut in_a_row) = (None, 0);
         for blob in doomed {
@@ -283,7 +286,11 @@ impl Registry {
                 Err(error) if in_a_row == GIVE_UP_AFTER => return Err(error),
                 Err(error) => {
                     in_a_row += 1;
-                    tracing::warn!(key = blob.store_key, error = chain(&error), "bytes cannot be removed");
+                    tracing::warn!(
+                        key = blob.store_key,
+                        error = chain(&error),
+                        "failed to delete bytes of a blob; will retry"
+                    );
                     kept = Some(error);
                 }
             }
@@ -291,7 +298,7 @@ impl Registry {
         Ok(kept)
     }
 
-    /// Removes those of these manifests that still nothing names; returns how many.
+    /// Removes those of these manifests that are still unreferenced. Returns how many.
     async fn gc_manifests(&self, run: Run, candidates: &[Unreferenced]) -> Result<u64, Error> {
         if candidates.is_empty() {
             return Ok(0);
@@ -304,13 +311,13 @@ impl Registry {
         Ok(gone)
     }
 
-    /// Removes those of these links that are still past their grace and lease; returns how many.
+    /// Removes those of these links that are still past their grace period and lease. Returns how many.
     async fn gc_links(&self, run: Run, candidates: &[Unreferenced]) -> Result<u64, Error> {
         if candidates.is_empty() {
             return Ok(0);
         }
         let mut tx = self.store.begin().await?;
-        // The blobs' rows first, then the repositories: the order in which a push locks them.
+        // Lock the blobs' rows first, then the repositories, in the same order as a push.
         let free = tx.blobs_take(candidates.iter().map(|(_, digest, _)| digest)).await?;
         let candidates: Vec<Unreferenced> =
             candidates.iter().filter(|(_, digest, _)| free.contains(digest.as_str())).cloned().collect();
@@ -325,16 +332,18 @@ impl Registry {
             return Ok(());
         }
         let mut tx = self.store.begin().await?;
-        // Bytes do not come back: what needs them keeps them from getting here.
+        // Deleted bytes cannot be restored: blobs that an undo needs are never candidates.
         let why = Why { undo_until: run.now, ..run.why(Reason::Unreferenced) };
         tx.blobs_condemn(blobs, run.cutoff, &why).await?;
         tx.commit().await
     }
 
-    /// Bytes away, then tombstones away: wherever it is cut short, the next run finds what is left to do.
+    /// Deletes the bytes, then the tombstones, so that the next run can continue after an interruption at any
+    /// point.
     async fn gc_bury(&self, doomed: &[Doomed], report: &mut GcReport) -> Result<(), Error> {
-        // In the folder a blob's key is its digest's own, and a commit that takes a deletion back waits, or was here first. It
-        // holds one of these locks and waits for no other, so that this cannot deadlock. Elsewhere new bytes have a new key.
+        // In the folder a blob's key is derived from its digest, so a commit that cancels a deletion waits
+        // for this lock, or held it first. A commit holds one of these locks and waits for no other, so this
+        // cannot deadlock. In object storage new bytes have a new key.
         let mut turns = Vec::with_capacity(doomed.len());
         for blob in doomed {
             if turns.iter().all(|(digest, _)| *digest != blob.digest) {

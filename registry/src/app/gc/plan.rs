@@ -1,5 +1,5 @@
-//! The collection that only looks: what would go and why, worked out from reads alone, so that nobody waits for it.
-//! It follows the steps of the real one, with what would be gone by then held in memory.
+//! The dry run of a collection. It only reads, so nothing waits for it. It follows the steps of a real
+//! collection and keeps the content that would be removed in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::app::Registry;
 use crate::retention::Rule;
 use crate::store::{Place, Reason, millis};
 
-/// How many removals a report lists.
+/// The most removals that a report lists.
 const LISTED: usize = 10_000;
 
 impl Registry {
@@ -44,16 +44,16 @@ struct Plan<'a> {
     registry: &'a Registry,
     run: Run,
     report: GcReport,
-    /// What would be gone.
+    /// The content that would be removed.
     tags: BTreeSet<(Repository, Tag)>,
     manifests: BTreeSet<Here>,
     links: BTreeSet<Here>,
-    /// Manifests to look at, and since when nothing refers to them.
+    /// Manifests to check, and since when they are unreferenced.
     loose: Vec<(Here, i64)>,
-    /// What manifests that would be gone let go of, and since when.
+    /// Content that the removed manifests would release, and since when.
     let_go: BTreeMap<Here, i64>,
     released: BTreeMap<Digest, i64>,
-    /// What they need to come back.
+    /// Blobs that are kept to restore them.
     kept: BTreeSet<Digest>,
 }
 
@@ -114,7 +114,7 @@ impl Plan<'_> {
             self.loose
                 .extend(some.found.into_iter().map(|(repository, digest, at)| ((repository, digest), at)));
         }
-        // What goes lets go of others, which may hold on to yet others.
+        // A removed manifest releases others, which may release further ones.
         loop {
             let (before, loose) = (self.report.manifests, std::mem::take(&mut self.loose));
             for (here, at) in loose {
@@ -128,7 +128,7 @@ impl Plan<'_> {
         }
     }
 
-    /// False: something holds on to it.
+    /// Returns false if a reference or lease keeps it.
     async fn remove_if_loose(&mut self, here: Here, at: i64, reason: Reason) -> Result<bool, Error> {
         if self.manifests.contains(&here) {
             return Ok(true);
@@ -196,7 +196,7 @@ impl Plan<'_> {
 
     async fn blobs(&mut self) -> Result<(), Error> {
         let store = &self.registry.store;
-        // 1. Bytes that an earlier run did not get to.
+        // 1. Tombstones left by an earlier run.
         let mut after = String::new();
         loop {
             let doomed = store.tombstones(&after, BATCH).await?;
@@ -214,7 +214,7 @@ impl Plan<'_> {
                 self.blob(&blob.digest, blob.size_bytes);
             }
         }
-        // 3. Blobs that none would link.
+        // 3. Blobs that no repository would link.
         for (digest, at) in std::mem::take(&mut self.released) {
             let Some(holders) = store.blob_holders(&digest).await? else { continue };
             let linked = holders.repositories.into_iter().any(|r| !self.links.contains(&(r, digest.clone())));

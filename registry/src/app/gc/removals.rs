@@ -1,4 +1,4 @@
-//! The record of what was removed: when, why, and until when it can come back.
+//! The records of removals: what was removed, when and why, and until when it can be restored.
 
 use lode_model::reference::Repository;
 use serde::{Serialize, Serializer};
@@ -8,15 +8,15 @@ use crate::app::Registry;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{Reason, RemovalRow};
 
-/// The longest page of the record.
+/// The longest page of records.
 const PAGE: u32 = 1000;
 
-/// Something that was removed, or would be.
+/// Content that was removed, or that a dry run would remove.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Removal {
     /// `tag`, `manifest` or `blob`.
     pub kind: String,
-    /// Where it was. A blob without one is gone altogether.
+    /// Its repository. A blob without one was removed from the registry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,21 +26,21 @@ pub struct Removal {
     pub size_bytes: Option<u64>,
     /// `deleted`, `unreferenced`, `keep_last` or `untagged`.
     pub reason: String,
-    /// Which retention rule, counted from 1.
+    /// The number of the retention rule, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<u32>,
-    /// Milliseconds since 1970, as all times here; RFC 3339 in JSON.
+    /// Milliseconds since 1970, like all times here; RFC 3339 in JSON.
     #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
     pub removed_at: Option<i64>,
-    /// Until when it can come back.
+    /// Until when it can be restored.
     #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
     pub undo_until: Option<i64>,
-    /// When it came back.
+    /// When it was restored.
     #[serde(serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
     pub restored_at: Option<i64>,
 }
 
-/// A page of the record, newest first, and where the next one starts.
+/// A page of records, newest first, and the cursor of the next page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RemovalPage {
     pub removals: Vec<Removal>,
@@ -49,7 +49,7 @@ pub struct RemovalPage {
 }
 
 impl Registry {
-    /// What was removed, newest first: at most `n`, after where an earlier page ended.
+    /// Removals, newest first: at most `n`, after the end of an earlier page.
     pub async fn removals(
         &self,
         caller: &Caller,
@@ -68,7 +68,7 @@ impl Registry {
 }
 
 impl Removal {
-    /// One that a dry run foresees.
+    /// A removal that a dry run reports.
     pub(super) fn foreseen(
         kind: &str,
         repository: Option<&Repository>,

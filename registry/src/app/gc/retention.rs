@@ -1,5 +1,5 @@
-//! Retention at work: tags beyond those that a rule keeps, and manifests that went untagged for too long.
-//! What it takes leaves a record and can come back like anything else.
+//! Applies retention rules: removes tags beyond those that a rule keeps, and manifests that were untagged for
+//! too long. These removals are recorded and can be undone like any other.
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
@@ -34,7 +34,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The next repositories that have a rule. None: that was all.
+    /// The next repositories that have a rule. `None` after the last page.
     pub(super) async fn repositories_ruled(
         &self,
         after: &mut String,

@@ -1,5 +1,5 @@
-//! Undo: what was removed comes back, as long as its window lasts. A manifest brings its tags and, if it is an index, its
-//! children; the bytes were kept for it.
+//! Undo: restores a removal within its time limit. A manifest is restored with its tags and, if it is an
+//! index, its children; their bytes were kept for it.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{RemovalRow, millis, parsed};
 use crate::webhooks::Event;
 
-/// What comes back is kept from the collection for this long at least, until all of it is there.
+/// The minimum lease on restored content, which protects it from the collection until all of it is restored.
 const LEASE: Duration = Duration::from_secs(60);
-/// Indexes of indexes deeper than this are nobody's.
+/// The greatest depth of nested indexes that is restored.
 const DEPTH: u32 = 8;
 
-/// What came back.
+/// The restored content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Restored {
     pub manifests: Vec<Digest>,
@@ -29,7 +29,7 @@ pub struct Restored {
 }
 
 impl Registry {
-    /// Brings back a removed manifest with the tags it had, or a removed tag with its manifest.
+    /// Restores a removed manifest with its tags, or a removed tag with its manifest.
     pub async fn gc_undo(
         &self,
         caller: &Caller,
@@ -44,7 +44,7 @@ impl Registry {
 
     async fn undo(&self, repository: &Repository, reference: &Reference) -> Result<Restored, Error> {
         let unknown = || Error::RemovalUnknown { reference: reference.clone() };
-        // 1. Which manifest, and which tags?
+        // 1. Find the manifest and the tags.
         let (digest, tags) = match reference {
             Reference::Digest(digest) => {
                 (digest.clone(), self.store.removals_of_its_tags(repository, digest).await?)
@@ -59,13 +59,13 @@ impl Registry {
         };
         let (mut restored, by_digest) = (Restored::default(), Reference::Digest(digest.clone()));
         for _ in 0..TRIES {
-            // 2. The manifest, unless it is still there.
+            // 2. Restore the manifest, unless it still exists.
             if self.store.manifest_find(repository, &by_digest).await?.is_none() {
                 self.manifest_restore(repository, &digest, &mut restored, 0).await?;
             } else if tags.is_empty() {
                 break;
             }
-            // 3. Its tags, unless a collection came in between.
+            // 3. Restore its tags, unless a collection removed the manifest meanwhile.
             if let Some(tags) = again!(self.tags_restore(repository, &digest, &tags).await)? {
                 tracing::info!(%repository, %reference, tags = tags.len(), "removal undone");
                 restored.tags = tags;
@@ -93,19 +93,19 @@ impl Registry {
         let bytes = bytes.await.map_err(|error| Error::io(format!("reading {key}"), error))?;
         let manifest = Manifest::parse(row.media_type.as_deref(), &bytes).map_err(Error::ManifestInvalid)?;
         let children: Vec<Digest> = manifest.children().map(|child| child.digest.clone()).collect();
-        // 1. Manifests of an index, as many as went with it.
+        // 1. The manifests of an index that were removed too.
         for child in self.store.manifests_missing(repository, &children).await? {
             if depth < DEPTH && self.store.removal_of_manifest(repository, &child).await?.is_some() {
                 Box::pin(self.manifest_restore(repository, &child, restored, depth + 1)).await?;
             }
         }
-        // 2. Its blobs: those that it had, all of them.
+        // 2. All of the blobs that it had.
         let blobs = self.store.removal_blobs(&row.id).await?;
         again!(self.links_restore(repository, &blobs).await).and_then(|all| match all {
             true => Ok(()),
             false => Err(unknown()),
         })?;
-        // 3. Itself, as if it were pushed; what it named and never had may be absent again.
+        // 3. The manifest itself, like a push. References that were absent before may be absent again.
         let (reference, media_type) = (Reference::Digest(digest.clone()), row.media_type.as_deref());
         self.manifest_store(repository, &reference, media_type, bytes.into(), &[], Checks::NONE).await?;
         let mut tx = self.store.begin().await?;
