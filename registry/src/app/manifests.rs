@@ -1,4 +1,5 @@
-//! Manifests: read as they came, written together with their tags, refused when they name what is not there.
+//! Manifests: returned byte for byte, written together with their tags, rejected when they reference missing
+//! content.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,7 +59,7 @@ impl Registry {
         .await
     }
 
-    /// As `manifest_put`, without asking the policy.
+    /// Like `manifest_put`, without checking the policy.
     pub(super) async fn manifest_store(
         &self,
         repository: &Repository,
@@ -68,14 +69,14 @@ impl Registry {
         tags: &[Tag],
         checks: Checks,
     ) -> Result<ManifestPut, Error> {
-        // 1. Is it one?
+        // 1. Parse it.
         let manifest = Manifest::parse(content_type, &bytes).map_err(|error| match error {
             ManifestError::TooLarge { .. } => {
                 Error::ManifestTooLarge { limit_bytes: MAX_MANIFEST_BYTES as u64 }
             }
             other => Error::ManifestInvalid(other),
         })?;
-        // 2. What will it be called?
+        // 2. Determine its digest and tags.
         let mut tags: Vec<Tag> = tags.to_vec();
         let digest = match reference {
             Reference::Digest(expected) => {
@@ -92,19 +93,20 @@ impl Registry {
         };
         let mut seen = BTreeSet::new();
         tags.retain(|tag| seen.insert(tag.clone()));
-        // 3. Is everything there that it names? Asked before anything is written, and again with everything locked.
+        // 3. Check that all references exist: now, before anything is written, and again with everything
+        // locked.
         let named = Names::of(&manifest);
         let sizes = self.store.link_sizes(repository, &named.all()).await?;
         let missing_blobs =
             named.blobs.iter().filter(|digest| !sizes.contains_key(digest)).cloned().collect();
         let missing_children = self.store.manifests_missing(repository, &named.children).await?;
         refuse_missing(missing_blobs, missing_children, checks.sparse)?;
-        // A digest has one size, so what is checked here need not be checked again under the locks.
+        // A digest has one size, so this check need not be repeated under the locks.
         if checks.sizes {
             refuse_other_sizes(&manifest, &sizes)?;
         }
-        // 4. Its bytes, an ordinary blob, and everything that refers to them, in one transaction. Once begun this runs to its end,
-        //    whatever becomes of the client's connection.
+        // 4. Write its bytes as an ordinary blob, and all its rows in one transaction. Once begun this runs
+        // to its end, even if the client disconnects.
         let put = Put { digest, manifest, named, bytes, tags, sparse: checks.sparse };
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
@@ -120,7 +122,7 @@ impl Registry {
     async fn manifest_write(&self, repository: &Repository, put: &Put) -> Result<(), Error> {
         let lock = self.digests.lock(put.digest.clone()).await;
         loop {
-            // 1. Bytes that are there already, or fresh ones.
+            // 1. Use stored bytes, or write new ones.
             let found = self.store.blob_live(&put.digest).await?;
             let sound = match &found {
                 Some((size_bytes, key)) => self.blobs.size(key).await? == Some(*size_bytes),
@@ -138,14 +140,15 @@ impl Registry {
                     }
                 }
             };
-            // 2. The rows.
+            // 2. Write the rows.
             let recorded = again!(self.manifest_record(repository, put, &stored).await);
-            // 3. The bytes' first name goes once it is certain what became of them; otherwise it stays for the purge.
+            // 3. Delete the temporary name of the bytes once their outcome is certain; otherwise the expiry
+            // job deletes it.
             match stored {
                 ManifestBytes::Written { placed: Placed { temporary: Some(temporary), .. }, .. } => {
                     let certain = match &recorded {
                         Ok(_) => true,
-                        // Where the index says that it has no room, it took nothing.
+                        // A full database has written nothing.
                         Err(Error::ManifestBlobsUnknown(_) | Error::StorageFull) => {
                             self.blob_unplace(&put.digest, &lock).await.is_ok()
                         }
@@ -155,7 +158,8 @@ impl Registry {
                         self.blobs.discard(&temporary).await;
                     }
                 }
-                // Ending what announced them waits for a commit whose answer was lost, and does nothing if there was one.
+                // Ending the upload that announced them waits for a commit whose response was lost, and does
+                // nothing if it succeeded.
                 ManifestBytes::Written { announced: Some(row), .. }
                     if !matches!(recorded, Ok(Recorded::Done)) =>
                 {
@@ -165,9 +169,9 @@ impl Registry {
             }
             match recorded? {
                 Recorded::Done => return Ok(()),
-                // Another replica stored it as well; its bytes are the blob's.
+                // Another replica stored it as well, and the blob uses its bytes.
                 Recorded::Spare => return Ok(()),
-                // A collection on another replica took them between the two looks.
+                // A collection on another replica deleted them meanwhile.
                 Recorded::Gone => {}
             }
         }
@@ -183,7 +187,7 @@ impl Registry {
         let size_bytes = bytes.len() as u64;
         let mut tx = self.store.begin().await?;
         let mut recorded = Recorded::Done;
-        // Rows are locked in the order that `store/locks.rs` tells.
+        // Rows are locked in the order that `store/locks.rs` documents.
         match stored {
             ManifestBytes::Stored { key } => match tx.blob_lock(digest).await? {
                 Some((_, now)) if now == *key => {}
@@ -201,10 +205,10 @@ impl Registry {
             }
         }
         tx.blobs_share(&named.all()).await?;
-        // The lock of the repository comes before any row of it.
+        // The repository is locked before any row of it.
         tx.repository_lock_or_create(repository).await?;
         tx.link(repository, digest, self.lease_ms()).await?;
-        // What it names is marked first, which keeps the collection from it, and then looked at.
+        // Its references are marked first, which protects them from the collection, and then checked.
         let missing_blobs = tx.links_reference(repository, &named.blobs).await?;
         let missing_children = tx.manifests_reference(repository, &named.children).await?;
         tx.links_reference(repository, &named.elsewhere).await?;
@@ -231,7 +235,8 @@ impl Registry {
         Ok(recorded)
     }
 
-    /// A tag goes alone; a digest takes its tags along. What they named is collected after its grace.
+    /// Deletes a tag, or a manifest with its tags. Content that they named is collected after its grace
+    /// period.
     pub async fn manifest_delete(
         &self,
         caller: &Caller,
@@ -270,7 +275,7 @@ impl Registry {
         Ok(found)
     }
 
-    /// The error for a manifest that is not there: is it the manifest or the whole repository?
+    /// The error for a missing manifest: is the manifest or the whole repository unknown?
     async fn manifest_unknown(&self, repository: &Repository, reference: &Reference) -> Result<Error, Error> {
         Ok(match self.store.repository_exists(repository).await? {
             true => Error::ManifestUnknown { reference: reference.clone() },
@@ -287,7 +292,8 @@ fn refuse_missing(mut missing: Vec<Digest>, children: Vec<Digest>, sparse: bool)
     }
 }
 
-/// Refuses a manifest that gives content of this repository another size than it has. Clients allocate, verify and seek by these sizes.
+/// Rejects a manifest with a wrong size for content of this repository. Clients allocate, verify and seek by
+/// these sizes.
 fn refuse_other_sizes(manifest: &Manifest, sizes: &BTreeMap<Digest, u64>) -> Result<(), Error> {
     for described in manifest.config.iter().chain(&manifest.layers).chain(manifest.children()) {
         match sizes.get(&described.digest) {
@@ -304,12 +310,12 @@ fn refuse_other_sizes(manifest: &Manifest, sizes: &BTreeMap<Digest, u64>) -> Res
     Ok(())
 }
 
-/// What a manifest is checked for before it is stored.
+/// The checks of a manifest before it is stored.
 #[derive(Clone, Copy)]
 pub(super) struct Checks {
-    /// What it names may be absent.
+    /// Its references may be absent.
     pub(super) sparse: bool,
-    /// The sizes of its descriptors have to be those of the content that is present.
+    /// The sizes of its descriptors must match those of existing content.
     pub(super) sizes: bool,
 }
 
@@ -318,38 +324,39 @@ impl Checks {
     pub(super) const NONE: Checks = Checks { sparse: true, sizes: false };
 }
 
-/// A manifest that may be stored.
+/// A manifest that passed the checks.
 struct Put {
     digest: Digest,
     manifest: Manifest,
     named: Names,
     bytes: Bytes,
     tags: Vec<Tag>,
-    /// What it names may be absent.
+    /// Its references may be absent.
     sparse: bool,
 }
 
-/// Where a manifest's bytes are before its rows are written.
+/// The location of a manifest's bytes before its rows are written.
 enum ManifestBytes {
-    /// A live blob has them.
+    /// In a live blob.
     Stored { key: String },
-    /// They were written for it, in object storage under an upload's row; `damaged` is the key of a live blob with wrong bytes.
+    /// Written for this manifest; in object storage an upload's row records them. `damaged` is the key of a
+    /// live blob with wrong bytes.
     Written { placed: Placed, announced: Option<Box<UploadRow>>, damaged: Option<String> },
 }
 
 enum Recorded {
     Done,
-    /// With bytes that are the blob's already, in place of the fresh ones.
+    /// The blob already had other bytes, so the new ones are redundant.
     Spare,
-    /// The bytes that were there are on their way out.
+    /// The stored bytes are being deleted.
     Gone,
 }
 
-/// What a manifest names, each digest once.
+/// The references of a manifest, without duplicates.
 struct Names {
     blobs: Vec<Digest>,
     children: Vec<Digest>,
-    /// Layers that live elsewhere; should they be here all the same, they stay.
+    /// Layers that are stored elsewhere. If they also exist here, they are kept.
     elsewhere: Vec<Digest>,
 }
 
@@ -370,7 +377,7 @@ impl Names {
         [&self.blobs, &self.children, &self.elsewhere].into_iter().flatten().collect()
     }
 
-    /// What must stay there, and what was not there to begin with.
+    /// Separates references that must exist from those that were absent.
     fn split(&self, missing_blobs: &[Digest], missing_children: &[Digest]) -> Named {
         let apart = |all: &[Digest], missing: &[Digest]| {
             let missing: BTreeSet<&Digest> = missing.iter().collect();

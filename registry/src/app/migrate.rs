@@ -1,5 +1,6 @@
-//! A registry moved to another database and another storage: every blob read, verified and stored there, then every row.
-//! Repeated, it goes on where it stopped; the content of the old registry does not change.
+//! Moves a registry to another database and another storage: every blob is read, verified and stored there,
+//! then every row is copied. A repeated move continues where it stopped; the content of the old registry does
+//! not change.
 
 use std::sync::Arc;
 
@@ -15,19 +16,19 @@ use crate::store::{Doomed, Moved, index_file};
 use crate::{Config, Error};
 
 const PAGE: i64 = 1000;
-/// Blobs on their way at a time.
+/// How many blobs are copied at a time.
 const AT_ONCE: usize = 8;
-/// Where blobs are linked until the rows arrive that say where they belong.
+/// The repository that links the copied blobs until the rows of their repositories are copied.
 const ON_THE_WAY: &str = "lode-migrate";
 const IDENTITY: &str = "identity";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MigrateReport {
-    /// An earlier run had done it all; this one did nothing.
+    /// An earlier run had finished the move; this one did nothing.
     pub done_before: bool,
     pub blobs: u64,
     pub size_bytes: u64,
-    /// What was not there from a run that was cut short.
+    /// The blobs that an interrupted run had not copied yet.
     pub blobs_copied: u64,
     pub copied_bytes: u64,
     pub repositories: u64,
@@ -35,20 +36,20 @@ pub struct MigrateReport {
     pub tags: u64,
 }
 
-/// Moves the registry of `from` to where `to` says. The old one may be served meanwhile, if only for reading; the new one is not
-/// to be served before this is done. `begin` is told the bytes in all.
+/// Moves the registry of `from` to that of `to`. Meanwhile the old one may be served read-only; the new one
+/// must not be served before this is done. `begin` receives the total number of bytes.
 pub async fn migrate(
     from: Config,
     to: Config,
     begin: impl Fn(u64) -> Arc<dyn Progress>,
 ) -> Result<MigrateReport, Error> {
-    // 1. The old one: it lies in files, which nobody writes to, or its folder is locked. A folder without an index would move as
-    //    an empty registry, and the right one could not move in any more.
+    // 1. Open the old one. Its files have no writer, or its folder is locked. A folder without a database
+    // would move as an empty registry, and the right one could no longer be moved.
     index_file(&from)?;
     root_of(&from)?;
     let idle = |config| open_idle(config, Limits::default());
     let from = idle(Config { read_only: true, mirror: Vec::new(), ..from }).await?;
-    // 2. The new one. A second run of this move at the same time finds its data folder locked.
+    // 2. Open the new one. A concurrent second run of this move finds its data folder locked.
     let data = from.config.data.join("migrate");
     let outcome =
         match idle(Config { data, read_only: false, mirror: Vec::new(), webhook: Vec::new(), ..to }).await {
@@ -71,16 +72,16 @@ impl Registry {
     ) -> Result<MigrateReport, Error> {
         let mut report = MigrateReport::default();
         (report.blobs, report.size_bytes) = self.store.blobs_total().await?;
-        // 1. An index that is empty, or that a run of this same move left unfinished.
+        // 1. Claim a database that is empty, or that an earlier run of this move left unfinished.
         match to.store.move_claim(&self.server_key(IDENTITY).await?).await? {
             Moved::Open => {}
             Moved::Done => return Ok(MigrateReport { done_before: true, ..report }),
             Moved::Taken => {
-                let reason = "the database to move to holds a registry already".to_owned();
+                let reason = "the target database already contains a registry".to_owned();
                 return Err(Error::Config { setting: "to-database", reason });
             }
         }
-        // 2. The bytes.
+        // 2. Copy the bytes.
         let progress = begin(report.size_bytes);
         let mut after = String::new();
         loop {
@@ -101,7 +102,7 @@ impl Registry {
                 }
             }
         }
-        // 3. The rows, all or none, and counted on both sides.
+        // 3. Copy the rows in one transaction, and compare the counts.
         let mut tx = to.store.begin().await?;
         for (table, rows) in tx.tables_replace(&self.store).await? {
             let got = tx.table_count(table).await?;
@@ -134,7 +135,7 @@ impl Registry {
         Ok(report)
     }
 
-    /// Stores a blob there too, verified as it is read here. False if it was there.
+    /// Copies a blob and verifies it while reading. Returns false if the target already has it.
     async fn blob_move(&self, to: &Registry, blob: &Doomed) -> Result<bool, Error> {
         if let Some((size_bytes, key)) = to.store.blob_live(&blob.digest).await?
             && size_bytes == blob.size_bytes
@@ -148,7 +149,7 @@ impl Registry {
         let way: Repository = ON_THE_WAY.parse().map_err(|_| Error::Interrupted)?;
         match to.blob_put(&Caller::Internal, &way, &blob.digest, chunk, body).await {
             Ok(_) => Ok(true),
-            // What the old registry holds is not what it says: damage there, which must not be carried over.
+            // The blob is damaged in the old registry and must not be copied.
             Err(Error::BodyCut(reason)) => {
                 Err(Error::io(format!("reading blob {}", blob.digest), std::io::Error::other(reason)))
             }

@@ -1,5 +1,6 @@
-//! Pull-through: what is asked for below a mirrored prefix and not held is fetched from its upstream, verified, stored as
-//! any pushed content, and served. Once for however many ask, here and on other replicas; after that also while the upstream is down.
+//! Pull-through mirrors: missing content below a mirrored prefix is fetched from its upstream, verified,
+//! stored like any pushed content, and served. Concurrent requests, here and on other replicas, share one
+//! fetch. Stored content is served even while the upstream is down.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,19 +18,19 @@ use crate::error::chain;
 use crate::store::{millis, now_ms};
 use crate::upstream::{Upstream, upstream_of};
 
-/// For how long a replica has a fetch before others take it to be dead. It renews its claim all the while.
+/// The lease of a fetch, after which other replicas consider its holder dead. The holder renews it meanwhile.
 const LEASE: Duration = Duration::from_secs(30);
 const RENEW: Duration = Duration::from_secs(8);
-/// How often one replica looks whether another one is done.
+/// How often a replica checks whether another one has finished a fetch.
 const POLL: Duration = Duration::from_millis(200);
-/// How long an upstream may take to tell where a tag points, with the old answer at hand.
+/// How long an upstream may take to resolve a tag whose previous target is stored.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Something that an upstream may have.
+/// Content to fetch from an upstream.
 struct Wanted {
     upstream: Arc<Upstream>,
     ours: Repository,
-    /// What the upstream calls the repository.
+    /// The name of the repository on the upstream.
     theirs: Repository,
     what: What,
 }
@@ -40,7 +41,7 @@ enum What {
 }
 
 impl Wanted {
-    /// The name of the fetch, within the repository.
+    /// The key of the fetch within the repository.
     fn key(&self) -> String {
         match &self.what {
             What::Manifest(reference) => reference.to_string(),
@@ -50,7 +51,7 @@ impl Wanted {
 }
 
 impl Registry {
-    /// May they push there? Below a mirrored prefix only this server itself may.
+    /// Checks that the caller may push there. Below a mirrored prefix only this server itself may.
     pub(super) fn may_push(&self, caller: &Caller, repository: &Repository) -> Result<(), Error> {
         allow(caller, Action::Push, Target::Repository(repository))?;
         self.may_write()?;
@@ -60,7 +61,8 @@ impl Registry {
         }
     }
 
-    /// Where a repository comes from, for callers that things are fetched for. The server's own jobs work on what is held.
+    /// The upstream of a repository and its name there, for callers that trigger fetches. The server's own
+    /// jobs use only stored content.
     fn mirrored(&self, caller: &Caller, repository: &Repository) -> Option<(Arc<Upstream>, Repository)> {
         if self.upstreams.is_empty() || self.config.read_only || *caller == Caller::Internal {
             return None;
@@ -69,12 +71,12 @@ impl Registry {
         Some((upstream.clone(), upstream.repository(repository)?))
     }
 
-    /// Does a repository come from elsewhere? Asked before the futures below are made, which are large.
+    /// Whether a repository is mirrored. Checked before the futures below are created, which are large.
     pub(super) fn is_mirrored(&self, caller: &Caller, repository: &Repository) -> bool {
         self.mirrored(caller, repository).is_some()
     }
 
-    /// Brings a manifest up to date. True if what is held may have changed.
+    /// Updates a manifest. Returns true if the stored one may have changed.
     pub(super) async fn mirror_manifest(
         &self,
         caller: &Caller,
@@ -91,14 +93,14 @@ impl Registry {
         match self.fetch(Wanted { upstream, ours: repository.clone(), theirs, what }).await {
             Ok(()) => Ok(true),
             Err(error @ (Error::UpstreamAway(_) | Error::UpstreamUnusable(_))) if held => {
-                tracing::warn!(%repository, %reference, error = chain(&error), "served as it was last seen upstream");
+                tracing::warn!(%repository, %reference, error = chain(&error), "upstream failed; serving the stored manifest");
                 Ok(false)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Fetches a blob that is not held. True if it may be now.
+    /// Fetches a missing blob. Returns true if it may be stored now.
     pub(super) async fn mirror_blob(
         &self,
         caller: &Caller,
@@ -111,7 +113,7 @@ impl Registry {
         Ok(true)
     }
 
-    /// What a HEAD tells about a blob that is not held: nothing is fetched for it.
+    /// The information for a HEAD of a missing blob. Fetches no bytes.
     pub(super) async fn mirror_blob_stat(
         &self,
         caller: &Caller,
@@ -129,7 +131,8 @@ impl Registry {
         Ok(Some(BlobInfo { digest: found.digest, size_bytes: found.size_bytes }))
     }
 
-    /// The upstream's tags. None where there is no upstream, or it does not answer and something is held.
+    /// The upstream's tags. `None` if there is no upstream, or it does not respond and the repository has
+    /// stored content.
     pub(super) async fn mirror_tags(
         &self,
         caller: &Caller,
@@ -152,18 +155,18 @@ impl Registry {
                 if !held {
                     return Err(error);
                 }
-                tracing::warn!(%repository, error = chain(&error), "tags listed as far as they are held");
+                tracing::warn!(%repository, error = chain(&error), "upstream failed; listing only stored tags");
                 return Ok(None);
             }
         };
-        // Registries differ in the order of their lists; ours has one.
+        // Registries list tags in different orders; this one sorts them.
         tags.sort();
         tags.dedup();
         tags.retain(|tag| last.is_none_or(|last| tag.as_str() > last));
         Ok(Some(Page::cut(tags, limit)))
     }
 
-    /// Fetches, once for all who ask meanwhile. It goes on when they are gone.
+    /// Fetches once for all concurrent callers. The fetch continues after they disconnect.
     async fn fetch(&self, wanted: Wanted) -> Result<(), Error> {
         let this = self.clone();
         let name = format!("{} {}", wanted.ours, wanted.key());
@@ -174,7 +177,7 @@ impl Registry {
     async fn fetch_once(&self, wanted: &Wanted) -> Result<(), Error> {
         let (repository, key) = (&wanted.ours, wanted.key());
         let holder = Uuid::new_v4().to_string();
-        // 1. The right to, on behalf of all replicas; or what another one brought meanwhile.
+        // 1. Take the lease among all replicas, unless another replica has finished the fetch meanwhile.
         loop {
             if self.fetch_is_done(wanted).await? {
                 return Ok(());
@@ -184,13 +187,13 @@ impl Registry {
             }
             tokio::time::sleep(POLL).await;
         }
-        // 2. The fetch. Another may have ended between the two looks.
+        // 2. Fetch, unless another fetch has just ended.
         let asked_at = now_ms();
         let fetched = match self.fetch_is_done(wanted).await? {
             true => None,
             false => Some(self.fetch_held(wanted, &key, &holder).await),
         };
-        // 3. When the upstream told where a tag points.
+        // 3. Record when the upstream resolved the tag.
         let told = matches!((&wanted.what, &fetched), (What::Manifest(Reference::Tag(_)), Some(Ok(()))));
         self.store.mirror_release(repository, &key, &holder, told.then_some(asked_at)).await?;
         fetched.unwrap_or(Ok(()))
@@ -205,7 +208,7 @@ impl Registry {
         }
     }
 
-    /// Fetches, and says all the while that it does.
+    /// Fetches, and renews the lease meanwhile.
     async fn fetch_held(&self, wanted: &Wanted, key: &str, holder: &str) -> Result<(), Error> {
         let repository = &wanted.ours;
         let fetch = async {
@@ -218,7 +221,7 @@ impl Registry {
             loop {
                 tokio::time::sleep(RENEW).await;
                 if let Err(error) = self.store.mirror_lease(repository, key, holder, lease_end()).await {
-                    tracing::warn!(%repository, reference = key, error = chain(&error), "cannot renew a fetch");
+                    tracing::warn!(%repository, reference = key, error = chain(&error), "failed to renew the lease of a fetch");
                 }
             }
         };
@@ -229,7 +232,7 @@ impl Registry {
         }
     }
 
-    /// A digest never changes; a tag was compared a moment ago.
+    /// Whether the stored manifest is current: a digest always is, a tag if it was compared recently.
     async fn manifest_is_fresh(
         &self,
         upstream: &Upstream,
@@ -244,7 +247,7 @@ impl Registry {
     async fn manifest_bring(&self, wanted: &Wanted, reference: &Reference) -> Result<(), Error> {
         let Wanted { upstream, ours, theirs, .. } = wanted;
         let held = self.store.manifest_read(ours, reference).await?;
-        // 1. Where a tag points can be asked without fetching what it points at.
+        // 1. A HEAD resolves the tag without fetching its target.
         if let Some(held) = &held {
             let asked =
                 tokio::time::timeout(PATIENCE, upstream.registry.manifest_head(theirs, reference)).await;
@@ -255,7 +258,7 @@ impl Registry {
                 None => return self.manifest_gone(ours, reference, true).await,
             }
         }
-        // 2. The bytes, as their digest says.
+        // 2. Fetch the bytes, which are checked against their digest.
         let fetched = match upstream.registry.manifest_get(theirs, reference).await {
             Ok(fetched) => fetched,
             Err(error) if error.is_not_found() => {
@@ -263,7 +266,7 @@ impl Registry {
             }
             Err(error) => return Err(upstream.failed(error)),
         };
-        // 3. Stored like any other; what it names comes when it is asked for.
+        // 3. Store the manifest. Its blobs are fetched on request.
         let kind = Some(fetched.media_type.as_str()).filter(|kind| !kind.is_empty());
         match self.manifest_store(ours, reference, kind, fetched.bytes, &[], Checks::NONE).await {
             Ok(put) => {
@@ -277,7 +280,8 @@ impl Registry {
         }
     }
 
-    /// The upstream has no such manifest. A tag that it removed goes here too; what it pointed at stays for the collection.
+    /// The upstream has no such manifest. A stored tag is deleted here too; its target stays for the
+    /// collection.
     async fn manifest_gone(
         &self,
         repository: &Repository,
@@ -295,7 +299,7 @@ impl Registry {
 
     async fn blob_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
         self.blob_bytes_bring(wanted, digest).await?;
-        // A model can be read once the last of its blobs is here.
+        // A model can be indexed once the last of its blobs is stored.
         for manifest in self.store.manifests_complete(&wanted.ours, digest).await? {
             self.model_enqueue(&wanted.ours, &manifest).await?;
         }
@@ -304,17 +308,17 @@ impl Registry {
 
     async fn blob_bytes_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
         let Wanted { upstream, ours, theirs, .. } = wanted;
-        // 1. The upstream has to show that it serves the blob in this repository. That a manifest names a digest proves
+        // 1. The upstream must serve the blob in this repository. That a manifest names a digest proves
         // nothing: anyone who may push there can name a blob of a private repository here.
         let head =
             upstream.registry.blob_head(theirs, digest).await.map_err(|error| upstream.failed(error))?;
         let size_bytes = head.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })?.size_bytes;
-        // Bytes of that size that another repository brought then need only a link.
+        // A stored blob of that size then needs only a link.
         let is_held = self.store.blob_live(digest).await?.is_some_and(|(held, _)| held == size_bytes);
         if is_held && again!(self.blob_link_live(ours, digest).await)?.is_some() {
             return Ok(());
         }
-        // 2. Otherwise they come from there, as an upload of our own.
+        // 2. Otherwise fetch the bytes as an upload.
         let bytes = upstream.registry.blob_read(theirs, digest, size_bytes);
         let body: Body = bytes.map_err(|error| BodyError::from(Box::new(error))).boxed();
         let chunk = ChunkRange { range: None, length: Some(size_bytes) };

@@ -1,5 +1,5 @@
-//! Models: which manifests are one, what they consist of, and copying them.
-//! A manifest is read after its push, or by the first request that needs to know; never by the push itself.
+//! Models: which manifests are models, their content, and copying them. A manifest is indexed after its push,
+//! or by the first request that needs it; never by the push itself.
 
 use std::time::Duration;
 
@@ -24,15 +24,15 @@ use crate::store::{IndexState, ModelRow, TaggedRow, now_ms};
 
 /// The longest page of a listing.
 const MAX_PAGE: u32 = 1000;
-/// A listing waits for so many manifests at most, pushed within this time.
+/// A listing waits for at most this many manifests, pushed within `FRESH_MS`.
 const WAITED_FOR: usize = 16;
 const FRESH_MS: i64 = 10_000;
 const RECHECK: Duration = Duration::from_millis(100);
 
-/// The largest config, template or other text of a model that is read whole.
+/// The largest config, template or other text of a model that is read into memory.
 const MAX_TEXT_BYTES: u64 = 4 * 1024 * 1024;
 
-/// What a model is, in the few words that lists show.
+/// The summary of a model that listings show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModelSummary {
     /// `safetensors`, `gguf`, ...
@@ -43,7 +43,7 @@ pub struct ModelSummary {
     /// Config and layers together.
     pub size_bytes: u64,
     pub tensor_count: u64,
-    /// Why it could not be read further.
+    /// Why it could not be indexed completely.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -59,18 +59,18 @@ pub struct TaggedModel {
     pub state: ModelState,
 }
 
-/// What is known of a tag's manifest.
+/// The index state of a tag's manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelState {
     Indexed(ModelSummary),
-    /// It was not read yet, so it may turn out to be no model. `problem`: why an attempt failed.
+    /// Not indexed yet, so it may turn out not to be a model. `problem`: why an attempt failed.
     Pending {
         problem: Option<String>,
     },
 }
 
 impl TaggedModel {
-    /// What is known of it as a model; none while it waits to be read.
+    /// Its summary, or `None` while it is pending.
     pub fn summary(&self) -> Option<&ModelSummary> {
         match &self.state {
             ModelState::Indexed(summary) => Some(summary),
@@ -79,26 +79,26 @@ impl TaggedModel {
     }
 }
 
-/// One page of the models, and the tag that it ends with where more follow.
+/// One page of models, and its last tag if more follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelPage {
     pub models: Vec<TaggedModel>,
     pub next: Option<(Repository, Tag)>,
 }
 
-/// A manifest with what is known of it as a model; no summary where it is none.
+/// A manifest and its model summary, which is absent if it is not a model.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub digest: Digest,
     pub modified_at: i64,
     pub manifest: Manifest,
     pub summary: Option<ModelSummary>,
-    /// Its config blob, where that is ollama's.
+    /// Its config blob, if it is ollama's.
     pub config: Option<ModelConfig>,
 }
 
 impl Registry {
-    /// What a name means for inference; None if nothing, or nothing the caller may know of.
+    /// Resolves a name for inference. `None` if there is no such manifest or the caller may not know of it.
     pub async fn model_resolve(
         &self,
         caller: &Caller,
@@ -109,7 +109,7 @@ impl Registry {
         Ok(known(self.manifest_get(caller, repository, reference).await)?.map(|manifest| manifest.digest))
     }
 
-    /// What a name of this server's own settings means.
+    /// Resolves a name from this server's settings.
     pub(super) async fn model_named(&self, name: &str) -> Result<Option<Digest>, Error> {
         let name: Name = name
             .parse()
@@ -117,8 +117,8 @@ impl Registry {
         self.model_resolve(&Caller::Internal, &name.repository, &name.reference).await
     }
 
-    /// Tags that name a model, or a manifest that was not read yet, in name order: at most `n`, after `after`. It shows what
-    /// the index knows and reads no model itself.
+    /// Tags whose manifest is a model or not indexed yet, in name order: at most `n`, after `after`. It
+    /// returns what the model index has and indexes nothing.
     pub async fn model_list(
         &self,
         caller: &Caller,
@@ -155,7 +155,7 @@ impl Registry {
         Ok(ModelPage { models, next })
     }
 
-    /// All of them, for APIs that know no pages.
+    /// All models, for APIs without paging.
     pub async fn model_list_all(&self, caller: &Caller) -> Result<Vec<TaggedModel>, Error> {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
@@ -169,8 +169,8 @@ impl Registry {
         }
     }
 
-    /// The next tags with what the index knows. Whoever pushed a model a moment ago and lists it sees what it is: the listing
-    /// waits a little for a few manifests that no attempt was made at, and never for a backlog.
+    /// The next tags with their index states. A client that lists a model right after its push should see its
+    /// summary: the listing waits shortly for a few manifests without an attempt, and never for a backlog.
     async fn tagged_settled(
         &self,
         after: Option<(&Repository, &Tag)>,
@@ -191,13 +191,13 @@ impl Registry {
             if is_over || !(1..=WAITED_FOR).contains(&fresh.count()) {
                 return Ok(rows);
             }
-            // Another replica may be at it, which does not notify this one.
+            // Another replica may index it, which does not notify this one.
             let recheck = deadline.min(tokio::time::Instant::now() + RECHECK);
             let _late = tokio::time::timeout_at(recheck, attempted).await;
         }
     }
 
-    /// One manifest, and what is known of it; None if there is none.
+    /// One manifest and its summary. `None` if there is no such manifest.
     pub async fn model_show(
         &self,
         caller: &Caller,
@@ -220,8 +220,8 @@ impl Registry {
         Ok(Some(Model { digest: stored.digest, modified_at, manifest, summary, config }))
     }
 
-    /// What a look at the keys of a model's GGUF file says; none where it has no such file. Why one cannot be read, the
-    /// model's summary says.
+    /// Runs `look` on the metadata of a model's GGUF file. `None` if it has no such file or the file is
+    /// unreadable; the model's summary has the reason.
     pub(crate) async fn gguf_look<T: Send + 'static>(
         &self,
         repository: &Repository,
@@ -230,7 +230,7 @@ impl Registry {
     ) -> Result<Option<T>, Error> {
         let artifact = Artifact::read(&model.manifest, None);
         let weights = artifact.weights();
-        // An adapter that was pushed alone has keys, too.
+        // An adapter that was pushed alone has metadata, too.
         let alone = artifact.files.iter().filter(|_| weights.is_empty());
         let mut files = weights.iter().filter_map(|at| artifact.files.get(*at)).chain(alone);
         let Some(file) = files.find(|file| file.kind() == Some(FileKind::Gguf)) else { return Ok(None) };
@@ -241,7 +241,7 @@ impl Registry {
         Ok(looked.await?.ok())
     }
 
-    /// The tensors of a model; None if there is no such manifest.
+    /// The tensors of a model. `None` if there is no such manifest.
     pub async fn tensor_list(
         &self,
         caller: &Caller,
@@ -252,7 +252,8 @@ impl Registry {
         Ok(page.map(|(_, page)| page.items))
     }
 
-    /// At most `n` of them from the position `from` on, with the manifest's digest, which stays the same from page to page.
+    /// At most `n` tensors from the position `from`, with the manifest's digest, so that all pages use the
+    /// same manifest.
     pub async fn tensor_page(
         &self,
         caller: &Caller,
@@ -276,7 +277,8 @@ impl Registry {
         Ok(Some((stored.digest, Page { items, more })))
     }
 
-    /// Deletes a name; what it named is collected after its grace. False if there is none.
+    /// Deletes a name. Its content is collected after its grace period. Returns false if there is no such
+    /// name.
     pub async fn model_delete(
         &self,
         caller: &Caller,
@@ -286,7 +288,8 @@ impl Registry {
         Ok(known(self.manifest_delete(caller, repository, reference).await)?.is_some())
     }
 
-    /// Gives a manifest a second name, and its content a second repository where that differs. False if there is no source.
+    /// Copies a manifest to a second name, and links its content if the repository differs. Returns false if
+    /// there is no source.
     pub async fn model_copy(
         &self,
         caller: &Caller,
@@ -294,7 +297,7 @@ impl Registry {
         (to, name): (&Repository, &Reference),
     ) -> Result<bool, Error> {
         if from == to {
-            // All that it names is here already.
+            // All its content is already in the repository.
             let found = known(self.manifest_get(caller, from, reference).await)?;
             let Some(StoredManifest { media_type, bytes, .. }) = found else { return Ok(false) };
             self.manifest_put(caller, to, name, Some(&media_type), bytes, &[]).await?;
@@ -303,12 +306,13 @@ impl Registry {
         let found = known(self.manifests_below(caller, from, reference).await)?;
         let Some(manifests) = found else { return Ok(false) };
         for blob in blobs_of(&manifests) {
-            // What a mirror has not fetched yet it fetches now.
+            // A mirror now fetches missing blobs.
             match self.blob_find(caller, from, &blob.digest).await {
                 Ok(_) | Err(Error::BlobUnknown { .. }) => {}
                 Err(error) => return Err(error),
             }
-            // What is absent there stays absent here; whether that is accepted is the manifest's rule.
+            // A blob that is absent there stays absent here; storing the manifest decides whether that is
+            // accepted.
             self.blob_mount(caller, to, &blob.digest, Some(from)).await?;
         }
         let last = manifests.len();
@@ -321,7 +325,7 @@ impl Registry {
         Ok(true)
     }
 
-    /// The whole of a small blob; None where it is absent or not small.
+    /// Reads a small blob into memory. `None` if it is absent or too large.
     pub async fn blob_text(
         &self,
         caller: &Caller,
@@ -338,7 +342,7 @@ impl Registry {
     }
 }
 
-/// The registry's answer where "not there" is no failure.
+/// Turns an unknown manifest or repository into `None`.
 fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(found) => Ok(Some(found)),
@@ -347,7 +351,7 @@ fn known<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     }
 }
 
-/// A stored manifest was parsed before it was stored.
+/// Parses a stored manifest, which was valid when it was stored.
 pub(super) fn parse(stored: &StoredManifest) -> Result<Manifest, Error> {
     Manifest::parse(Some(&stored.media_type), &stored.bytes)
         .map_err(|_| Error::Corrupt { what: "manifest", value: stored.digest.to_string() })

@@ -1,5 +1,5 @@
-//! A stored blob as bytes that can be read at any offset, for what looks into model files. Reading blocks: only threads that
-//! may wait do it, and never those that serve requests.
+//! Reads stored blobs at any offset, for parsing model files. Reading blocks: it must run on blocking
+//! threads, never on those that serve requests.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard};
@@ -13,12 +13,12 @@ use super::Registry;
 use crate::Error;
 use crate::auth::Caller;
 
-/// The first read, which holds the whole header of most tensor blobs.
+/// The size of the first read, which covers the whole header of most tensor blobs.
 const FIRST_WINDOW_BYTES: u64 = 4096;
-/// Reads that go on where the last one ended grow up to this.
+/// Sequential reads grow up to this size.
 const MAX_WINDOW_BYTES: u64 = 1 << 20;
 
-/// A blob that is read by range. What was read last is kept, because headers are read in small pieces.
+/// A blob that is read by range. The last window is kept, because headers are read in small pieces.
 pub(crate) struct BlobReader {
     registry: Registry,
     repository: Repository,
@@ -31,16 +31,16 @@ pub(crate) struct BlobReader {
 
 #[derive(Default)]
 struct State {
-    /// Where the window begins.
+    /// The offset of the window.
     start: u64,
     window: Vec<u8>,
-    /// What the next window will have.
+    /// The size of the next window.
     next_bytes: u64,
     failed: Option<Error>,
 }
 
 impl Registry {
-    /// The blob, if it is there.
+    /// A reader of the blob, if the repository has it.
     pub(crate) async fn blob_reader(
         &self,
         caller: &Caller,
@@ -65,7 +65,7 @@ impl Registry {
 }
 
 impl BlobReader {
-    /// Why the storage did not answer, if it did not.
+    /// The error of a failed read of the storage, if any.
     pub(crate) fn failed(self) -> Option<Error> {
         self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).failed
     }
@@ -91,7 +91,7 @@ impl ReadAt for BlobReader {
         let mut state = self.state();
         let held = state.start + state.window.len() as u64;
         if offset < state.start || end > held {
-            // Reading on makes the window grow; a jump starts small again.
+            // Sequential reads grow the window; a seek starts with a small one again.
             let grown = if offset <= held && offset >= state.start { state.next_bytes } else { 0 };
             let bytes = grown.max(FIRST_WINDOW_BYTES).max(buf.len() as u64);
             let until = offset.saturating_add(bytes).min(self.size_bytes);
@@ -100,7 +100,7 @@ impl ReadAt for BlobReader {
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(error) => {
                     state.failed = Some(error);
-                    return Err(io::Error::other("the storage did not answer"));
+                    return Err(io::Error::other("the storage did not respond"));
                 }
             }
             state.start = offset;
