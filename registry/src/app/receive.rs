@@ -1,5 +1,6 @@
-//! A request body becomes durable bytes of an upload: hashed and written as it streams, through a bounded buffer,
-//! with a checkpoint now and then, so that a cut or a crash costs no more than what came after the last.
+//! Writes a request body to an upload: hashed and written as it streams, through a bounded buffer.
+//! Checkpoints are made regularly, so that an interruption or a crash loses only the bytes after the last
+//! one.
 
 use std::sync::Arc;
 
@@ -14,15 +15,15 @@ use crate::Error;
 use crate::blobs::{Append, Checkpoint, Held};
 use crate::store::UploadRow;
 
-/// How much is hashed and written in one go; two of these are in memory for each upload.
+/// How much is hashed and written at once; two of these are in memory for each upload.
 const BATCH_BYTES: usize = 1024 * 1024;
-/// A body of tiny pieces is not gathered beyond this many.
+/// The most pieces in a batch, for bodies of tiny pieces.
 const BATCH_PIECES: usize = 512;
-/// How much may be written before it is made durable and the upload's row moves on.
+/// How much may be written before the next checkpoint.
 const CHECKPOINT_BYTES: u64 = 64 * 1024 * 1024;
 
 impl Registry {
-    /// Writes the body behind what is there, with a checkpoint now and then and at a cut.
+    /// Appends the body to the upload, with regular checkpoints and one when the body is interrupted.
     pub(super) async fn upload_receive(
         &self,
         writing: &mut Writing,
@@ -30,7 +31,7 @@ impl Registry {
         body: Body,
     ) -> Result<(), Error> {
         let outcome = self.upload_stream(writing, chunk, body).await;
-        // Nobody else may have the file before the checkpoint under way is through.
+        // No other writer may use the file before the checkpoint in progress has ended.
         let settled = writing.settle().await;
         match outcome {
             Ok(()) => settled,
@@ -40,7 +41,7 @@ impl Registry {
                 Err(Error::BodyCut(reason))
             }
             Err(error) => {
-                // What the disk could not take, or does not fit: give it back at once.
+                // Free the space at once: the disk is full, or the body does not match its declaration.
                 let _ = writing.file.truncate(writing.saved.offset).await;
                 Err(error)
             }
@@ -60,7 +61,8 @@ impl Registry {
         loop {
             let Batch { pieces, len, end } = next;
             let got = writing.offset - start + len;
-            // 1. A body that is longer than announced is refused before it is written, a shorter one when it ends.
+            // 1. A body that is longer than declared is rejected before it is written, a shorter one when it
+            // ends.
             let whole = matches!(end, Some(End::Whole));
             let fits = |announced: u64| if whole { got == announced } else { got <= announced };
             if let Some(declared) = chunk.declared().filter(|declared| !fits(*declared)) {
@@ -72,7 +74,8 @@ impl Registry {
             if len > 0 && writing.file.is_sealed() {
                 return Err(Error::UploadConflict { id, offset: writing.saved.offset });
             }
-            // 2. Write this batch to its end, whatever comes: the next writer must find the file at rest.
+            // 2. Write the whole batch in any case, so that no write is in progress when the next writer
+            // starts.
             let room = writing.file.room_after(len);
             let written = write(&mut writing.file, &mut writing.hasher, writing.offset, pieces);
             let ahead = async {
@@ -87,7 +90,7 @@ impl Registry {
             if writing.file.whole_part().is_some() {
                 self.upload_send(writing).await?;
             }
-            // 3. Go on, unless that was all.
+            // 3. Continue, unless the body has ended.
             next = match ahead {
                 Ok(batch) => batch,
                 Err(End::Whole) => return Ok(()),
@@ -103,7 +106,7 @@ impl Registry {
         }
     }
 
-    /// Makes what was written so far durable and saves it, while the stream goes on.
+    /// Starts to make the written bytes durable and to save the offset, while the stream continues.
     fn upload_checkpoint(&self, writing: &mut Writing) {
         let (this, id, offset, generation) =
             (self.clone(), writing.id(), writing.offset, writing.saved.generation);
@@ -125,13 +128,15 @@ impl Registry {
         }));
     }
 
-    /// Sends a whole part on its way. Before the first one the row is told where they go, so that they are found whatever happens.
+    /// Sends a whole part. Before the first one, the upload's row records where the parts go, so that they
+    /// can be found after any failure.
     async fn upload_send(&self, writing: &mut Writing) -> Result<(), Error> {
         writing.settle().await?;
         let (id, generation) = (writing.id(), writing.saved.generation);
         let Some(parts) = writing.file.whole_part() else { return Ok(()) };
         if let Some(progress) = parts.begin(generation).await? {
-            // On an error the row may know of it all the same: whoever goes on goes on with it, and without a part it costs nothing.
+            // After an error the row may have recorded it nevertheless. The next writer then continues with
+            // it; without a part it costs nothing.
             if !self.store.upload_announce(id, generation, &progress).await? {
                 parts.take_back().await;
                 return Err(Error::UploadUnknown { id });
@@ -144,7 +149,7 @@ impl Registry {
         }
     }
 
-    /// Makes everything that was written durable where a blob of it can lie, so that only its row is missing.
+    /// Makes all written bytes durable at the location of the future blob, so that only its row is missing.
     pub(super) async fn upload_store(&self, writing: &mut Writing) -> Result<(), Error> {
         writing.settle().await?;
         let len = writing.offset;
@@ -162,7 +167,7 @@ impl Registry {
         }
     }
 
-    /// Makes everything that was written durable, and says so in the upload's row.
+    /// Makes all written bytes durable, and saves the offset in the upload's row.
     pub(super) async fn upload_save(&self, writing: &mut Writing) -> Result<(), Error> {
         if writing.offset > writing.saved.offset {
             self.upload_checkpoint(writing);
@@ -173,7 +178,7 @@ impl Registry {
 }
 
 impl ChunkRange {
-    /// Does the chunk start where the upload stands, and say one thing only?
+    /// Checks that the chunk starts at the upload's offset, and that its range and length agree.
     pub(super) fn fits(&self, row: &UploadRow) -> Result<(), Error> {
         let (id, offset) = (row.id, row.offset);
         if self.range.is_some_and(|(first, _)| first != offset) {
@@ -187,24 +192,24 @@ impl ChunkRange {
         }
     }
 
-    /// How many bytes the range names. A range whose last byte lies before its first names none.
+    /// The number of bytes in the range; 0 if the last byte is before the first.
     pub(super) fn declared(&self) -> Option<u64> {
         self.range.map(|(first, last)| if last < first { 0 } else { (last - first).saturating_add(1) })
     }
 }
 
-/// An upload in the hands of its one writer.
+/// An upload and its only writer.
 pub(super) struct Writing {
-    /// The row as it was when this writer took it.
+    /// The row at the time when this writer took over.
     pub(super) row: UploadRow,
-    /// What the row says by now.
+    /// The last saved state of the row.
     pub(super) saved: Saved,
-    /// How far the file is written, and the hash with it.
+    /// The end of the written and hashed bytes.
     pub(super) offset: u64,
-    /// How far it is durable, or about to be.
+    /// The end of the bytes that are durable, or will be after the current checkpoint.
     synced: u64,
     pub(super) file: Append,
-    /// Away only while a batch is hashed.
+    /// `None` only while a batch is hashed.
     hasher: Option<Hasher>,
     checkpoint: Option<JoinHandle<Result<Saved, Error>>>,
     turn: Held<Uuid>,
@@ -217,7 +222,7 @@ pub(super) struct Saved {
 }
 
 impl Writing {
-    /// Goes on where the row stands, in the turn of its one writer.
+    /// Continues at the row's offset, holding the lock of the upload's only writer.
     pub(super) fn start(row: UploadRow, file: Append, turn: Held<Uuid>) -> Result<Writing, Error> {
         let hasher = Hasher::restore(&row.hash_state)
             .map_err(|_| Error::Corrupt { what: "hash state", value: row.id.to_string() })?;
@@ -237,18 +242,18 @@ impl Writing {
         self.row.id
     }
 
-    /// Does the upload have objects that only its row leads to?
+    /// Whether the upload has objects that can only be found through its row.
     pub(super) fn has_objects(&self) -> bool {
         matches!(&self.file, Append::Parts(parts) if parts.has_objects())
     }
 
-    /// Can the digest be told from what is at hand?
+    /// Whether the digest can be computed now.
     pub(super) fn can_tell(&self, algorithm: Algorithm) -> bool {
         self.hasher.as_ref().is_some_and(|hasher| hasher.algorithm() == algorithm)
             || !matches!(&self.file, Append::Parts(parts) if parts.has_objects())
     }
 
-    /// Waits for the checkpoint under way.
+    /// Waits for the checkpoint in progress.
     async fn settle(&mut self) -> Result<(), Error> {
         if let Some(checkpoint) = self.checkpoint.take() {
             self.saved = checkpoint.await.map_err(|_| Error::Interrupted)??;
@@ -256,7 +261,7 @@ impl Writing {
         Ok(())
     }
 
-    /// The digest of everything written. Another algorithm than the session's costs one more reading of the file.
+    /// The digest of all written bytes. If the algorithm differs from the session's, the file is read again.
     pub(super) async fn digest(&mut self, algorithm: Algorithm) -> Result<Digest, Error> {
         match self.hasher.clone() {
             Some(hasher) if hasher.algorithm() == algorithm => Ok(hasher.finish()),
@@ -265,7 +270,7 @@ impl Writing {
     }
 }
 
-/// Hashes and writes a batch, each on its own thread.
+/// Hashes and writes a batch concurrently, on two threads.
 async fn write(
     file: &mut Append,
     hasher: &mut Option<Hasher>,
@@ -287,7 +292,7 @@ async fn write(
     written
 }
 
-/// Pieces of a body, and what came after them if that was its end.
+/// Pieces of a body, and how the body ended, if it did.
 #[derive(Default)]
 struct Batch {
     pieces: Vec<Bytes>,
@@ -302,7 +307,8 @@ enum End {
     Superseded,
 }
 
-/// The next batch of at most `room` bytes; what came with them and is too much is the `rest`, for the batch after.
+/// The next batch of at most `room` bytes. Excess bytes of the last piece are kept in `rest` for the
+/// following batch.
 async fn gather(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut Held<Uuid>) -> Batch {
     let most = room.min(BATCH_BYTES as u64);
     let mut batch = Batch::default();
@@ -319,7 +325,7 @@ async fn gather(body: &mut Body, rest: &mut Option<Bytes>, room: u64, turn: &mut
         };
         match piece {
             Some(Ok(mut piece)) => {
-                // Whole pieces go where there is room for any number of bytes.
+                // A file has unlimited room, so its pieces are never split.
                 let fits = usize::try_from(room - batch.len).unwrap_or(usize::MAX);
                 if piece.len() > fits {
                     *rest = Some(piece.split_off(fits));

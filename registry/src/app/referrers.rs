@@ -1,4 +1,5 @@
-//! Referrers: the manifests of a repository whose subject is a given digest, whether or not that exists.
+//! Referrers: the manifests of a repository whose subject is a given digest, whether or not the subject
+//! exists.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,8 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::{ReferrerRow, parsed};
 
-/// Annotations in one page. Clients refuse an index beyond 4 MiB, and a manifest may carry nearly as much.
+/// The most bytes of annotations in one page. Clients reject an index beyond 4 MiB, and a single manifest may
+/// have annotations of nearly that size.
 const PAGE_ANNOTATION_BYTES: usize = 2 * 1024 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +46,7 @@ impl Registry {
     }
 }
 
-/// How many rows go into one page by the size of their annotations: at least one.
+/// How many rows fit into one page by the size of their annotations: at least one.
 fn fitting(annotation_bytes: impl Iterator<Item = usize>) -> u32 {
     let mut total = 0;
     let fits = annotation_bytes.take_while(|bytes| {

@@ -1,5 +1,6 @@
-//! Names that ollama's clients spell in two ways: to them `x` and `library/x` are one model, here they may be two repositories.
-//! Reads use the spelling that has the content, writes the one that exists. The edge decides which names have two spellings.
+//! Names that ollama's clients spell in two ways: to them `x` and `library/x` are one model, here they may be
+//! two repositories. Reads use the spelling that has the content, writes the one that exists. The edge
+//! decides which names have two spellings.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Reference, Repository};
@@ -30,13 +31,13 @@ impl Spellings {
         std::iter::once(&self.first).chain(&self.second)
     }
 
-    /// The spelling that is not this one, if there is another.
+    /// The other spelling, if there is one.
     pub fn other_than(&self, repository: &Repository) -> Option<&Repository> {
         self.iter().find(|spelling| *spelling != repository)
     }
 }
 
-/// A name of one spelling.
+/// A name with one spelling.
 impl From<Repository> for Spellings {
     fn from(repository: Repository) -> Spellings {
         Spellings { first: repository, second: None }
@@ -44,7 +45,7 @@ impl From<Repository> for Spellings {
 }
 
 impl Registry {
-    /// The spelling that has a manifest which the caller may read; the first where neither has.
+    /// The spelling that has the manifest, if the caller may read it; otherwise the first.
     pub async fn spelling_of_manifest(
         &self,
         caller: &Caller,
@@ -68,7 +69,7 @@ impl Registry {
         Ok(names.first.clone())
     }
 
-    /// The spelling that has a blob; where neither has, the one that exists, for a mirrored one may fetch it.
+    /// The spelling that has the blob; otherwise the one that exists, because a mirror may fetch the blob.
     pub async fn spelling_of_blob(&self, names: &Spellings, digest: &Digest) -> Result<Repository, Error> {
         if names.second.is_some() {
             for repository in names.iter() {
@@ -80,7 +81,7 @@ impl Registry {
         self.spelling_that_exists(names).await
     }
 
-    /// The spelling that an upload was opened under; the first where there is no such upload.
+    /// The spelling under which the upload was opened; the first if there is no such upload.
     pub async fn spelling_of_upload(&self, names: &Spellings, id: Uuid) -> Result<Repository, Error> {
         if names.second.is_some()
             && let Some(upload) = self.store.upload_find_anywhere(id).await?
@@ -91,7 +92,7 @@ impl Registry {
         Ok(names.first.clone())
     }
 
-    /// The spelling that exists; the first where both do, or neither.
+    /// The spelling that exists; the first if both or neither exist.
     pub async fn spelling_that_exists(&self, names: &Spellings) -> Result<Repository, Error> {
         if let Some(second) = &names.second
             && !self.store.repository_exists(&names.first).await?
@@ -102,8 +103,8 @@ impl Registry {
         Ok(names.first.clone())
     }
 
-    /// The spelling that a write goes to: the one that exists, else the one without a namespace. Mirrored repositories take no writes,
-    /// so they are not chosen where the other spelling is none.
+    /// The spelling for a write: the one that exists, else the one without a namespace. A mirrored repository
+    /// accepts no writes, so an existing mirror is not chosen.
     pub async fn spelling_to_write(&self, names: &Spellings) -> Result<Repository, Error> {
         let Some(second) = &names.second else { return Ok(names.first.clone()) };
         for repository in [&names.first, second] {
@@ -117,8 +118,8 @@ impl Registry {
         Ok(names.iter().find(is_bare).unwrap_or(&names.first).clone())
     }
 
-    /// Links the blobs that only the other spelling of `repository` has. A client that takes the two for one repository was told that
-    /// they are there. True if all of them are linked now.
+    /// Links the blobs that only the other spelling of `repository` has: a client that takes both for one
+    /// repository was told that they exist. Returns true if all of them are linked now.
     pub async fn link_from_other_spelling(
         &self,
         caller: &Caller,

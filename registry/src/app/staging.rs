@@ -1,5 +1,6 @@
-//! Blobs that ollama's clients send before they say what for: `/api/blobs` has no name of a model in it. They lie in a repository of
-//! their own, under its rules and leases like any other upload, until a model is made that mounts them; what nobody uses is collected.
+//! Blobs that ollama's clients upload before they name a model: `/api/blobs` has no model name. They are
+//! stored in a separate repository, under its rules and leases like any other upload, until a created model
+//! mounts them. Unused ones are collected.
 
 use lode_model::digest::Digest;
 use lode_model::reference::Repository;
@@ -8,16 +9,17 @@ use super::{Body, ChunkRange, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 
-/// What that repository is called.
+/// The name of that repository.
 const STAGING: &str = "lode-staging";
 
-/// Where what a caller sends waits. As soon as callers can be told apart, each needs one of their own.
+/// The repository of staged blobs. Once callers can be distinguished, each needs a separate one.
 pub(super) fn staging() -> Repository {
-    STAGING.parse().expect("a constant that is a name")
+    STAGING.parse().expect("the constant is a valid repository name")
 }
 
 impl Registry {
-    /// Need a caller not send this blob? A yes keeps it for the upload lease, wherever it was.
+    /// Whether the blob is stored already, so that the caller need not upload it. If so, it is leased for the
+    /// upload lease.
     pub async fn staged_stat(&self, caller: &Caller, digest: &Digest) -> Result<bool, Error> {
         let staging = staging();
         allow(caller, Action::Push, Target::Repository(&staging))?;
@@ -30,7 +32,7 @@ impl Registry {
         }
     }
 
-    /// Takes a blob. False: it was here already, and the body was not needed.
+    /// Stores a blob. Returns false if it was stored already and the body was not read.
     pub async fn staged_put(
         &self,
         caller: &Caller,

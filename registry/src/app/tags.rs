@@ -1,4 +1,4 @@
-//! Tags and repositories as listings, in byte order, a page at a time.
+//! Listings of tags and repositories, in byte order, one page at a time.
 
 use lode_model::reference::{Repository, Tag};
 
@@ -6,7 +6,7 @@ use super::{Page, Registry};
 use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 
-/// The longest page of a listing, also where the client sets no limit of its own.
+/// The longest page of a listing, and the default.
 const PAGE: u32 = 10_000;
 
 impl Registry {
@@ -30,7 +30,7 @@ impl Registry {
         } else {
             self.store.tag_page(repository, last.unwrap_or_default(), i64::from(limit) + 1).await?
         };
-        // A repository with a tag is there.
+        // A repository with a tag exists.
         if items.is_empty() && !self.store.repository_exists(repository).await? {
             return Err(Error::NameUnknown { repository: repository.clone() });
         }
@@ -60,7 +60,7 @@ fn limit(n: Option<u32>) -> u32 {
 }
 
 impl<T> Page<T> {
-    /// A page out of one item more than fits, where there is one.
+    /// Cuts a list, which may have one item more than fits, to a page.
     pub(super) fn cut(mut items: Vec<T>, limit: u32) -> Page<T> {
         let limit = limit as usize;
         let more = items.len() > limit;

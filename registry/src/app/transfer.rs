@@ -1,5 +1,6 @@
-//! This server as the client of another registry: `/api/pull` and `/api/push`. Blobs that are here, or there, do not travel;
-//! what arrives is verified and stored like any push, and a name changes only once everything behind it is in place.
+//! This server as a client of another registry: `/api/pull` and `/api/push`. Blobs that the target already
+//! has are not transferred. Received content is verified and stored like any push, and a name changes only
+//! once all its content is stored.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -24,10 +25,10 @@ use crate::upstream::host_and_port;
 
 /// How long another registry may take to begin a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How many blobs are under way at a time.
+/// How many blobs are transferred at a time.
 const BLOBS_AT_ONCE: usize = 4;
 
-/// A model as another registry calls it.
+/// The name of a model on another registry.
 #[derive(Clone, Debug)]
 pub struct Remote {
     pub registry: lode_client::Registry,
@@ -42,7 +43,7 @@ impl Remote {
     }
 }
 
-/// What moves, for whoever watches.
+/// A progress report of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moved {
     Manifest,
@@ -50,23 +51,23 @@ pub enum Moved {
     AllBlobs,
 }
 
-/// Told of what moves; called often.
+/// Receives progress reports; called often.
 pub type Tell = Arc<dyn Fn(Moved) + Send + Sync>;
 
-/// Why a model cannot be fetched or sent.
+/// Why a model cannot be pulled or pushed.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     #[error(transparent)]
     Registry(#[from] Error),
     #[error("model '{name}' not found")]
     Unknown { name: String },
-    /// In the words that ollama's users know.
+    /// The wording of ollama.
     #[error("pull model manifest: file does not exist ({registry} has no {repository}:{reference})")]
     RemoteUnknown { registry: String, repository: Repository, reference: Reference },
-    /// The source repeats what a stranger sent, and is for the log only.
+    /// The source contains text from the other registry, and is only for the log.
     #[error("{}", .0.summary())]
     Remote(#[source] lode_client::Error),
-    /// As above.
+    /// Like `Remote`.
     #[error("the registry at {registry} sent a manifest that cannot be used")]
     Manifest {
         registry: String,
@@ -76,14 +77,15 @@ pub enum TransferError {
 }
 
 impl Registry {
-    /// The registry at `address`, a base URL or `host[:port]`, for a request that names it.
+    /// A client of the registry at `address` (a base URL or `host[:port]`), for a request that names it.
     pub(crate) fn remote_registry(
         &self,
         address: &str,
         login: Option<Login>,
     ) -> Result<lode_client::Registry, TransferError> {
         let url = lode_client::base_url(address, PlainHttp::default()).map_err(TransferError::Remote)?;
-        // Where the caller is on this machine anyway, they may name a registry on it. That registry may not name another.
+        // If all callers are on this machine, they may name a registry on it. That registry may not name
+        // another.
         let is_local = url.host_str().is_some_and(lode_client::is_loopback_host);
         let egress = match is_local && self.config().is_open_to_this_machine_only() {
             true => self.egress().permitting(&url),
@@ -106,7 +108,7 @@ impl Registry {
         client.registry(url.as_str()).map_err(TransferError::Remote)
     }
 
-    /// Fetches a model under a name here.
+    /// Pulls a model and stores it under a local name.
     pub async fn model_pull(
         &self,
         caller: &Caller,
@@ -115,17 +117,17 @@ impl Registry {
         tell: &Tell,
     ) -> Result<Digest, TransferError> {
         self.may_push(caller, repository)?;
-        // 1. Its manifest, and those it lists.
+        // 1. Fetch its manifest, and the manifests of an index.
         tell(Moved::Manifest);
         let manifests = self.gather_remote(remote).await?;
-        // 2. What they are made of, and is not here.
+        // 2. Fetch the missing blobs.
         stream::iter(blobs_of(&manifests))
             .map(|blob| self.blob_fetch(caller, remote, repository, blob, tell))
             .buffer_unordered(BLOBS_AT_ONCE)
             .try_collect::<Vec<()>>()
             .await?;
         tell(Moved::AllBlobs);
-        // 3. Children first; the named one is visible only when it is whole.
+        // 3. Store the manifests, children first: a name is visible only when it is complete.
         let mut digest = None;
         for (at, (raw, manifest)) in manifests.iter().enumerate() {
             let by_digest = Reference::Digest(raw.digest.clone());
@@ -165,7 +167,7 @@ impl Registry {
         let Descriptor { digest, size, .. } = blob;
         let told = |completed| tell(Moved::Blob { digest: digest.clone(), total: size, completed });
         told(0);
-        // 1. It may be here, in this repository or in another that the caller may read.
+        // 1. The blob may be stored, in this repository or in another one that the caller may read.
         let is_here = match self.blob_stat(caller, repository, &digest).await {
             Ok(_) => true,
             Err(Error::BlobUnknown { .. }) => {
@@ -177,7 +179,7 @@ impl Registry {
             told(size);
             return Ok(());
         }
-        // 2. Otherwise it comes as an upload of our own, which checks its length and its digest.
+        // 2. Otherwise it is fetched as an upload, which checks its length and digest.
         let (tell, counted) = (tell.clone(), digest.clone());
         let mut completed = 0;
         let bytes = remote.registry.blob_read(&remote.repository, &digest, size).inspect_ok(move |piece| {
@@ -196,7 +198,7 @@ impl Registry {
         }
     }
 
-    /// Sends a model to another registry.
+    /// Pushes a model to another registry.
     pub async fn model_push(
         &self,
         caller: &Caller,
@@ -204,19 +206,19 @@ impl Registry {
         remote: &Remote,
         tell: &Tell,
     ) -> Result<Digest, TransferError> {
-        // 1. What it consists of. A sparse index lists what is not here, and is sent as sparse.
+        // 1. Collect its manifests. A sparse index lists absent manifests, and is pushed as a sparse one.
         let unknown = || TransferError::Unknown { name: format!("{repository}:{reference}") };
         let manifests = match self.manifests_below(caller, repository, reference).await {
             Err(Error::ManifestUnknown { .. } | Error::NameUnknown { .. }) => return Err(unknown()),
             manifests => manifests?,
         };
-        // 2. What of it is not there.
+        // 2. Send the missing blobs.
         stream::iter(blobs_of(&manifests))
             .map(|blob| self.blob_send(caller, repository, remote, blob, tell))
             .buffer_unordered(BLOBS_AT_ONCE)
             .try_collect::<Vec<()>>()
             .await?;
-        // 3. Children first.
+        // 3. Push the manifests, children first.
         tell(Moved::AllBlobs);
         let mut digest = None;
         for (at, (stored, _)) in manifests.iter().enumerate() {
@@ -247,7 +249,7 @@ impl Registry {
         match offer.map_err(TransferError::Remote)? {
             Offer::Present => tell(Moved::Blob { digest, total: size, completed: size }),
             Offer::Wanted(upload) => {
-                // Asked here, so that a caller who may not read it is told so.
+                // Checked here, so that a caller without permission gets the error.
                 self.blob_find(caller, repository, &digest).await?;
                 let content = Arc::new(HeldContent {
                     registry: self.clone(),
@@ -269,7 +271,7 @@ impl Registry {
     }
 }
 
-/// A blob of ours on its way out.
+/// A stored blob that is being sent.
 struct HeldContent {
     registry: Registry,
     caller: Caller,
@@ -295,7 +297,7 @@ impl Content for HeldContent {
     }
 }
 
-/// A stream as a thread that may block reads it.
+/// Reads a stream on a blocking thread.
 struct Reader {
     bytes: BlobStream,
     piece: Bytes,

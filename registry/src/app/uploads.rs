@@ -1,5 +1,6 @@
-//! Uploads: bytes are hashed and written as they stream, and an offset is told only once everything before it is durable.
-//! An upload that was cut off goes on from its last checkpoint, in this process or after a restart.
+//! Uploads: bytes are hashed and written as they stream, and an offset is reported only once all bytes before
+//! it are durable. An interrupted upload continues from its last checkpoint, in this process or after a
+//! restart.
 
 use std::time::Duration;
 
@@ -15,15 +16,16 @@ use crate::auth::{Action, Caller, Target, allow};
 use crate::blobs::{Append, Held, Placed, key};
 use crate::store::{NewUpload, Tx, UploadRow};
 
-/// How long a request waits for a storage that does not respond.
+/// How long a request waits for an unresponsive storage.
 #[derive(Clone, Copy)]
 pub(super) struct UploadTimeouts {
-    /// For another writer of the same upload to give way: longer than a part takes on a slow line.
+    /// For another writer of the same upload to stop: longer than a part takes on a slow connection.
     pub(super) turn: Duration,
-    /// The same for a cancel. It need not wait: a writer on another replica is not waited for either.
+    /// The same for a cancellation. It could skip the wait: a writer on another replica is not waited for
+    /// either.
     pub(super) cancel_turn: Duration,
-    /// For the removal of an upload's bytes, which continues in the background. If it fails, the upload is removed when it is
-    /// cancelled again or expires.
+    /// For the deletion of an upload's bytes, which continues in the background. If it fails, the upload is
+    /// deleted when it is cancelled again or expires.
     pub(super) end: Duration,
 }
 
@@ -35,7 +37,7 @@ impl Default for UploadTimeouts {
 }
 
 impl Registry {
-    /// Opens an upload. `algorithm` is what the client says it will name the blob by.
+    /// Opens an upload. `algorithm` is the digest algorithm that the client announces.
     pub async fn upload_create(
         &self,
         caller: &Caller,
@@ -59,7 +61,7 @@ impl Registry {
         self.store.upload_insert(NewUpload { id, repository, store_key, algorithm, in_one }).await
     }
 
-    /// Where an upload stands.
+    /// The offset of an upload.
     pub async fn upload_status(
         &self,
         caller: &Caller,
@@ -71,7 +73,7 @@ impl Registry {
         Ok(UploadStatus { id, offset: row.offset })
     }
 
-    /// Ends an upload without a blob. Whoever is writing to it is stopped.
+    /// Cancels an upload and stops its writer.
     pub async fn upload_cancel(
         &self,
         caller: &Caller,
@@ -91,7 +93,8 @@ impl Registry {
         .await
     }
 
-    /// Appends a chunk. The answer's offset is durable; on an error the upload's status tells what is.
+    /// Appends a chunk. The returned offset is durable; after an error the upload's status has the durable
+    /// offset.
     pub async fn upload_append(
         &self,
         caller: &Caller,
@@ -115,7 +118,7 @@ impl Registry {
         .await
     }
 
-    /// Appends the last chunk (which may be empty) and makes the upload the blob that `digest` names.
+    /// Appends the last chunk (which may be empty) and commits the upload as the blob `digest`.
     pub async fn upload_finish(
         &self,
         caller: &Caller,
@@ -143,9 +146,9 @@ impl Registry {
         body: Body,
         expected: Option<Digest>,
     ) -> Result<BlobInfo, Error> {
-        // 1. The rest of the bytes.
+        // 1. Write the rest of the bytes.
         self.upload_receive(writing, chunk, body).await?;
-        // 2. Are they what the client says? If not, no later chunk can make them so.
+        // 2. Check the digest. No later chunk can correct a mismatch.
         let algorithm = expected.as_ref().map_or(Algorithm::Sha256, Digest::algorithm);
         if !writing.can_tell(algorithm) {
             // Parts cannot be read until they are one object.
@@ -156,7 +159,7 @@ impl Registry {
             self.upload_forget(writing).await?;
             return Err(Error::DigestMismatch { expected, got: digest });
         }
-        // 3. Durable, unless the registry has it already, then visible.
+        // 3. Make the bytes durable, unless the blob exists, then make the blob visible.
         if self.store.blob_live(&digest).await?.is_none() {
             self.upload_store(writing).await?;
         }
@@ -165,7 +168,7 @@ impl Registry {
         Ok(BlobInfo { digest, size_bytes: writing.offset })
     }
 
-    /// Stores a blob from a single body; nothing stays of one that fails.
+    /// Stores a blob from a single body. A failed one leaves nothing behind.
     pub async fn blob_put(
         &self,
         caller: &Caller,
@@ -177,7 +180,8 @@ impl Registry {
         self.blob_take(caller, repository, Some(digest.clone()), chunk, body).await
     }
 
-    /// As [`Registry::blob_put`], for bytes of our own whose digest shows only when they are made.
+    /// Like [`Registry::blob_put`], for bytes that the server produces, whose digest is known only at the
+    /// end.
     pub(super) async fn blob_make(
         &self,
         caller: &Caller,
@@ -205,14 +209,14 @@ impl Registry {
             let id = row.id;
             let stored = async {
                 chunk.fits(&row)?;
-                // Nobody else knows of it, so that there is nothing to take over.
+                // No other request knows this upload, so there is nothing to take over.
                 let turn = this.writers.lock(id).await;
                 let mut writing = this.upload_start(row, turn).await?;
                 this.upload_close(&repository, &mut writing, chunk, body, digest).await
             };
             let stored = stored.await;
             if stored.is_err() {
-                // The first error counts; a session that stays behind expires.
+                // The first error is returned; a remaining session expires.
                 let _turn = this.writers.lock(id).await;
                 if let Ok(Some(row)) = this.store.upload_find(&repository, id).await {
                     let _ = this.upload_end_soon(row).await;
@@ -223,8 +227,8 @@ impl Registry {
         .await
     }
 
-    /// Writes a small blob whole, under its digest's lock. In object storage, an upload's row records the key until the blob's
-    /// row does.
+    /// Writes a small blob at once, under its digest's lock. In object storage, an upload's row records the
+    /// key until the blob's row does.
     pub(super) async fn bytes_put(
         &self,
         repository: &Repository,
@@ -239,15 +243,15 @@ impl Registry {
         match self.blobs.put(row.id, digest, bytes, lock.guard()).await {
             Ok(placed) => Ok((placed, Some(row))),
             Err(error) => {
-                // The first error counts; what stays expires.
+                // The first error is returned; a remaining upload expires.
                 let _ = self.upload_end_soon(row).await;
                 Err(error)
             }
         }
     }
 
-    /// Ends an upload without a blob. False if another writer, a commit or a cancel came first. Once begun it runs to its end,
-    /// whatever becomes of the caller.
+    /// Deletes an upload. Returns false if another writer, a commit or a cancellation came first. Once begun
+    /// it runs to its end, even if the caller stops waiting.
     pub(crate) async fn upload_end(&self, row: UploadRow) -> Result<bool, Error> {
         let this = self.clone();
         detached(async move {
@@ -258,7 +262,8 @@ impl Registry {
                 this.bytes_drop(&row.store_key).await?;
                 return Ok(true);
             }
-            // From here on every writer fails. The row is deleted last, because the bytes are found through it.
+            // From here on every writer fails. The row is deleted last, because it records where the bytes
+            // are.
             let Some(row) = this.store.upload_take_to_end(row.id, row.generation).await? else {
                 return Ok(false);
             };
@@ -268,13 +273,13 @@ impl Registry {
         .await
     }
 
-    /// As `upload_end`, while a client waits: after a timeout the removal continues in the background.
+    /// Like `upload_end`, while a client waits: after a timeout the deletion continues in the background.
     async fn upload_end_soon(&self, row: UploadRow) -> Result<bool, Error> {
         tokio::time::timeout(self.timeouts.end, self.upload_end(row)).await.map_err(silent)?
     }
 
-    /// The turn of an upload's one writer in this process. On object storage, where the index decides between writers, nobody
-    /// waits longer than this.
+    /// Takes the lock of an upload's only writer in this process. With object storage the database decides
+    /// between writers, so the wait is limited.
     async fn upload_turn(&self, id: Uuid, limit: Duration) -> Result<Held<Uuid>, Error> {
         let turn = self.writers.lock(id);
         match self.blobs.is_shared() {
@@ -283,20 +288,21 @@ impl Registry {
         }
     }
 
-    /// Ends the upload in this writer's hands: no later chunk can make it good, or its bytes are not needed.
+    /// Deletes the upload of this writer: no later chunk can make it valid, or its bytes are not needed.
     async fn upload_forget(&self, writing: &Writing) -> Result<(), Error> {
         let row = UploadRow { generation: writing.saved.generation, ..writing.row.clone() };
         self.upload_end_soon(row).await.map(drop)
     }
 
-    /// Removes bytes in the folder whose upload no longer exists. Once begun it runs to its end, whatever becomes of the caller.
+    /// Deletes a file whose upload no longer exists. Once begun it runs to its end, even if the caller stops
+    /// waiting.
     pub(crate) async fn upload_drop(&self, store_key: &str) -> Result<(), Error> {
         let (this, store_key) = (self.clone(), store_key.to_owned());
         detached(async move { this.bytes_drop(&store_key).await }).await
     }
 
     async fn bytes_drop(&self, store_key: &str) -> Result<(), Error> {
-        // A commit may have placed them under a blob's name too, and crashed before it wrote the blob's row.
+        // A commit may also have linked the file as a blob, and crashed before it wrote the blob's row.
         if let Some(digest) = self.blobs.placed(store_key).await? {
             let lock = self.digests.lock(digest.clone()).await;
             self.blob_unplace(&digest, &lock).await?;
@@ -305,7 +311,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Removes a blob's bytes unless the database lists them.
+    /// Deletes a blob's bytes unless the database lists them.
     pub(super) async fn blob_unplace(&self, digest: &Digest, lock: &Held<Digest>) -> Result<(), Error> {
         match self.store.blob_live(digest).await? {
             Some(_) => Ok(()),
@@ -313,7 +319,7 @@ impl Registry {
         }
     }
 
-    /// The upload's row for ending it, also if an earlier attempt to end it failed.
+    /// The row of an upload to delete, even if an earlier attempt to delete it failed.
     async fn upload_row_to_end(&self, repository: &Repository, id: Uuid) -> Result<UploadRow, Error> {
         let row = self.store.upload_find_anywhere(id).await?;
         row.filter(|row| row.repository == *repository).ok_or(Error::UploadUnknown { id })
@@ -323,7 +329,7 @@ impl Registry {
         self.store.upload_find(repository, id).await?.ok_or(Error::UploadUnknown { id })
     }
 
-    /// Becomes the upload's one writer, if the chunk starts where the upload stands.
+    /// Becomes the upload's only writer, if the chunk starts at the upload's offset.
     async fn upload_open(
         &self,
         repository: &Repository,
@@ -331,13 +337,14 @@ impl Registry {
         chunk: ChunkRange,
         to_commit: bool,
     ) -> Result<Writing, Error> {
-        // 1. A chunk that does not fit must not disturb the writer at work.
+        // 1. A chunk with a wrong offset must not disturb the current writer.
         let row = self.upload_row(repository, id).await?;
         chunk.fits(&row)?;
         let start = row.offset;
-        // 2. One that does takes over: the old connection of a client that came back may not know that it is dead. Here it gives
-        //    way by itself; one elsewhere fails at its next save. Taking an upload over waits for a commit whose answer was lost,
-        //    so that from here on it is certain that there was none.
+        // 2. One with the right offset takes over: the server may not know yet that the client's old
+        // connection is dead. A writer in this process stops; one on another replica fails at its next save.
+        // Taking over waits for a commit whose response was lost, so from here on it is certain that there
+        // was none.
         let turn = self.upload_turn(id, self.timeouts.turn).await?;
         let row = self.upload_row(repository, id).await?;
         let placed = self.blobs.placed(&row.store_key).await?;
@@ -358,13 +365,13 @@ impl Registry {
         self.upload_start(row, turn).await
     }
 
-    /// The bytes and the hash of an upload, as they were at its row's offset.
+    /// Opens the bytes and the hash of an upload at its row's offset.
     async fn upload_start(&self, row: UploadRow, turn: Held<Uuid>) -> Result<Writing, Error> {
         let file = self.blobs.append(&row).await?;
         Writing::start(row, file, turn)
     }
 
-    /// Tells an upload that another writer moved from one that is gone.
+    /// Distinguishes an upload that another writer advanced from one that no longer exists.
     async fn upload_outcome<T>(
         &self,
         repository: &Repository,
@@ -376,7 +383,7 @@ impl Registry {
                 Err(Error::UploadConflict { id, offset: row.offset })
             }
             Err(Error::UploadLost { id }) => {
-                // What is left of it is of no use. Whatever keeps it here, it expires.
+                // The rest of it is useless. If the deletion fails, it expires.
                 if let Ok(Some(row)) = self.store.upload_find(repository, id).await {
                     let _ = self.upload_end_soon(row).await;
                 }
@@ -386,7 +393,7 @@ impl Registry {
         }
     }
 
-    /// Makes durable bytes a live blob, linked, and ends the upload.
+    /// Commits durable bytes as a live, linked blob, and deletes the upload.
     async fn upload_commit(
         &self,
         repository: &Repository,
@@ -394,8 +401,9 @@ impl Registry {
         digest: &Digest,
     ) -> Result<(), Error> {
         let lock = self.digests.lock(digest.clone()).await;
-        // 1. Content that is live already only gets a link, and the fresh bytes are dropped. A live row whose bytes are gone or
-        //    torn is damage, which these bytes repair. No row is locked while the storage is asked.
+        // 1. Content that is already live only gets a link, and the new bytes are deleted. If the bytes of a
+        // live row are missing or have a wrong size, the new bytes replace them. No row is locked while the
+        // storage is read.
         let mut damaged = None;
         if let Some((size_bytes, held)) = self.store.blob_live(digest).await? {
             if self.blobs.size(&held).await? != Some(size_bytes) {
@@ -404,8 +412,9 @@ impl Registry {
                 return self.upload_spare(writing).await;
             }
         }
-        // 2. Otherwise the bytes take their place, and the row follows. A crash in between leaves the upload, and bytes that
-        //    nothing lists; they go when the upload goes on or is purged.
+        // 2. Otherwise the bytes are moved to their final location before the row is written. A crash in
+        // between leaves the upload, and unlisted bytes; they are deleted when the upload continues or
+        // expires.
         self.upload_store(writing).await?;
         let store_key = self.blobs.place(&writing.file, &writing.row.store_key, digest, lock.guard()).await?;
         let damaged = damaged.as_deref();
@@ -414,13 +423,14 @@ impl Registry {
                 self.upload_tidy(writing, &store_key).await;
                 Ok(())
             }
-            // Another server stored the same content meanwhile.
+            // Another replica stored the same content meanwhile.
             Ok(false) => self.upload_spare(writing).await,
             Err(error) => {
-                // Only a commit that another writer forestalled is certain not to have happened. Parts that became an object are
-                // that writer's as well.
+                // Only if another writer came first is it certain that this commit failed. An object
+                // completed from the parts may belong to that writer as well.
                 if matches!(error, Error::UploadUnknown { .. }) {
-                    // The first error counts; what cannot be undone now is when the upload goes on or is purged.
+                    // The first error is returned; what cannot be undone now is undone when the upload
+                    // continues or expires.
                     match &writing.file {
                         Append::File(_) => drop(self.blob_unplace(digest, &lock).await),
                         Append::Parts(parts) => {
@@ -435,15 +445,16 @@ impl Registry {
         }
     }
 
-    /// Drops what is left of an upload whose bytes became a blob, and its row with it. What a crash leaves is purged.
+    /// Deletes the leftovers of an upload whose bytes became a blob. The expiry job deletes what a crash
+    /// leaves.
     async fn upload_tidy(&self, writing: &Writing, store_key: &str) {
         match &writing.file {
             Append::File(_) => self.blobs.discard(&writing.row.store_key).await,
             Append::Parts(parts) => {
                 if writing.row.attempts > 1 {
-                    // Earlier attempts may have left objects of their own.
+                    // Earlier attempts may have left separate objects.
                     if let Err(error) = self.blobs.clear(&writing.row, Some(store_key)).await {
-                        tracing::warn!(id = %writing.row.id, %error, "bytes of earlier attempts stay behind");
+                        tracing::warn!(id = %writing.row.id, %error, "failed to delete objects of earlier commit attempts");
                     }
                 } else if let Some(tail) = parts.tail() {
                     self.blobs.discard(tail).await;
@@ -452,12 +463,13 @@ impl Registry {
         }
     }
 
-    /// Drops the bytes of an upload that the registry had already. In object storage its row is still there to find them by.
+    /// Deletes the bytes of an upload whose blob exists already. In object storage its row still records
+    /// where they are.
     async fn upload_spare(&self, writing: &Writing) -> Result<(), Error> {
         if !writing.has_objects() {
             self.upload_tidy(writing, "").await;
         } else if let Err(error) = self.upload_forget(writing).await {
-            tracing::warn!(id = %writing.row.id, %error, "an upload that is not needed stays until it expires");
+            tracing::warn!(id = %writing.row.id, %error, "failed to delete redundant upload; it will expire");
         }
         Ok(())
     }
@@ -478,7 +490,8 @@ impl Registry {
         Ok(true)
     }
 
-    /// False where the content became live meanwhile, under another key: it is linked, and the bytes are spare.
+    /// Returns false if the content became live meanwhile under another key: it is linked, and the new bytes
+    /// are redundant.
     async fn upload_commit_fresh(
         &self,
         repository: &Repository,
@@ -493,7 +506,8 @@ impl Registry {
         Ok(ours)
     }
 
-    /// Links a blob and, unless its row is needed to clean up by, ends its upload, in the transaction that holds the blob's row.
+    /// Links a blob in the transaction that locks the blob's row. Also deletes the upload's row, unless
+    /// cleaning up needs it.
     async fn upload_link(
         &self,
         mut tx: Tx,

@@ -1,4 +1,4 @@
-//! The way through an index and all that it lists, within limits: what a stranger's index names may be without end.
+//! Walks an index and everything that it lists, within limits: an untrusted index may list without end.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,15 @@ use super::{Registry, StoredManifest, models};
 use crate::Error;
 use crate::auth::Caller;
 
-/// How deep an index of indexes is followed.
+/// The greatest depth of nested indexes.
 const MAX_DEPTH: usize = 8;
-/// How many manifests one walk takes in, and how much they may have together: they are in memory until the last one is known.
+/// The most manifests of one walk, and their total size: they are all in memory until the walk ends.
 const MAX_MANIFESTS: usize = 10_000;
 const MAX_BYTES: usize = 128 * 1024 * 1024;
 
-/// Goes down first: whoever asks for the [`next`](Walk::next) reference tells what it [`found`](Walk::found) there. Each manifest
-/// comes once, and in `done` behind all that it lists, so that they can be stored in that order; the one asked for is the last.
+/// A depth-first walk. The caller takes the [`next`](Walk::next) reference and reports the manifest that it
+/// [`found`](Walk::found). Each manifest is visited once. In `done` it follows everything that it lists, so
+/// that the manifests can be stored in that order; the start is the last.
 pub(super) struct Walk<M> {
     ahead: Vec<Stop<M>>,
     depth: usize,
@@ -27,9 +28,9 @@ pub(super) struct Walk<M> {
 }
 
 enum Stop<M> {
-    /// To be looked at, and how deep it lies.
+    /// A reference to visit, and its depth.
     Wanted(Reference, usize),
-    /// Looked at; what it lists lies above it.
+    /// A visited manifest; its children are above it on the stack.
     Found(Box<(M, Manifest)>),
 }
 
@@ -39,7 +40,7 @@ impl<M> Walk<M> {
         Walk { ahead, depth: 0, seen: BTreeSet::new(), bytes: 0, done: Vec::new() }
     }
 
-    /// What to look at next.
+    /// The next reference to visit.
     pub(super) fn next(&mut self) -> Option<Reference> {
         loop {
             match self.ahead.pop()? {
@@ -53,12 +54,12 @@ impl<M> Walk<M> {
         }
     }
 
-    /// Is what is looked at now listed by another? Then it may be absent.
+    /// Whether the current manifest is listed by another. If so, it may be absent.
     pub(super) fn is_below(&self) -> bool {
         self.depth > 1
     }
 
-    /// Takes in what was asked for last: `manifest`, of `len` bytes.
+    /// Adds the manifest of the last reference: `manifest`, of `len` bytes.
     pub(super) fn found(&mut self, manifest: M, parsed: Manifest, len: usize) -> Result<(), Error> {
         self.bytes = self.bytes.saturating_add(len);
         let children: Vec<Stop<M>> = parsed
@@ -81,7 +82,7 @@ impl<M> Walk<M> {
     }
 }
 
-/// The blobs of all these manifests, each once.
+/// The blobs of all these manifests, without duplicates.
 pub(super) fn blobs_of<M>(manifests: &[(M, Manifest)]) -> Vec<Descriptor> {
     let mut seen = BTreeSet::new();
     let blobs = manifests.iter().flat_map(|(_, manifest)| manifest.blobs());
@@ -89,7 +90,8 @@ pub(super) fn blobs_of<M>(manifests: &[(M, Manifest)]) -> Vec<Descriptor> {
 }
 
 impl Registry {
-    /// A manifest that is here and all that it lists, as far as that is here: itself the last, each behind what it lists.
+    /// A stored manifest and all stored manifests below it. Each follows what it lists, so the start is the
+    /// last.
     pub(super) async fn manifests_below(
         &self,
         caller: &Caller,
@@ -126,7 +128,7 @@ mod tests {
         Manifest::parse(None, json.to_string().as_bytes()).unwrap()
     }
 
-    /// Walks over indexes by name from the first one on; what is not among them is absent.
+    /// Walks indexes by name from the first one; the others are absent.
     fn walk(indexes: &[(&'static str, &[&str])], len: usize) -> Result<Vec<&'static str>, Error> {
         let mut walk = Walk::from(Reference::Digest(digest(indexes[0].0)));
         while let Some(reference) = walk.next() {
@@ -160,7 +162,7 @@ mod tests {
             .collect();
         assert!(walk(&chain[1..], 1).is_ok());
         assert!(matches!(walk(&chain, 1), Err(Error::IndexTooLarge { .. })));
-        // Together they have more than fits in memory.
+        // Together they exceed the memory limit.
         assert!(matches!(walk(&chain[1..], MAX_BYTES / 4), Err(Error::IndexTooLarge { .. })));
     }
 }

@@ -1,4 +1,5 @@
-//! Telling webhooks: an event is written down with the change that it tells of, all or nothing, and delivered afterwards.
+//! Webhook events. An event is stored in the transaction of the change that it reports, and delivered
+//! afterwards.
 
 use lode_model::digest::Digest;
 use lode_model::reference::Tag;
@@ -13,11 +14,11 @@ use crate::config::hide_password;
 use crate::store::{Delivery, Tx, Unreferenced, Why, now_ms};
 use crate::webhooks::{Event, Webhook};
 
-/// An event that an address has not taken.
+/// An event that a target has not accepted.
 #[derive(Clone, Debug, Serialize)]
 pub struct WebhookDelivery {
     pub id: String,
-    /// The event's id, as the address sees it.
+    /// The event's id, as the target sees it.
     pub event: String,
     pub kind: String,
     pub url: String,
@@ -25,12 +26,12 @@ pub struct WebhookDelivery {
     pub created_at: i64,
     pub attempts: i64,
     pub problem: Option<String>,
-    /// Set where no further attempt is made.
+    /// Set if there is no further attempt.
     pub given_up_at: Option<i64>,
 }
 
 impl Registry {
-    /// Writes `event` down for every address that wants it, in the transaction of the change.
+    /// Stores `event` for every target that subscribes to it, in the transaction of the change.
     pub(super) async fn announce(&self, tx: &mut Tx, event: Event<'_>) -> Result<(), Error> {
         let wanting: Vec<&Webhook> =
             self.config.webhook.iter().filter(|webhook| webhook.wants(&event)).collect();
@@ -53,7 +54,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells of a manifest that was just put, and of each tag with what it named before.
+    /// Announces a stored manifest, and each moved tag with its previous target.
     pub(super) async fn announce_push(
         &self,
         tx: &mut Tx,
@@ -71,8 +72,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Removes manifests with their tags, and announces it; the time with each starts the grace of what it named. Returns how many
-    /// existed. The repositories are locked.
+    /// Removes manifests with their tags, and announces it. The time with each manifest starts the grace
+    /// period of its content. Returns how many existed. The repositories are locked.
     pub(super) async fn manifests_take_away(
         &self,
         tx: &mut Tx,
@@ -122,7 +123,7 @@ impl Registry {
         Ok(Page { items, more })
     }
 
-    /// Delivers an event at once, also one that was given up. False if there is none.
+    /// Delivers an event at once, even an abandoned one. Returns false if there is none.
     pub async fn webhook_retry(&self, caller: &Caller, id: Uuid) -> Result<bool, Error> {
         allow(caller, Action::Administer, Target::Server)?;
         self.store.delivery_again(&id.to_string(), now_ms()).await

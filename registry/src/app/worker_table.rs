@@ -1,5 +1,5 @@
-//! The attached workers as this replica last read them, for about a second: routing a request costs no query. What changes
-//! with every heartbeat is read and written for all workers at once; a worker's inventory only when it changed.
+//! A cache of the attached workers, valid for about a second, so that routing a request costs no query.
+//! Heartbeat data is read and written for all workers at once; a worker's inventory only when it changed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,17 +15,17 @@ use crate::Error;
 use crate::error::chain;
 use crate::store::{Store, WorkerRow};
 
-/// For how long the table is used before it is read again.
+/// How long the table is used before it is read again.
 const FRESH: Duration = Duration::from_secs(1);
-/// How often every row is read again: replicas of the previous version do not number what they change.
+/// How often every row is read again: replicas of the previous version do not number their changes.
 const FULL_INTERVAL: Duration = Duration::from_secs(30);
 /// How often heartbeats are written.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// How often workers are forgotten that were not seen for long.
+/// How often workers that were not seen for long are deleted.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
-/// A change of free memory by less than this part of all memory is not written by itself.
+/// A change of free memory by less than this fraction of all memory does not cause a write.
 const MEMORY_STEPS: u64 = 8;
-/// What changes with each request that a loaded model serves, and is not written by itself.
+/// Fields that change with each request to a loaded model, and do not cause a write.
 const VOLATILE: [&str; 2] = ["expires_at", "requests"];
 /// How many rows one query reads.
 const ROWS: usize = 1000;
@@ -94,9 +94,9 @@ impl WorkerTable {
 #[derive(Default)]
 pub(super) struct Workers {
     last: Mutex<Last>,
-    /// One reads the table for all who wait for it.
+    /// One caller reads the table for all that wait for it.
     reading: tokio::sync::Mutex<()>,
-    /// Counts what this replica changed, so that its next request sees it.
+    /// Counts the changes of this replica, so that its next request sees them.
     changes: AtomicU64,
     beats: Mutex<BTreeSet<Uuid>>,
 }
@@ -121,8 +121,8 @@ impl Workers {
         (at.elapsed() < FRESH && changes == self.changes.load(Ordering::SeqCst)).then_some(last.table)
     }
 
-    /// The table, read again if it is older than a second or this replica changed something. While the database is away the last
-    /// one is used, for as long as its workers would count as attached.
+    /// The table, read again if it is older than a second or this replica changed something. While the
+    /// database is unavailable the last table is used, as long as its workers would count as attached.
     pub(super) async fn table(&self, store: &Store) -> Result<Arc<WorkerTable>, Error> {
         if let Some(table) = self.fresh() {
             return Ok(table);
@@ -175,7 +175,7 @@ impl Workers {
                     (Arc::new(Worker::try_from(row)?), inventory)
                 }
                 (None, Some(entry)) if !is_full => (entry.worker.clone(), entry.inventory),
-                // It left in between.
+                // It was deleted meanwhile.
                 (None, _) => continue,
             };
             entries.push(Entry { worker, inventory, seen_at: state.seen_at });
@@ -183,12 +183,12 @@ impl Workers {
         Ok((WorkerTable::new(entries), full))
     }
 
-    /// Notes that this replica changed a worker's row.
+    /// Records that this replica changed a worker's row.
     pub(super) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes a heartbeat, to be written with those of other workers.
+    /// Records a heartbeat, to be written with those of other workers.
     pub(super) fn beat(&self, id: Uuid) {
         self.beats.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
     }
@@ -203,7 +203,7 @@ impl Workers {
         match store.workers_seen(&ids).await {
             Ok(known) => {
                 if known < ids.len() as u64 {
-                    // Another replica forgot one of them; its next heartbeat makes it register again.
+                    // Another replica deleted one of them; its next heartbeat makes it register again.
                     self.changed();
                 }
                 Ok(ids.len())
@@ -216,7 +216,7 @@ impl Workers {
     }
 }
 
-/// Writes heartbeats, and forgets workers, for as long as the registry runs.
+/// Writes heartbeats and deletes old workers while the registry runs.
 pub(super) fn start(registry: &Registry) {
     let this = registry.clone();
     registry.start(async move {
@@ -238,7 +238,7 @@ pub(super) fn start(registry: &Registry) {
     });
 }
 
-/// Does a heartbeat report anything that other replicas have to know before the next change?
+/// Whether a heartbeat has changes that other replicas must see at once.
 pub(super) fn is_changed(worker: &Worker, heartbeat: &Heartbeat) -> bool {
     let models_differ = |a: &LoadedModel, b: &LoadedModel| {
         let lasting = |model: &LoadedModel| {

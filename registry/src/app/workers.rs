@@ -1,5 +1,5 @@
-//! Workers: who may join, what they report, and which of them are there.
-//! Registrations and heartbeats are rows, so that any replica can route to any worker.
+//! Workers: permission to join, their reports, and the list of attached ones. Registrations and heartbeats
+//! are rows, so that any replica can route to any worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::Error;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::store::WorkerRow;
 
-/// How often a worker shows itself.
+/// How often a worker sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// A worker that was not seen for this long gets no more requests.
 pub(super) const ABSENT_AFTER: Duration = Duration::from_secs(10);
 
-/// After this long it is forgotten; the next heartbeat makes it register again.
+/// After this long a worker is deleted; its next heartbeat makes it register again.
 pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
-/// A device of a worker, as it reports it.
+/// A device, as its worker reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Device {
@@ -40,7 +40,7 @@ pub struct Device {
     pub more: Map<String, Value>,
 }
 
-/// A model that a worker has in memory; what else it says is passed on.
+/// A model that a worker has loaded. Other fields of the report are passed on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadedModel {
     pub repository: Repository,
@@ -51,10 +51,10 @@ pub struct LoadedModel {
     pub more: Map<String, Value>,
 }
 
-/// What a worker says when it joins.
+/// The registration of a worker.
 #[derive(Clone, Debug, Deserialize)]
 pub struct WorkerAnnouncement {
-    /// Where the gateway reaches it.
+    /// The URL at which the gateway reaches it.
     pub advertise: Url,
     #[serde(default)]
     pub devices: Vec<Device>,
@@ -62,7 +62,7 @@ pub struct WorkerAnnouncement {
     pub version: String,
 }
 
-/// What it says from then on.
+/// A worker's regular report.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Heartbeat {
@@ -72,7 +72,7 @@ pub struct Heartbeat {
     pub cached: Vec<Digest>,
 }
 
-/// What it gets back. The gateway shows `secret` whenever it calls that worker.
+/// The response to a registration. The gateway sends `secret` with every request to that worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct Registration {
     pub id: Uuid,
@@ -80,16 +80,16 @@ pub struct Registration {
     pub heartbeat_ms: u64,
 }
 
-/// How a worker shows that it may join.
+/// The evidence that a worker may join.
 #[derive(Clone, Copy, Debug)]
 pub struct JoinProof<'a> {
     /// The shared secret, if it sent one.
     pub token: Option<&'a str>,
-    /// Whether it asks from this machine.
+    /// Whether it connects from this machine.
     pub is_local: bool,
 }
 
-/// A worker that is there.
+/// An attached worker.
 #[derive(Clone, Debug, Serialize)]
 pub struct Worker {
     pub id: Uuid,
@@ -134,7 +134,7 @@ impl Registry {
         Ok(Registration { id, secret, heartbeat_ms: HEARTBEAT.as_millis() as u64 })
     }
 
-    /// False if the worker is not known, and has to register again.
+    /// Returns false if the worker is unknown and has to register again.
     pub async fn worker_heartbeat(
         &self,
         caller: &Caller,
@@ -144,13 +144,13 @@ impl Registry {
     ) -> Result<bool, Error> {
         allow(caller, Action::Join, Target::Workers)?;
         self.worker_may_join(proof)?;
-        // 1. Nothing new: the heartbeat is written with those of other workers.
+        // 1. Without changes, the heartbeat is written with those of other workers.
         let table = self.workers_attached().await?;
         if table.find(id).is_some_and(|worker| !worker_table::is_changed(worker, heartbeat)) {
             self.workers.beat(id);
             return Ok(true);
         }
-        // 2. Otherwise what it has now.
+        // 2. Otherwise write its new inventory.
         let (devices, loaded, cached) =
             (to_json(&heartbeat.devices), to_json(&heartbeat.loaded), to_json(&heartbeat.cached));
         let known = self.store().worker_update(id, &devices, &loaded, &cached).await?;
@@ -166,21 +166,21 @@ impl Registry {
         Ok(known)
     }
 
-    /// The workers that are there now.
+    /// The attached workers.
     pub async fn worker_list(&self, caller: &Caller) -> Result<Vec<Worker>, Error> {
         allow(caller, Action::List, Target::Workers)?;
         Ok(self.workers_attached().await?.all())
     }
 
-    /// The attached workers, as of a second ago at most.
+    /// The attached workers, at most a second old.
     pub(crate) async fn workers_attached(&self) -> Result<Arc<WorkerTable>, Error> {
         self.workers.table(self.store()).await
     }
 
-    /// Of the worker and the model that this process was started with, what is not there yet.
+    /// Which of the worker and the model that this process waits for are still missing.
     pub(super) async fn awaited_missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
-        // A worker of an earlier run may still be listed; it is not the one that is waited for.
+        // A worker of an earlier run may still be listed; it does not count.
         let is_new = |worker: &Worker| worker.registered_at >= self.opened_at;
         if self.config().wait_for_worker
             && !matches!(self.worker_list(&Caller::Internal).await, Ok(list) if list.iter().any(is_new))
@@ -195,7 +195,7 @@ impl Registry {
         missing
     }
 
-    /// With a shared secret, whoever has it; without one, this machine.
+    /// With a shared secret, every worker that has it may join; without one, only workers on this machine.
     fn worker_may_join(&self, proof: JoinProof<'_>) -> Result<(), Error> {
         match &self.config().worker_token {
             Some(expected) if proof.token.is_some_and(|token| same(token, expected.expose())) => Ok(()),
@@ -206,14 +206,14 @@ impl Registry {
     }
 }
 
-/// Compares in a time that does not tell where the first difference is.
+/// Compares in constant time, which does not reveal the position of the first difference.
 fn same(a: &str, b: &str) -> bool {
     let different = a.bytes().zip(b.bytes()).fold(0, |seen, (a, b)| seen | (a ^ b));
     a.len() == b.len() && std::hint::black_box(different) == 0
 }
 
 fn to_json<T: Serialize>(value: &T) -> String {
-    serde_json::to_string(value).expect("what came as JSON goes as JSON")
+    serde_json::to_string(value).expect("data that was parsed from JSON serialises to JSON")
 }
 
 fn from_json<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, Error> {
