@@ -306,7 +306,7 @@ impl Registry {
         made: &Arc<AtomicU64>,
     ) -> Result<(Digest, bool), CreateError> {
         // 1. A file that is stored unchanged as a layer was already uploaded. Scales are untrusted until they
-        // are checked.
+        //    are checked.
         let whole = layer.content.whole_file().and_then(|path| files.get(path));
         if layer.is_watched() && whole.is_some() {
             let (looking, reading) = (layer.clone(), source.clone());
@@ -320,7 +320,7 @@ impl Registry {
             return Ok((digest.clone(), false));
         }
         // 2. A layer that costs more to produce than to store is produced only once, and its digest is known
-        // afterwards.
+        //    afterwards.
         if layer.is_made() {
             let (size, made) = (layer.size, made.clone());
             let counted = move |bytes: &Bytes| {

@@ -94,7 +94,7 @@ impl Registry {
         let mut seen = BTreeSet::new();
         tags.retain(|tag| seen.insert(tag.clone()));
         // 3. Check that all references exist: now, before anything is written, and again with everything
-        // locked.
+        //    locked.
         let named = Names::of(&manifest);
         let sizes = self.store.link_sizes(repository, &named.all()).await?;
         let missing_blobs =
@@ -106,7 +106,7 @@ impl Registry {
             refuse_other_sizes(&manifest, &sizes)?;
         }
         // 4. Write its bytes as an ordinary blob, and all its rows in one transaction. Once begun this runs
-        // to its end, even if the client disconnects.
+        //    to its end, even if the client disconnects.
         let put = Put { digest, manifest, named, bytes, tags, sparse: checks.sparse };
         let (this, target) = (self.clone(), repository.clone());
         let put = detached(async move {
@@ -143,7 +143,7 @@ impl Registry {
             // 2. Write the rows.
             let recorded = again!(self.manifest_record(repository, put, &stored).await);
             // 3. Delete the temporary name of the bytes once their outcome is certain; otherwise the expiry
-            // job deletes it.
+            //    job deletes it.
             match stored {
                 ManifestBytes::Written { placed: Placed { temporary: Some(temporary), .. }, .. } => {
                     let certain = match &recorded {

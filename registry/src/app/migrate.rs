@@ -44,7 +44,7 @@ pub async fn migrate(
     begin: impl Fn(u64) -> Arc<dyn Progress>,
 ) -> Result<MigrateReport, Error> {
     // 1. Open the old one. Its files have no writer, or its folder is locked. A folder without a database
-    // would move as an empty registry, and the right one could no longer be moved.
+    //    would move as an empty registry, and the right one could no longer be moved.
     index_file(&from)?;
     root_of(&from)?;
     let idle = |config| open_idle(config, Limits::default());

@@ -309,7 +309,7 @@ impl Registry {
     async fn blob_bytes_bring(&self, wanted: &Wanted, digest: &Digest) -> Result<(), Error> {
         let Wanted { upstream, ours, theirs, .. } = wanted;
         // 1. The upstream must serve the blob in this repository. That a manifest names a digest proves
-        // nothing: anyone who may push there can name a blob of a private repository here.
+        //    nothing: anyone who may push there can name a blob of a private repository here.
         let head =
             upstream.registry.blob_head(theirs, digest).await.map_err(|error| upstream.failed(error))?;
         let size_bytes = head.ok_or_else(|| Error::BlobUnknown { digest: digest.clone() })?.size_bytes;

@@ -62,7 +62,7 @@ impl Registry {
             let Batch { pieces, len, end } = next;
             let got = writing.offset - start + len;
             // 1. A body that is longer than declared is rejected before it is written, a shorter one when it
-            // ends.
+            //    ends.
             let whole = matches!(end, Some(End::Whole));
             let fits = |announced: u64| if whole { got == announced } else { got <= announced };
             if let Some(declared) = chunk.declared().filter(|declared| !fits(*declared)) {
@@ -75,7 +75,7 @@ impl Registry {
                 return Err(Error::UploadConflict { id, offset: writing.saved.offset });
             }
             // 2. Write the whole batch in any case, so that no write is in progress when the next writer
-            // starts.
+            //    starts.
             let room = writing.file.room_after(len);
             let written = write(&mut writing.file, &mut writing.hasher, writing.offset, pieces);
             let ahead = async {

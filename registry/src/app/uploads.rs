@@ -342,9 +342,9 @@ impl Registry {
         chunk.fits(&row)?;
         let start = row.offset;
         // 2. One with the right offset takes over: the server may not know yet that the client's old
-        // connection is dead. A writer in this process stops; one on another replica fails at its next save.
-        // Taking over waits for a commit whose response was lost, so from here on it is certain that there
-        // was none.
+        //    connection is dead. A writer in this process stops; one on another replica fails at its next
+        //    save. Taking over waits for a commit whose response was lost, so from here on it is certain that
+        //    there was none.
         let turn = self.upload_turn(id, self.timeouts.turn).await?;
         let row = self.upload_row(repository, id).await?;
         let placed = self.blobs.placed(&row.store_key).await?;
@@ -402,8 +402,8 @@ impl Registry {
     ) -> Result<(), Error> {
         let lock = self.digests.lock(digest.clone()).await;
         // 1. Content that is already live only gets a link, and the new bytes are deleted. If the bytes of a
-        // live row are missing or have a wrong size, the new bytes replace them. No row is locked while the
-        // storage is read.
+        //    live row are missing or have a wrong size, the new bytes replace them. No row is locked while
+        //    the storage is read.
         let mut damaged = None;
         if let Some((size_bytes, held)) = self.store.blob_live(digest).await? {
             if self.blobs.size(&held).await? != Some(size_bytes) {
@@ -413,8 +413,8 @@ impl Registry {
             }
         }
         // 2. Otherwise the bytes are moved to their final location before the row is written. A crash in
-        // between leaves the upload, and unlisted bytes; they are deleted when the upload continues or
-        // expires.
+        //    between leaves the upload, and unlisted bytes; they are deleted when the upload continues or
+        //    expires.
         self.upload_store(writing).await?;
         let store_key = self.blobs.place(&writing.file, &writing.row.store_key, digest, lock.guard()).await?;
         let damaged = damaged.as_deref();

@@ -241,7 +241,7 @@ impl Tx {
             query.fetch_all(c).await
         })?;
         // 3. The repository released its blob when its last manifest did, so that the blob does not wait for
-        // a second grace period.
+        //    a second grace period.
         let mut released: BTreeMap<Digest, i64> = BTreeMap::new();
         for (_, digest, at) in &gone {
             let since = released.entry(parsed("digest", digest)?).or_insert(*at);
@@ -286,10 +286,10 @@ impl Tx {
         why: &Why,
     ) -> Result<Vec<Doomed>, Error> {
         // 1. Lock the rows. A link made earlier has cleared `unlinked_at`; one made later waits for this
-        // transaction.
+        //    transaction.
         let locked = self.blobs_take(blobs.iter().map(|blob| &blob.digest)).await?;
         // 2. With the rows locked, check again: the statement that set `unlinked_at` may have seen an older
-        // state of the links.
+        //    state of the links.
         on!(self.conn(), c => sqlx::query(
             "update blobs set unlinked_at = null where digest in (select value from json_each($1))
                and exists (select 1 from links l where l.digest = blobs.digest)")

@@ -180,7 +180,7 @@ impl Registry {
         control.checkpoint("applying retention rules", 0)?;
         self.gc_retention(run, control, &mut report).await?;
         // 2. Remove manifests that lost their tag or index and that nothing else references. Removing an
-        // index releases its children, so this repeats until it finds nothing.
+        //    index releases its children, so this repeats until it finds nothing.
         let (mut place, mut before) = (Place::default(), 0);
         loop {
             control.checkpoint("removing manifests", report.manifests)?;
@@ -210,7 +210,7 @@ impl Registry {
             place = candidates.next;
         }
         // 5. Delete the bytes of tombstones, including those left by a crash, and then the tombstones. A
-        // failed deletion does not prevent others; its error is returned at the end.
+        //    failed deletion does not prevent others; its error is returned at the end.
         let kept = self.gc_tombstones(control, &mut report).await?;
         // 6. Delete old records. Last, because no space depends on them.
         self.gc_records(run, control, &mut report).await?;

@@ -1,4 +1,5 @@
-//! Requests that time out, or whose client disconnects, while file work or a storage request that they started continues.
+//! Requests that time out or whose client disconnects, while file or storage operations that they started
+//! continue.
 
 use std::time::Duration;
 
@@ -19,13 +20,13 @@ async fn each_folder_limited(limits: Limits, test: impl AsyncFn(Fixture)) {
     }
 }
 
-/// A blob's path as the registry knows it.
+/// The canonical path of a blob.
 fn real_path(f: &Fixture, digest: &Digest) -> std::path::PathBuf {
     let path = f.blob_path(digest);
     path.parent().unwrap().canonicalize().unwrap().join(path.file_name().unwrap())
 }
 
-/// Releases `held` once `work` has ended, or has had the time to end without it.
+/// Releases `held` once `work` has ended, or has had enough time to end without waiting.
 async fn release_during<T>(
     held: crate::blobs::testing_folder::HeldFileWork,
     work: impl Future<Output = T>,
@@ -48,7 +49,7 @@ async fn a_removal_that_a_cancel_did_not_wait_for_keeps_its_digest_locked() {
         let digest = Digest::sha256(b"cancelled");
         let id = f.upload("r").await;
         f.append("r", id, None, body(b"cancelled")).await.unwrap();
-        // As a crash leaves it in the middle of a commit.
+        // The state after a crash in the middle of a commit.
         std::fs::hard_link(f.path(&format!("uploads/{id}")), f.blob_path(&digest)).unwrap();
         let removal = hold(&real_path(&f, &digest));
         let cancelled = f.registry.upload_cancel(&CALLER, &repo("r"), id).await;
@@ -105,7 +106,8 @@ async fn a_manifest_that_is_taken_back_keeps_its_digest_locked() {
                 _ = &mut put => panic!("the write is held"),
                 () = writing.reached() => {}
             }
-            // What the manifest names is deleted between the check and the commit, so that its bytes are removed again.
+            // A blob of the manifest is deleted between the check and the commit, so that the manifest's
+            // bytes are removed again.
             f.registry.blob_delete(&CALLER, &repo("r"), &config).await.unwrap();
             writing.release();
             tokio::select! {
@@ -135,7 +137,7 @@ async fn an_upload_that_one_replica_ends_cannot_be_continued_on_another() {
         while storage.held() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // The client continues on the other replica before the first has listed what is to be removed.
+        // The client continues on the other replica before the first one has listed the objects to delete.
         let finished = b.finish("r", id, body(&bytes[1000..]), &digest).await;
         storage.release();
         cancel.await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The collection: what goes, what stays, and for how long.
+//! Garbage collection: which content is deleted, which is kept, and for how long.
 
 use super::*;
 use crate::app::GcReport;
@@ -20,7 +20,7 @@ async fn what_nothing_references_goes() {
         assert!(f.pull("r", &gone_blobs[0]).await.is_ok());
         let report = gc(&f).await;
         assert_eq!(report, GcReport { dry_run: false, removals: Vec::new(), ..dry });
-        // Its own bytes, its config, and the blob that nothing ever named; not the layer that is shared.
+        // Its own bytes, its config, and the blob that was never referenced; not the shared layer.
         assert_eq!((report.links, report.blobs), (3, 3));
         for digest in [&gone, &gone_blobs[0]] {
             assert!(matches!(f.pull("r", digest).await, Err(Error::BlobUnknown { .. })));
@@ -30,7 +30,7 @@ async fn what_nothing_references_goes() {
         for digest in kept_blobs.iter().chain([&kept, &gone_blobs[1]]) {
             assert!(f.pull("r", digest).await.is_ok());
         }
-        // A repository that holds nothing is no longer known, however it lost what it had.
+        // An empty repository is unknown, no matter how it lost its content.
         let emptied = f.push("emptied", b"deleted outright").await;
         f.registry.blob_delete(&CALLER, &repo("emptied"), &emptied).await.unwrap();
         gc(&f).await;
@@ -40,7 +40,7 @@ async fn what_nothing_references_goes() {
         }
         assert_eq!(gc(&f).await, GcReport::default());
         f.assert_sound().await;
-        // What went can come again.
+        // Deleted content can be pushed again.
         f.image("r", "t", "1").await;
         f.assert_sound().await;
     })
@@ -57,7 +57,7 @@ async fn a_deleted_tag_lets_go_of_its_manifest_only_if_nothing_else_holds_it() {
         let (grandchild, _) = f.image("r", "grandchild", "4").await;
         let inner = f.put("r", "inner", &index(&[&grandchild])).await.unwrap().digest;
         let outer = f.put("r", "outer", &index(&[&child, &inner])).await.unwrap().digest;
-        // Pushed by digest and never tagged: nobody asked for it to go.
+        // Pushed by digest and never tagged: no client deleted it.
         let config = f.push("r", b"{}").await;
         let manifest = f.sized(image(&config, &[])).await;
         let digest = Digest::sha256(&serde_json::to_vec(&manifest).unwrap());
@@ -71,7 +71,7 @@ async fn a_deleted_tag_lets_go_of_its_manifest_only_if_nothing_else_holds_it() {
         for kept in [&two_tags, &child, &grandchild, &inner, &outer, &digest] {
             assert!(f.get("r", kept.as_str()).await.is_ok());
         }
-        // An index without its tag goes, with what only it held.
+        // An index without a tag is removed, with the content that only it referenced.
         f.delete("r", "outer").await.unwrap();
         assert_eq!(f.registry.gc_run(&CALLER, true).await.unwrap().manifests, 4);
         assert_eq!(gc(&f).await.manifests, 4);
@@ -109,13 +109,13 @@ async fn a_blob_that_came_after_the_manifest_that_names_it_stays_as_long_as_that
 async fn leases_and_grace_hold() {
     let leased = |config: &mut Config| config.gc_grace = Duration::ZERO;
     each_engine_with(&leased, WriteLimit::default(), async |f: Fixture| {
-        // Uploaded, mounted and looked at: each is kept for the lease.
+        // Uploaded, mounted, and checked with HEAD: each is kept for the lease.
         let digest = f.push("r", b"leased").await;
         f.registry.blob_mount(&CALLER, &repo("mounted"), &digest, Some(&repo("r"))).await.unwrap();
         assert_eq!(gc(&f).await, GcReport::default());
         assert!(f.registry.blob_stat(&CALLER, &repo("r"), &digest).await.is_ok());
         assert!(f.pull("mounted", &digest).await.is_ok());
-        // Deleting is said outright: the lease does not hold it here, and elsewhere it stays.
+        // An explicit deletion ignores the lease in this repository; other repositories keep the blob.
         f.registry.blob_delete(&CALLER, &repo("r"), &digest).await.unwrap();
         assert!(f.registry.blob_stat(&CALLER, &repo("r"), &digest).await.is_err());
         gc(&f).await;
@@ -128,7 +128,7 @@ async fn leases_and_grace_hold() {
         f.delete("r", manifest.as_str()).await.unwrap();
         f.registry.blob_delete(&CALLER, &repo("r"), &blobs[0]).await.unwrap();
         assert_eq!(gc(&f).await, GcReport::default());
-        // Within the grace the bytes are there, and a push takes them up again.
+        // Within the grace period the bytes exist, and a push reuses them.
         assert!(f.holds(&blobs[0]).await);
         f.image("r", "t", "1").await;
         assert_eq!(f.get("r", "t").await.unwrap(), manifest);
@@ -146,12 +146,12 @@ async fn the_grace_counts_from_the_last_reference_anywhere() {
         let digest = f.push("early", b"shared").await;
         f.push("late", b"shared").await;
         tokio::time::sleep(Duration::from_millis(1100)).await;
-        // The one let go long ago, the other only now.
+        // One repository released it long ago, the other only now.
         let let_go = std::time::Instant::now();
         f.registry.blob_delete(&CALLER, &repo("late"), &digest).await.unwrap();
         let mut taken = gc(&f).await;
         assert_eq!(taken.links, 1);
-        // However slow the machine: not before the grace is over, and then it goes.
+        // On a slow machine too, it is deleted only after the grace period.
         while taken.blobs == 0 {
             taken = gc(&f).await;
         }
@@ -165,7 +165,7 @@ async fn the_grace_counts_from_the_last_reference_anywhere() {
 async fn a_look_renews_the_lease() {
     let leased = |config: &mut Config| config.gc_grace = Duration::ZERO;
     each_engine_with(&leased, WriteLimit::default(), async |f: Fixture| {
-        // Links whose leases ran out before anybody looked.
+        // Links whose leases expired before the HEAD.
         let (looked_at, forgotten) =
             (f.push("other", b"looked at").await, f.push("other", b"forgotten").await);
         let mut tx = f.registry.store().begin().await.unwrap();
@@ -194,7 +194,8 @@ async fn pushes_race_with_the_collection_and_win() {
         };
         let pushing = async {
             for round in 0..20 {
-                // With no lease at all, a blob may go before its manifest comes: the client is told, and pushes again.
+                // Without a lease, a blob may be deleted before its manifest arrives: the client gets an
+                // error and pushes again.
                 let (config, layer) = (b"config".as_slice(), b"layer".as_slice());
                 let manifest = image(&Digest::sha256(config), &[&Digest::sha256(layer)]);
                 loop {
@@ -206,7 +207,7 @@ async fn pushes_race_with_the_collection_and_win() {
                         Err(other) => panic!("round {round}: {other}"),
                     }
                 }
-                // Acknowledged: from now on nothing takes it.
+                // Acknowledged: from now on it is not deleted.
                 for _ in 0..3 {
                     assert!(f.get("r", "t").await.is_ok());
                     assert_eq!(f.pull("r", &Digest::sha256(layer)).await.unwrap(), layer);

@@ -1,4 +1,4 @@
-//! Crashes and damage: what a restart finds, and what `fsck` says of it.
+//! Crashes and damage: the state after a restart, and the findings of `fsck`.
 
 use super::replicas::why;
 use super::*;
@@ -21,7 +21,7 @@ async fn everything_acknowledged_survives_a_restart() {
         let (manifest, blobs) = f.image("team/model", "t", "1").await;
         let id = f.upload("team/model").await;
         f.append("team/model", id, None, body(b"half of ")).await.unwrap();
-        // Bytes behind the offset that was saved, as a kill leaves them.
+        // Bytes after the saved offset, as a kill leaves them.
         let path = f.path(&format!("uploads/{id}"));
         std::fs::write(&path, b"half of garbage").unwrap();
         let f = f.restart().await;
@@ -40,13 +40,13 @@ async fn a_commit_cut_between_file_and_row_costs_nothing() {
         let digest = Digest::sha256(b"content");
         let id = f.upload("r").await;
         f.append("r", id, None, body(b"content")).await.unwrap();
-        // The file has its name, the row never came.
+        // The file has its final name, but the row was not written.
         std::fs::hard_link(f.path(&format!("uploads/{id}")), f.blob_path(&digest)).unwrap();
         let report = f.registry.fsck(&CALLER, true).await.unwrap();
         assert!(report.is_sound());
         assert_eq!((report.orphans.len(), report.uploads.len()), (1, 1));
         assert!(matches!(f.pull("r", &digest).await, Err(Error::BlobUnknown { .. })));
-        // The upload goes on, and takes the name back that the index does not know.
+        // The upload continues, and removes the final name, which the database does not list.
         f.append("r", id, None, body(b" and more")).await.unwrap();
         assert!(!f.blob_path(&digest).exists());
         f.finish("r", id, body(b""), &Digest::sha256(b"content and more")).await.unwrap();
@@ -71,7 +71,7 @@ async fn what_a_cut_commit_left_is_purged() {
                 std::fs::hard_link(f.path(from), f.blob_path(digest)).unwrap();
             }
         };
-        // An upload whose client never came back, a manifest whose row never came, and one whose row did.
+        // An upload whose client never returned, a manifest without its row, and one with its row.
         let (upload, manifest) = (Digest::sha256(b"upload"), Digest::sha256(b"manifest"));
         let id = f.upload("r").await;
         f.append("r", id, None, body(b"upload")).await.unwrap();
@@ -99,7 +99,7 @@ async fn a_deletion_cut_short_is_finished_or_taken_back() {
         for digest in [&finished, &taken_back] {
             f.registry.blob_delete(&CALLER, &repo("r"), digest).await.unwrap();
         }
-        // Condemned, and then the process died; of one the bytes are gone already.
+        // The process died after it had created the tombstones; the bytes of one are already deleted.
         let doomed = f.registry.store().blobs_unlinked(now_ms(), &Place::default(), 10).await.unwrap().found;
         let mut tx = f.registry.store().begin().await.unwrap();
         assert_eq!(tx.blobs_condemn(&doomed, now_ms(), &why()).await.unwrap().len(), 2);
@@ -168,7 +168,7 @@ async fn abandoned_uploads_expire() {
     each_engine_with(&brief, WriteLimit::default(), async |f: Fixture| {
         let id = f.upload("r").await;
         f.append("r", id, None, body(b"abandoned")).await.unwrap();
-        // The job looks every second; wait for what it does.
+        // The expiry job runs every second; wait for its effect.
         while f.offset("r", id).await.is_ok() || !f.leftovers().await.is_empty() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -1,5 +1,6 @@
-//! A database that refuses, is cut off, falls silent, or loses its answer after the work was done: a proxy in front of
-//! Postgres plays each part. Run where LODE_TEST_POSTGRES names a server.
+//! Failures of the database: it rejects connections, is cut off, stops responding, or its response to a
+//! finished commit is lost. A proxy in front of Postgres simulates each. Runs where LODE_TEST_POSTGRES names
+//! a server.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +11,17 @@ use tokio::sync::watch;
 use super::*;
 use crate::store::{Reach, Store};
 
-/// Longer than any limit on the way to the database, with a busy machine in mind.
+/// Longer than any limit of a database operation, even on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Pass,
-    /// Connections break, and new ones are turned away.
+    /// Connections break, and new ones are rejected.
     Cut,
-    /// Answers do not come.
+    /// Responses do not arrive.
     Silent,
-    /// The next commit reaches the database, and then nothing comes back.
+    /// The next commit reaches the database, but its response does not arrive.
     LoseCommit,
 }
 
@@ -30,7 +31,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Stands before the tests' Postgres, if there is one.
+    /// Starts a proxy in front of the tests' Postgres, if there is one.
     async fn start(mode: Mode) -> Option<Proxy> {
         let mut url = crate::store::postgres_for_test().await?;
         let upstream = (url.host_str().unwrap().to_owned(), url.port().unwrap_or(5432));
@@ -74,7 +75,7 @@ async fn pass(client: TcpStream, server: TcpStream, modes: watch::Sender<Mode>) 
         let mut buffer = [0; 8192];
         while let Ok(n @ 1..) = from_server.read(&mut buffer).await {
             if *answering.borrow() == Mode::Silent {
-                // This connection has lost its answer for good.
+                // The response of this connection is lost.
                 std::future::pending::<()>().await;
             }
             answering.mark_unchanged();
@@ -88,7 +89,7 @@ async fn pass(client: TcpStream, server: TcpStream, modes: watch::Sender<Mode>) 
     }
 }
 
-/// Waits until what runs behind a push has made its own commit.
+/// Waits until the index job has committed the manifest.
 async fn indexed(f: &Fixture, digest: &Digest) {
     while f.registry.store().model_find(digest).await.unwrap().is_none() {
         tokio::task::yield_now().await;
@@ -121,7 +122,7 @@ async fn a_database_that_goes_away_and_comes_back() {
         unavailable(&deletion);
         unavailable(&collection);
         assert!(f.registry.ready().await.is_err());
-        // Back again, and nobody has to be told.
+        // The registry recovers without a restart.
         proxy.set(Mode::Pass);
         assert_eq!(f.get("r", "t").await.unwrap(), manifest);
         assert!(f.get("r", "other").await.is_err());
@@ -137,7 +138,7 @@ async fn a_commit_whose_answer_is_lost() {
     let f = Fixture::start(Some(proxy.url.clone()), None, &no_grace, WriteLimit::default()).await;
     let (first, [config, layer]) = f.image("r", "t", "1").await;
     indexed(&f, &first).await;
-    // 1. A manifest: it may be there or not, and doing it again is right in either case.
+    // 1. A manifest: it may be stored or not, and a repeated push is right in both cases.
     let manifest = image(&config, &[&layer, &config]);
     proxy.set(Mode::LoseCommit);
     unavailable(&f.put("r", "new", &manifest).await);
@@ -176,7 +177,7 @@ async fn a_start_waits_for_the_database() {
     };
     let (opened, ()) = tokio::join!(open(SOON), late);
     opened.unwrap();
-    // One that is there and refuses is not waited for.
+    // A database that rejects the connection is not waited for.
     let mut url = proxy.url.clone();
     url.set_path("/no_such_database");
     let asked = Instant::now();

@@ -1,4 +1,4 @@
-//! Many workers: what their heartbeats and the choice among them cost. The long form has ten thousand.
+//! Many workers: the cost of their heartbeats and of choosing among them. The long form has ten thousand.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ fn workers() -> usize {
         .map_or(200, |count| count.parse().expect("LODE_SIMULATED_WORKERS is a number"))
 }
 
-/// What the worker of that number reports: one of 50 models loaded, 20 on disk.
+/// The report of a worker: one of 50 models loaded, 20 on disk.
 fn heartbeat(number: usize, requests: u64) -> Heartbeat {
     let digest = |model: usize| Digest::sha256(format!("model {model}").as_bytes());
     let cached: Vec<Digest> = (0..20).map(|other| digest((number + other) % 50)).collect();
@@ -57,7 +57,7 @@ async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
         let ids: Vec<Uuid> =
             stream::iter(0..count).map(|number| join(&f, number)).buffered(8).collect().await;
         let joined = started.elapsed();
-        // The first report of each is written by itself.
+        // The first report of each worker is written separately.
         let beat = async |requests: u64| {
             stream::iter(ids.iter().enumerate())
                 .map(|(number, id)| {
@@ -82,7 +82,7 @@ async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
             ];
             assert!(store.worker_update(*id, &lists[0], &lists[1], &lists[2]).await.unwrap());
         }
-        // Joining may take longer than a worker may be silent.
+        // Registering all workers may take longer than the limit for heartbeats.
         assert_eq!(store.workers_seen(&ids).await.unwrap(), count as u64);
         f.registry.workers.changed();
         let started = Instant::now();
@@ -90,7 +90,8 @@ async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
         let read_all = started.elapsed();
         assert_eq!(table.len(), count);
 
-        // From here on nothing lasting changes: no heartbeat writes an inventory, and all of them together are one statement.
+        // From here on the inventories stay the same: no heartbeat writes one, and all of them are one
+        // statement.
         let written = inventories(&f).await;
         assert_eq!(written, count as i64);
         let started = Instant::now();
@@ -106,7 +107,7 @@ async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
         assert_eq!(f.registry.workers_attached().await.unwrap().len(), count);
         let read_again = started.elapsed();
 
-        // A choice asks the table in memory.
+        // A choice uses the table in memory.
         let mut state = 1_usize;
         let mut random = |below: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -128,8 +129,8 @@ async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
         let choice = started.elapsed() / CHOICES;
         figure(&format!(
             "{count} workers, {engine}: joined in {joined:.1?}; table read in {read_all:.1?}, again in {read_again:.1?}; \
-             a round of heartbeats {beats:.1?} and written in {flush:.1?} (1 statement a second, where each heartbeat was one); \
-             a choice {choice:.1?} and no query"
+             a round of heartbeats {beats:.1?} and written in {flush:.1?} (1 statement a second instead of 1 for each heartbeat); \
+             a choice {choice:.1?} without a query"
         ));
     })
     .await;
@@ -138,7 +139,7 @@ async fn heartbeats_of_many_workers_are_one_statement_and_a_choice_is_none() {
 #[tokio::test]
 async fn liveness_is_decided_by_the_clock_of_the_database() {
     let Some(mut database) = crate::store::postgres_for_test().await else { return };
-    // A clock of the database's that is an hour ahead of this replica's.
+    // The database's clock is an hour ahead of this replica's.
     let options = database.query_pairs().find(|(name, _)| name == "options").unwrap().1.into_owned();
     database.set_query(None);
     database.query_pairs_mut().append_pair("options", &format!("{options},pg_catalog"));
@@ -152,7 +153,7 @@ async fn liveness_is_decided_by_the_clock_of_the_database() {
     .unwrap();
     let f = Fixture::start(Some(database), None, &|_| {}, WriteLimit::default()).await;
     let ids = [join(&f, 1).await, join(&f, 2).await];
-    // As another replica, whose clock is the database's, last saw them: just now, and too long ago.
+    // Last seen, by the database's clock, by another replica: just now, and too long ago.
     for (id, ago) in ids.iter().zip([1_000_i64, 11_000]) {
         sqlx::query(
             "update workers set seen_at = cast(extract(epoch from clock_timestamp()) * 1000 as bigint) - $2 where id = $1",

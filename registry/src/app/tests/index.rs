@@ -1,5 +1,5 @@
-//! Pushed manifests are read as models from a queue: by a bounded number of readers, again after a crash, by any replica; and
-//! by a request that needs its own manifest.
+//! Pushed manifests are indexed from a queue: by a bounded number of readers, again after a crash, by any
+//! replica; or by a request that needs its own manifest.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::app::{IndexLimits, ModelState};
 use crate::blobs::testing::Fault;
 use crate::store::{IndexState, Store};
 
-/// Nothing is read unless a request needs it, and listings do not wait.
+/// Manifests are indexed only when a request needs them, and listings do not wait.
 const NONE: IndexLimits = IndexLimits { at_once: 0, list_wait: Duration::ZERO };
 
 async fn start(database: Option<Url>, storage: Option<Url>, index: IndexLimits) -> Fixture {
@@ -20,7 +20,7 @@ async fn start(database: Option<Url>, storage: Option<Url>, index: IndexLimits) 
     Fixture::start_limited(database, storage, &|_| {}, limits).await
 }
 
-/// A model of one tensor under `repository:latest`; its manifest's digest.
+/// Pushes a model of one tensor as `repository:latest`, and returns its manifest's digest.
 async fn push_model(f: &Fixture, repository: &str, seed: u8) -> Digest {
     let header = json!({"t": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}}).to_string();
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[seed; 8]].concat();
@@ -67,7 +67,7 @@ async fn a_listing_marks_what_is_pending_and_reads_nothing() {
         let pending = ModelState::Pending { problem: None };
         assert_eq!(listed(&f).await, [("a".into(), pending.clone()), ("b".into(), pending.clone())]);
 
-        // A request that names a model reads that one.
+        // A request that names a model indexes it.
         let tensors = f.registry.tensor_list(&CALLER, &repo("a"), &reference_of("latest")).await.unwrap();
         assert_eq!(tensors.unwrap().len(), 1);
         assert!(!is_queued(f.registry.store(), &digest).await);
@@ -75,7 +75,7 @@ async fn a_listing_marks_what_is_pending_and_reads_nothing() {
         assert!(matches!(&states[0].1, ModelState::Indexed(summary) if summary.tensor_count == 1));
         assert_eq!(states[1].1, pending);
 
-        // Pages end with a name that the next one starts after.
+        // A page ends with the name after which the next one starts.
         let page = f.registry.model_list(&CALLER, None, 1).await.unwrap();
         let (repository, tag) = page.next.unwrap();
         assert_eq!((page.models.len(), repository.as_str()), (1, "a"));
@@ -101,7 +101,7 @@ async fn the_queue_survives_a_crash() {
     each_database(async |database| {
         let f = start(database, None, NONE).await;
         let digest = push_model(&f, "a", 1).await;
-        // Somebody was at it: the lease of a process that died ends, on SQLite with its process.
+        // It was claimed before: the lease of a process that died ends, on SQLite with its process.
         f.registry.store().index_claim(Duration::ZERO).await.unwrap().unwrap();
         let f = f.restart().await;
         until_indexed(&f, &digest).await;
@@ -124,7 +124,7 @@ async fn replicas_share_the_queue() {
         pushed.sort();
         assert_eq!(claimed, pushed);
         assert!(other.index_claim(lease).await.unwrap().is_none());
-        // A lease that ended, as that of a replica that died, is taken over; the one that held it has no more say.
+        // An expired lease, as of a replica that died, is taken over; its previous holder can change nothing.
         f.registry.store().index_renew(&first, Duration::ZERO).await.unwrap();
         let again = other.index_claim(lease).await.unwrap().unwrap();
         assert_eq!((&again.digest, again.attempts), (&first.digest, 2));

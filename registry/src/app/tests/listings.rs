@@ -89,7 +89,7 @@ async fn referrers_of_a_subject() {
         assert_eq!(sboms.len(), 1);
         assert_eq!(sboms[0].2, "2");
         assert_eq!(list("elsewhere", None, None, 10).await, (Vec::new(), false));
-        // A referrer that goes is no longer listed.
+        // A deleted referrer is no longer listed.
         f.delete("r", put.digest.as_str()).await.unwrap();
         assert_eq!(list("r", None, None, 10).await.0.len(), 3);
     })

@@ -1,4 +1,4 @@
-//! Manifests: what is refused, what moves together, what deleting takes along.
+//! Manifests: rejected ones, tags that move together, and deletions.
 
 use super::*;
 use crate::store::Engine;
@@ -30,7 +30,7 @@ async fn bytes_come_back_as_they_went() {
             assert_eq!((&found.digest, &found.bytes[..]), (digest, text.as_bytes()));
             assert_eq!(found.media_type, media_type::OCI_MANIFEST);
         }
-        // An ordinary blob as well.
+        // It is an ordinary blob as well.
         assert_eq!(f.pull("r", &stored.digest).await.unwrap(), text.as_bytes());
         let wrong = put(Digest::sha256(b"x").to_string(), Vec::new()).await;
         assert!(matches!(wrong, Err(Error::DigestMismatch { .. })));
@@ -43,7 +43,7 @@ async fn bytes_come_back_as_they_went() {
 async fn an_index_without_room_leaves_no_bytes() {
     let f = Fixture::start(None, None, &|_| {}, WriteLimit::default()).await;
     let config = f.push("r", b"{}").await;
-    let Engine::Sqlite(pool) = f.registry.store().write() else { panic!("the index is a file") };
+    let Engine::Sqlite(pool) = f.registry.store().write() else { panic!("the database is a file") };
     let pages: i64 = sqlx::query_scalar("pragma page_count").fetch_one(pool).await.unwrap();
     let at_most = async |pages: i64| {
         let pragma = sqlx::AssertSqlSafe(format!("pragma max_page_count = {pages}"));
@@ -112,7 +112,7 @@ async fn sparse_where_it_is_allowed() {
         f.put("r", "index", &index(&[&child, &absent])).await.unwrap();
         f.put("r", "image", &image(&absent, &[])).await.unwrap();
         f.assert_sound().await;
-        // What comes later belongs to the manifest that named it first.
+        // A blob that is pushed later belongs to the manifest that already names it.
         assert_eq!(f.push("r", b"absent").await, absent);
         f.registry.gc_run(&CALLER, false).await.unwrap();
         assert_eq!(f.pull("r", &absent).await.unwrap(), b"absent");
@@ -128,11 +128,11 @@ async fn tags_move_and_go() {
         assert_eq!(f.get("r", "t").await.unwrap(), second);
         assert_eq!(f.get("r", first.as_str()).await.unwrap(), first);
         f.put("r", "t2", &image(&Digest::sha256(b"config 2"), &[&Digest::sha256(b"layer 2")])).await.unwrap();
-        // A tag goes alone.
+        // Deleting a tag deletes only the tag.
         f.delete("r", "t2").await.unwrap();
         assert!(matches!(f.delete("r", "t2").await, Err(Error::ManifestUnknown { .. })));
         assert_eq!(f.get("r", second.as_str()).await.unwrap(), second);
-        // A digest takes its tags along.
+        // Deleting a digest deletes its tags too.
         f.delete("r", second.as_str()).await.unwrap();
         for gone in ["t", second.as_str()] {
             assert!(matches!(f.get("r", gone).await, Err(Error::ManifestUnknown { .. })));
@@ -151,7 +151,7 @@ async fn deleting_here_leaves_it_there() {
         let (manifest, blobs) = f.image("here", "t", "1").await;
         let (same, _) = f.image("there", "t", "1").await;
         assert_eq!(manifest, same);
-        // What a manifest is made of stays while the manifest does.
+        // The blobs of a manifest stay as long as the manifest.
         for digest in blobs.iter().chain([&manifest]) {
             let answer = f.registry.blob_delete(&CALLER, &repo("here"), digest).await;
             assert!(matches!(answer, Err(Error::BlobReferenced { .. })), "{answer:?}");
@@ -183,7 +183,7 @@ async fn mounting_links() {
         assert_eq!(mount("to", &Digest::sha256(b"?"), None).await, None);
         assert_eq!(mount("to", &digest, Some("from")).await.unwrap().size_bytes, 7);
         assert_eq!(mount("anonymous", &digest, None).await.unwrap().size_bytes, 7);
-        // The source may go.
+        // The source may be deleted.
         f.registry.blob_delete(&CALLER, &repo("from"), &digest).await.unwrap();
         for target in ["to", "anonymous"] {
             assert_eq!(f.pull(target, &digest).await.unwrap(), b"mounted");
@@ -197,7 +197,7 @@ async fn mounting_links() {
 async fn a_copy_looks_at_each_manifest_once() {
     each_engine(async |f: Fixture| {
         let (mut below, blobs) = f.image("r", "t", "1").await;
-        // Each lists the one below it many times: there are 50^6 ways down.
+        // Each lists the one below it many times: there are 50^6 paths.
         for level in 0..6 {
             below = f.put("r", &format!("level{level}"), &index(&[&below; 50])).await.unwrap().digest;
         }
@@ -210,7 +210,7 @@ async fn a_copy_looks_at_each_manifest_once() {
         assert_eq!(f.get("other", "copy").await.unwrap(), below);
         assert!(f.pull("other", &blobs[1]).await.is_ok());
         assert!(!copy("nothing").await.unwrap());
-        // Nested deeper than anything that is meant.
+        // Nested deeper than the limit.
         for level in 6..8 {
             below = f.put("r", &format!("level{level}"), &index(&[&below])).await.unwrap().digest;
         }

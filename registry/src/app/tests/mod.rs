@@ -1,5 +1,6 @@
-//! The rules of the registry, tried on each database with each storage that is at hand: SQLite and a fresh data folder always,
-//! Postgres where LODE_TEST_POSTGRES names a server on which schemas may be made, S3 where LODE_TEST_S3 names a bucket (otherwise object storage in memory).
+//! Tests of the registry's rules with each database and storage: SQLite and a fresh data folder always,
+//! Postgres where LODE_TEST_POSTGRES names a server on which schemas may be created, S3 where LODE_TEST_S3
+//! names a bucket (otherwise object storage in memory).
 
 mod cancelled;
 mod collect;
@@ -38,7 +39,7 @@ use crate::{Config, Error};
 
 const CALLER: Caller = Caller::Anonymous;
 
-/// A registry in a folder of its own, which can be stopped hard and started again.
+/// A registry in a temporary folder, which can be stopped abruptly and restarted.
 struct Fixture {
     registry: Registry,
     config: Config,
@@ -69,14 +70,14 @@ impl Fixture {
         Fixture { registry, config, _folder: folder }
     }
 
-    /// Opens the same folder again; nothing of the old registry is finished or told.
+    /// Opens the same folder again. The old registry finishes nothing and passes nothing on.
     async fn restart(self) -> Fixture {
         let Fixture { registry, config, _folder } = self;
         registry.close().await;
         drop(registry);
         loop {
             match super::open(config.clone()).await {
-                // A task that is about to end holds the folder for another moment.
+                // A task that is about to end may still hold the folder.
                 Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
                 registry => return Fixture { registry: registry.unwrap(), config, _folder },
             }
@@ -91,7 +92,7 @@ impl Fixture {
         self.path(&format!("blobs/{}/{}", digest.algorithm(), digest.hex()))
     }
 
-    /// Are there bytes of this digest, wherever they lie?
+    /// Whether the storage has bytes of this digest, under any key.
     async fn holds(&self, digest: &Digest) -> bool {
         let blobs = self.registry.blobs();
         if !blobs.is_shared() {
@@ -100,7 +101,7 @@ impl Fixture {
         let mut objects = blobs.list(key::OBJECTS);
         while let Some(object) = objects.next().await {
             let object = object.unwrap();
-            // A collection may take it between the two looks.
+            // A collection may delete it meanwhile.
             let Ok(bytes) = blobs.read(&object.key, 0..object.size_bytes).await else { continue };
             if Digest::of(digest.algorithm(), &collect_bytes(bytes).await) == *digest {
                 return true;
@@ -109,7 +110,7 @@ impl Fixture {
         false
     }
 
-    /// Has a writer taken the upload up?
+    /// Whether a writer has taken over the upload.
     async fn is_written(&self, id: Uuid) -> bool {
         match self.registry.blobs().is_shared() {
             true => {
@@ -120,7 +121,7 @@ impl Fixture {
         }
     }
 
-    /// What lies in the storage and is no blob's.
+    /// Files in the storage that belong to no blob.
     async fn leftovers(&self) -> Vec<String> {
         let report = self.registry.fsck(&CALLER, false).await.unwrap();
         [report.uploads, report.orphans].concat()
@@ -152,7 +153,7 @@ impl Fixture {
             .await
     }
 
-    /// A manifest whose descriptors have the sizes of their content, where it is stored.
+    /// Sets the sizes of a manifest's descriptors to those of the stored content.
     async fn sized(&self, mut manifest: serde_json::Value) -> serde_json::Value {
         for field in ["config", "layers", "manifests"] {
             let described = match manifest.get_mut(field) {
@@ -162,7 +163,7 @@ impl Fixture {
             };
             for descriptor in described {
                 let digest: Digest = descriptor["digest"].as_str().unwrap().parse().unwrap();
-                // A database that is away fails the push itself.
+                // With an unavailable database the push itself fails.
                 if let Ok(Some((size_bytes, _))) = self.registry.store().blob_live(&digest).await {
                     descriptor["size"] = size_bytes.into();
                 }
@@ -180,7 +181,7 @@ impl Fixture {
         self.registry.manifest_delete(&CALLER, &repo(repository), &reference_of(reference)).await
     }
 
-    /// A manifest of two fresh blobs, pushed and tagged.
+    /// Pushes and tags a manifest with two new blobs.
     async fn image(&self, repository: &str, tag: &str, seed: &str) -> (Digest, [Digest; 2]) {
         let config = self.push(repository, format!("config {seed}").as_bytes()).await;
         let layer = self.push(repository, format!("layer {seed}").as_bytes()).await;
@@ -245,7 +246,7 @@ async fn each_folder_with(change: &dyn Fn(&mut Config), limit: WriteLimit, test:
 async fn each_bucket_with(change: &dyn Fn(&mut Config), test: impl AsyncFn(Fixture)) {
     let limit = WriteLimit::default();
     let bucket = bucket_for_test().unwrap_or_else(|| memory_for_test().1);
-    // A prefix of its own for each.
+    // A separate prefix for each.
     let bucket = |name: &str| Some(format!("{bucket}/{name}").parse().unwrap());
     test(Fixture::start(None, bucket("sqlite"), change, limit).await).await;
     if let Some(database) = crate::store::postgres_for_test().await {
@@ -259,7 +260,7 @@ fn memory_for_test() -> (Arc<Storage>, Url) {
     (testing::storage(&name), format!("memory://{name}").parse().unwrap())
 }
 
-/// A prefix of its own in the bucket that LODE_TEST_S3 names, if it names one.
+/// A new prefix in the bucket of LODE_TEST_S3, if it is set.
 fn bucket_for_test() -> Option<Url> {
     let bucket = std::env::var("LODE_TEST_S3").ok()?;
     let url = format!("{}/{}", bucket.trim_end_matches('/'), Uuid::new_v4().simple());
@@ -295,7 +296,7 @@ fn cut(bytes: &[u8]) -> Body {
     body(bytes).chain(stream::iter([Err(cut)])).boxed()
 }
 
-/// A body that never goes on after these bytes.
+/// A body that stalls after these bytes.
 fn hanging(bytes: &[u8]) -> Body {
     body(bytes).chain(stream::pending()).boxed()
 }
@@ -308,7 +309,7 @@ async fn collect_bytes(mut bytes: super::BlobStream) -> Vec<u8> {
     all
 }
 
-/// Bytes that differ everywhere, so that a shifted or repeated piece shows.
+/// Pseudo-random bytes, so that a shifted or repeated piece is detected.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_u32;
     std::iter::repeat_with(|| {

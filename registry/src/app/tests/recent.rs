@@ -1,4 +1,4 @@
-//! Answers that are kept for the next time: never an older one than what was answered to a write before.
+//! The cache of recent reads: it never returns a state older than an acknowledged write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ async fn a_read_sees_every_write_that_was_answered() {
             let config = f.push("r", format!("{{\"n\":{i}}}").as_bytes()).await;
             manifests.push(image(&config, &[&layer]));
         }
-        // 1. Readers that never rest, so that answers are kept whenever they can be.
+        // 1. Readers that run all the time, so that results are cached whenever possible.
         let over = Arc::new(AtomicBool::new(false));
         let readers: Vec<_> = (0..3)
             .map(|_| {
@@ -43,7 +43,7 @@ async fn a_read_sees_every_write_that_was_answered() {
         for reader in readers {
             reader.await.unwrap();
         }
-        // 3. A manifest that goes takes its tags along.
+        // 3. Deleting a manifest deletes its tags.
         let last = f.get("r", "moving").await.unwrap();
         f.delete("r", last.as_str()).await.unwrap();
         assert!(matches!(f.get("r", "moving").await, Err(Error::ManifestUnknown { .. })));
@@ -52,7 +52,7 @@ async fn a_read_sees_every_write_that_was_answered() {
     .await;
 }
 
-/// A client that leaves may leave in the middle of a commit; what is kept after that agrees with the index.
+/// A client may disconnect in the middle of a commit; the cache then still agrees with the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_write_that_was_given_up_leaves_no_stale_answer() {
     let mut f = Fixture::start(None, None, &|_| {}, WriteLimit::default()).await;
@@ -72,7 +72,7 @@ async fn a_write_that_was_given_up_leaves_no_stale_answer() {
             tokio::task::yield_now().await;
         }
         if round % 10 == 9 {
-            // What was given up has ended once another write is through.
+            // The abandoned write has ended once another write has succeeded.
             f.put("r", "after", &manifests[0]).await.unwrap();
             let seen = f.get("r", "moving").await.ok();
             f = f.restart().await;

@@ -1,4 +1,5 @@
-//! Records of removals expire in batches, after the collection deleted bytes. The long form has a million of each kind.
+//! Records of removals expire in batches, after the collection has deleted bytes. The long form has a million
+//! of each kind.
 
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ fn records() -> i64 {
         .map_or(2_500, |count| count.parse().expect("LODE_GC_REMOVALS is a number"))
 }
 
-/// Records of removed manifests, and of a blob that each keeps, whose times ended long ago.
+/// Adds expired records of removed manifests, and of a blob that each keeps.
 async fn fill(store: &Store, count: i64) {
     const NUMBERS: &str = "with recursive numbers (i) as
         (select cast(1 as bigint) union all select i + 1 from numbers where i < $1)";
@@ -78,7 +79,7 @@ async fn bytes_are_deleted_although_records_cannot_be() {
     each_folder_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         let store = f.registry.store();
         if f.config.database.is_some() {
-            // Its triggers are written in another language.
+            // The trigger below is in SQLite's dialect.
             return;
         }
         fill(store, 10).await;
@@ -100,7 +101,8 @@ async fn bytes_are_deleted_although_records_cannot_be() {
 
 #[tokio::test]
 async fn a_collection_of_several_batches_removes_what_a_dry_run_lists() {
-    // More than one batch of manifests, links and blobs, in three repositories; every fiftieth has a tag.
+    // More than one batch of manifests, links and blobs, in three repositories. Every fiftieth manifest has a
+    // tag.
     const MANIFESTS: i64 = 1_300;
     const TAGGED: u64 = 26;
     each_folder_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
@@ -147,7 +149,7 @@ async fn a_collection_of_several_batches_removes_what_a_dry_run_lists() {
         let (manifests, candidates): (i64, i64) = on!(store.read(), c => sqlx::query_as(
             "select count(*), count(unreferenced_at) from manifests").fetch_one(c).await)
         .unwrap();
-        // A tag keeps them, and the next collection does not look at them again.
+        // A tag keeps them, and they are no longer candidates of a collection.
         assert_eq!((manifests as u64, candidates), (TAGGED, 0));
     })
     .await;

@@ -1,4 +1,4 @@
-//! Retention, the record of what was removed, its undo, and the dry run that foresees all of it.
+//! Retention, records of removals, undo, and the dry run that reports all of it.
 
 use super::*;
 use crate::app::{GcReport, Removal};
@@ -10,7 +10,7 @@ async fn gc(f: &Fixture) -> GcReport {
     f.registry.gc_run(&CALLER, false).await.unwrap()
 }
 
-/// A dry run says what the real one then does.
+/// Runs a dry run and a real one, which must report the same. Returns the removals of the dry run.
 async fn foreseen(f: &Fixture) -> Vec<Removal> {
     let mut dry = f.registry.gc_run(&CALLER, true).await.unwrap();
     let removals = std::mem::take(&mut dry.removals);
@@ -45,12 +45,12 @@ async fn what_was_removed_comes_back_with_its_tags() {
     each_engine_with(&at_once_with_undo, WriteLimit::default(), async |f: Fixture| {
         let (digest, blobs) = f.image("r", "one", "1").await;
         f.image("r", "two", "1").await;
-        // A tag by itself, then the manifest with the other.
+        // A tag alone, then the manifest with the other tag.
         f.delete("r", "one").await.unwrap();
         f.delete("r", digest.as_str()).await.unwrap();
         foreseen(&f).await;
         assert!(f.pull("r", &blobs[1]).await.is_err());
-        assert!(f.holds(&blobs[1]).await, "the bytes stay for as long as it can come back");
+        assert!(f.holds(&blobs[1]).await, "the bytes are kept as long as the removal can be undone");
 
         assert_eq!(undo(&f, "r", digest.as_str()).await.unwrap(), ["two", "one", digest.as_str()]);
         foreseen(&f).await;
@@ -59,11 +59,11 @@ async fn what_was_removed_comes_back_with_its_tags() {
         }
         assert_eq!(f.pull("r", &blobs[1]).await.unwrap(), b"layer 1");
         f.assert_sound().await;
-        // Not twice, and not what is in use.
+        // An undo cannot be repeated, or replace a tag in use.
         assert!(matches!(undo(&f, "r", digest.as_str()).await, Err(Error::RemovalUnknown { .. })));
         assert!(matches!(undo(&f, "r", "one").await, Err(Error::TagInUse { .. })));
         assert!(matches!(undo(&f, "r", "never").await, Err(Error::RemovalUnknown { .. })));
-        // By a tag: the manifest comes with it.
+        // An undo of a tag restores its manifest.
         f.delete("r", digest.as_str()).await.unwrap();
         gc(&f).await;
         assert_eq!(undo(&f, "r", "two").await.unwrap(), ["two", digest.as_str()]);
@@ -115,7 +115,7 @@ async fn an_undo_is_over_in_time() {
         assert!(started.elapsed() > Duration::from_millis(400));
         assert!(!f.holds(&blobs[1]).await);
         assert!(matches!(undo(&f, "r", digest.as_str()).await, Err(Error::RemovalUnknown { .. })));
-        // Nor is the record kept any longer than that.
+        // The record is kept no longer than that.
         while !record(&f, "manifest").await.is_empty() {
             gc(&f).await;
         }
@@ -166,7 +166,7 @@ async fn rules_keep_the_last_tags_and_those_they_name() {
         for tag in ["v1", "1", "2", "3", "4"] {
             f.image("ci/app", tag, tag).await;
             f.image("other", tag, tag).await;
-            // The order of tags is that of the clock.
+            // Tags are ordered by time.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let (moved, _) = f.image("tmp", "t", "first").await;
@@ -185,7 +185,7 @@ async fn rules_keep_the_last_tags_and_those_they_name() {
         assert_eq!(f.registry.tag_list(&CALLER, &repo("other"), None, None).await.unwrap().items.len(), 5);
         assert!(f.get("tmp", moved.as_str()).await.is_err() && f.get("tmp", "t").await.is_ok());
         assert_eq!(record(&f, "tag").await, owned(&[("1", "keep_last"), ("2", "keep_last")]));
-        // What a rule took comes back as the newest, and stays in place of another.
+        // A restored tag is the newest, and is kept in place of another one.
         undo(&f, "ci/app", "1").await.unwrap();
         foreseen(&f).await;
         let left = f.registry.tag_list(&CALLER, &repo("ci/app"), None, None).await.unwrap();
@@ -200,7 +200,7 @@ async fn a_dry_run_waits_for_nobody() {
     each_engine_with(&no_grace, WriteLimit::default(), async |f: Fixture| {
         f.image("r", "t", "1").await;
         f.delete("r", "t").await.unwrap();
-        // Somebody writes, and a collection is under way.
+        // While another client writes and a collection is in progress.
         let _tx = f.registry.store().begin().await.unwrap();
         let _turn = f.registry.gc_turn().await.unwrap();
         let dry = f.registry.gc_run(&CALLER, true).await.unwrap();

@@ -1,24 +1,24 @@
-//! What several replicas do to one another: each race in both orders, with the lock that decides it held by the test, which
-//! stands for the other replica.
+//! Races between replicas, each in both orders. The test holds the lock that decides the race, in place of
+//! the other replica.
 
 use std::time::Duration;
 
 use super::*;
 use crate::store::{Doomed, Reason, Store, Tx, Why, millis, now_ms, on};
 
-/// Long enough for whoever does not wait for a lock.
+/// Long enough for an operation that does not wait for a lock.
 const WHILE: Duration = Duration::from_millis(300);
 
 pub(super) fn why() -> Why {
     Why { reason: Reason::Unreferenced, at: now_ms(), undo_until: 0 }
 }
 
-/// Another replica's hands on the index.
+/// The store of another replica.
 async fn other(f: &Fixture) -> Store {
     Store::open(f.config.database.as_ref(), &f.config.data).await.unwrap()
 }
 
-/// Drives `work` for a while, in which it must not end.
+/// Drives `work` for a while and asserts that it does not end.
 async fn waits<T>(work: &mut (impl Future<Output = T> + Unpin)) {
     assert!(tokio::time::timeout(WHILE, work).await.is_err(), "it did not wait for the lock");
 }
@@ -44,7 +44,7 @@ async fn every_key_of_a_digest_is_deleted_once_and_the_newest_stays() {
     each_engine(async |f: Fixture| {
         let (store, digest) = (f.registry.store(), Digest::sha256(b"x"));
         assert!(insert(store, &digest, "k1", None).await);
-        // Another replica stored the same at the same time: the first one counts.
+        // Another replica stored the same blob at the same time: the first one wins.
         assert!(!insert(store, &digest, "k2", None).await);
         assert_eq!(store.blob_live(&digest).await.unwrap().unwrap().1, "k1");
 
@@ -52,7 +52,7 @@ async fn every_key_of_a_digest_is_deleted_once_and_the_newest_stays() {
         assert_eq!(condemn(&mut tx, &digest, "k1").await, 1);
         tx.commit().await.unwrap();
         assert!(store.blob_live(&digest).await.unwrap().is_none());
-        // A push over the deletion has bytes of its own, and the old ones still go.
+        // A push during the deletion stores new bytes, and the old ones are still deleted.
         assert!(insert(store, &digest, "k3", None).await);
         assert_eq!(tombstones(store).await, ["k1"]);
         let old = store.tombstones("", 1).await.unwrap().remove(0);
@@ -60,11 +60,11 @@ async fn every_key_of_a_digest_is_deleted_once_and_the_newest_stays() {
         tx.tombstones_bury(&[old]).await.unwrap();
         tx.commit().await.unwrap();
         assert_eq!(store.blob_live(&digest).await.unwrap().unwrap().1, "k3");
-        // Damage is replaced, and what is left of it goes.
+        // Damaged bytes are replaced and deleted.
         assert!(insert(store, &digest, "k4", Some("k3")).await);
         assert_eq!(tombstones(store).await, ["k3"]);
         assert!(store.key_is_known("k3").await.unwrap() && store.key_is_known("k4").await.unwrap());
-        // Under the same key, as in the folder, the deletion is taken back.
+        // Under the same key, as in the folder, the deletion is cancelled.
         let mut tx = store.begin().await.unwrap();
         assert_eq!(condemn(&mut tx, &digest, "k4").await, 1);
         tx.commit().await.unwrap();
@@ -82,13 +82,13 @@ async fn one_replica_collects_at_a_time() {
         }
         let store = other(&f).await;
         let turn = store.turn("collection").await.unwrap();
-        // What is scheduled leaves it to the other; what is asked for waits.
+        // A scheduled collection leaves it to the other replica; a requested one waits.
         f.registry.gc_scheduled().await.unwrap();
         let mut asked = Box::pin(f.registry.gc_run(&CALLER, false));
         waits(&mut asked).await;
         drop(turn);
         asked.await.unwrap();
-        // A turn that is dropped is given back a moment later.
+        // A dropped lock is released a moment later.
         store.turn("collection").await.unwrap();
     })
     .await;
@@ -127,7 +127,8 @@ async fn links_of_one_repository_are_made_side_by_side() {
         let mut tx = store.begin().await.unwrap();
         tx.blob_lock(&one).await.unwrap().unwrap();
         tx.link(&repo("r"), &one, millis(Duration::from_secs(60))).await.unwrap();
-        // With the link uncommitted, others mount and push into the repository; they would fail after the limit of a statement.
+        // While the link is uncommitted, others mount and push into the repository; if they waited, they
+        // would time out.
         f.registry.blob_mount(&CALLER, &repo("r"), &two, None).await.unwrap().unwrap();
         f.push("r", b"three").await;
         // A collection leaves the repository alone.
@@ -161,7 +162,7 @@ async fn a_blob_is_linked_before_the_collection_comes_to_it() {
         tx.link(&repo("other"), &digest, millis(Duration::from_secs(60))).await.unwrap();
         let mut collecting = Box::pin(f.registry.gc_run(&CALLER, false));
         if f.config.database.is_some() {
-            // It leaves what a push has in hand, and does not wait for it.
+            // It skips a blob that a push has locked, and does not wait for it.
             assert_eq!(collecting.await.unwrap().blobs, 0);
             tx.commit().await.unwrap();
         } else {
@@ -188,7 +189,7 @@ async fn a_blob_is_pushed_while_the_collection_has_it() {
         let mut pushing = Box::pin(f.push("r", b"wanted"));
         waits(&mut pushing).await;
         tx.commit().await.unwrap();
-        // It finds none, and brings its own bytes.
+        // It finds no live blob, and stores its own bytes.
         pushing.await;
         f.put("r", "t", &image(&digest, &[])).await.unwrap();
         f.registry.gc_run(&CALLER, false).await.unwrap();

@@ -1,5 +1,5 @@
-//! Object storage that several servers share, and what becomes of an upload when one of them dies, or the storage fails, at any
-//! step. `a` and `b` are two servers with one index and one storage.
+//! Object storage that several servers share, and the state of an upload after a server dies or the storage
+//! fails at any step. `a` and `b` are two servers with one database and one storage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,12 +33,12 @@ async fn each_pair_with(
     }
 }
 
-/// In pieces as a connection brings them.
+/// In pieces, as they arrive from a connection.
 fn body(bytes: &[u8]) -> Body {
     pieces(bytes, 64 * 1024)
 }
 
-/// Drives `work` until the storage holds something. Its result, if it ended before.
+/// Drives `work` until the storage holds a request. Returns its result if it ended before.
 async fn until_held<T>(storage: &Storage, work: impl Future<Output = T>) -> Option<T> {
     let held = async {
         while storage.held() == 0 {
@@ -51,20 +51,20 @@ async fn until_held<T>(storage: &Storage, work: impl Future<Output = T>) -> Opti
     }
 }
 
-/// What a client does that lost its server: asks where the upload stands and goes on there, or begins again.
+/// Acts as a client that lost its server: it reads the upload's offset and continues there, or starts again.
 async fn go_on(f: &Fixture, id: Uuid, bytes: &[u8], digest: &Digest) {
     loop {
         let gone_on = async {
             let offset = f.offset("r", id).await?;
             let rest = &bytes[usize::try_from(offset).unwrap()..];
-            // Says where it goes on, for the other server may still save what it has.
+            // Sends its offset, because the other server may still save its bytes.
             let range = rest.len().checked_sub(1).map(|last| (offset, offset + last as u64));
             let chunk = ChunkRange { range, length: None };
             Ok(f.registry.upload_finish(&CALLER, &repo("r"), id, chunk, body(rest), digest).await?.size_bytes)
         };
         match gone_on.await {
             Ok(len) => return assert_eq!(len, bytes.len() as u64),
-            // It was not dead after all.
+            // The other server was still alive.
             Err(Error::UploadConflict { .. }) => {}
             Err(Error::UploadUnknown { .. }) => {
                 if f.registry.blob_stat(&CALLER, &repo("r"), digest).await.is_err() {
@@ -77,7 +77,7 @@ async fn go_on(f: &Fixture, id: Uuid, bytes: &[u8], digest: &Digest) {
     }
 }
 
-/// Nothing is left that only a search of the whole storage would find.
+/// Asserts that the storage has no objects which only a search of the whole storage would find.
 pub(super) async fn assert_tidy(storage: &Storage, f: &Fixture) {
     f.assert_sound().await;
     let lost: Vec<String> =
@@ -123,7 +123,7 @@ async fn a_server_may_die_at_any_step() {
         for (sizes, patched) in [((11 * MIB), 6 * MIB), (100_000, 40_000)] {
             for fault in [Fault::HeldBefore, Fault::HeldAfter] {
                 for step in 0.. {
-                    // Content of its own for each.
+                    // Different content for each.
                     let bytes = [&bytes[..sizes], format!("{fault:?} {step}").as_bytes()].concat();
                     let digest = Digest::sha256(&bytes);
                     let id = a.upload("r").await;
@@ -172,7 +172,7 @@ async fn answers_may_be_lost_and_requests_refused() {
                     }
                     Err(other) => panic!("{fault:?} {kind}: {other}"),
                 }
-                // What counts is whether it was done.
+                // The blob exists once the push has succeeded.
                 storage.release();
                 assert_eq!(a.pull("r", &digest).await.unwrap(), bytes, "{fault:?} {kind}");
                 assert_tidy(&storage, &b).await;
@@ -203,7 +203,7 @@ async fn a_storage_that_is_away_comes_back() {
         assert!(away(&answer.unwrap_err()));
         assert!(away(&a.put("r", "t", &image(&held, &[])).await.unwrap_err()));
         assert!(away(&a.registry.fsck(&CALLER, false).await.unwrap_err()));
-        // Where an upload stands is known all the same.
+        // The offset of an upload is still available.
         assert_eq!(a.offset("r", id).await.unwrap(), 6 * MIB as u64);
 
         storage.release();
@@ -212,7 +212,7 @@ async fn a_storage_that_is_away_comes_back() {
         a.finish("r", id, body(&bytes[6 * MIB..]), &Digest::sha256(&bytes)).await.unwrap();
         a.put("r", "t", &image(&held, &[])).await.unwrap();
         a.push("r", b"new").await;
-        // The sessions that the storage failed go as any that are given up.
+        // Sessions that failed with the storage are deleted like other abandoned ones.
         for row in a.registry.store().uploads_resting(now_ms() + 1, 100).await.unwrap() {
             assert!(a.registry.upload_end(row).await.unwrap());
         }
@@ -224,14 +224,14 @@ async fn a_storage_that_is_away_comes_back() {
 #[tokio::test]
 async fn a_writer_that_was_replaced_changes_nothing() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
-        // The old writer is cut off from the storage at each operation that writes, and gets through much too late, with other
-        // bytes than the client that came back sends.
+        // The old writer is cut off from the storage at each write operation. Its request arrives much too
+        // late, with other bytes than those of the client's new request.
         let (old, new) = (vec![7; 11 * MIB], noise(11 * MIB));
         for (kind, len) in [("part", 11 * MIB), ("put", 50_000), ("complete", 11 * MIB), ("create", 11 * MIB)]
         {
             for early in [false, true] {
-                // Nothing of either is known yet, also where the old writer won the round before: content that is live already
-                // is only linked.
+                // Both contents are new, even if the old writer won the round before: content that is already
+                // live is only linked.
                 let round = format!("{kind} {early}");
                 let (old, new) =
                     ([&old[..len], round.as_bytes()].concat(), [&new[..len], round.as_bytes()].concat());
@@ -257,7 +257,7 @@ async fn a_writer_that_was_replaced_changes_nothing() {
                     storage.release();
                     (stale.await, fresh)
                 };
-                // One of the two at most, and what is there is what its name says.
+                // At most one of the two succeeds, and its blob has the right bytes.
                 assert!(!(stale.is_ok() && fresh.is_ok()), "{round} {stale:?} {fresh:?}");
                 for (outcome, digest, bytes) in [(&stale, &old_digest, &old), (&fresh, &digest, &new)] {
                     match outcome {
@@ -274,7 +274,7 @@ async fn a_writer_that_was_replaced_changes_nothing() {
                         ),
                     }
                 }
-                // The client begins again, if it has to.
+                // The client starts again if necessary.
                 b.push("r", &new).await;
                 assert_eq!(b.pull("r", &digest).await.unwrap(), new);
                 if let Ok(Some(row)) = b.registry.store().upload_find_anywhere(id).await {
@@ -307,7 +307,7 @@ async fn the_same_content_at_once_is_one_blob() {
             assert_eq!(b.leftovers().await, Vec::<String>::new());
             assert_tidy(&storage, &b).await;
         }
-        // A manifest as well.
+        // The same for a manifest.
         let config = a.push("r", b"{}").await;
         storage.fail("put", Fault::HeldBefore, 1);
         let manifest = image(&config, &[]);
@@ -329,7 +329,7 @@ async fn the_same_content_at_once_is_one_blob() {
 async fn nothing_stays_of_what_is_given_up() {
     each_pair(async |storage: Arc<Storage>, a: Fixture, b: Fixture| {
         let bytes = noise(12 * MIB);
-        // Cancelled, under a wrong name in either algorithm, and content that is there already.
+        // Cancelled uploads, wrong digests of either algorithm, and content that already exists.
         let id = a.upload("r").await;
         a.append("r", id, None, body(&bytes)).await.unwrap();
         b.registry.upload_cancel(&CALLER, &repo("r"), id).await.unwrap();
@@ -343,7 +343,7 @@ async fn nothing_stays_of_what_is_given_up() {
         let digest = a.push("r", &bytes).await;
         b.push("other", &bytes).await;
         assert_eq!((a.leftovers().await, storage.unfinished()), (Vec::new(), 0));
-        // Neither algorithm announced: read again, and right.
+        // The announced algorithm differs: the bytes are read again, and the digest is right.
         let id = a.upload("r").await;
         a.finish("r", id, body(&bytes), &sha512(&bytes)).await.unwrap();
         assert_eq!(b.pull("r", &sha512(&bytes)).await.unwrap(), bytes);
@@ -393,7 +393,7 @@ async fn a_manifest_whose_server_dies_leaves_nothing() {
             assert!(b.registry.upload_end(row).await.unwrap());
         }
         assert_eq!(b.leftovers().await, Vec::<String>::new());
-        // And if it was only slow, it says so rather than name bytes that are gone.
+        // If the server was only slow, the push fails instead of referencing deleted bytes.
         storage.release();
         assert!(put.await.is_err());
         assert!(b.get("r", "t").await.is_err());
@@ -421,7 +421,8 @@ async fn servers_that_keep_nothing_here_share_a_folder() {
 #[tokio::test]
 async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
     let (moment, default) = (Duration::from_secs(1), UploadTimeouts::default());
-    // The writer of this very server is held in the storage, and then the cancel itself is. No more is brief than what is held.
+    // First a writer of the same server is held in the storage, then the cancellation itself. Only the limit
+    // that is tested is short.
     let cases = [
         (&["part"][..], UploadTimeouts { cancel_turn: moment, ..default }),
         (&["abort", "list", "delete"], UploadTimeouts { end: moment, ..default }),
@@ -440,7 +441,7 @@ async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
                     assert!(until_held(&storage, &mut write).await.is_none());
                 }
                 let repository = repo("r");
-                // Held as long as it waits: without its limit it would never end.
+                // Held during the whole wait: without its limit it would never end.
                 let cancelled = a.registry.upload_cancel(&CALLER, &repository, id).await;
                 storage.release();
                 if kind == "part" {
@@ -448,7 +449,8 @@ async fn a_cancel_does_not_wait_for_a_storage_that_says_nothing() {
                     assert!(write.await.is_err());
                 } else {
                     assert!(matches!(cancelled, Err(Error::Unavailable { .. })), "{kind}: {cancelled:?}");
-                    // The client asks again, anywhere. The first removal, which continues, may end before this one.
+                    // The client cancels again, on any server. The first deletion, which continues, may end
+                    // before this one.
                     match b.registry.upload_cancel(&CALLER, &repository, id).await {
                         Ok(()) | Err(Error::UploadUnknown { .. }) => {}
                         Err(other) => panic!("{kind}: {other}"),
@@ -470,7 +472,7 @@ async fn bytes_that_cannot_be_removed_keep_no_others() {
             let digest = a.push("r", seed.as_bytes()).await;
             a.registry.blob_delete(&CALLER, &repo("r"), &digest).await.unwrap();
         }
-        // All together, and then one of them alone.
+        // The batch fails, and then one of its blobs alone.
         storage.fail("delete", Fault::Refused, 2);
         let failed = a.registry.gc_run(&CALLER, false).await;
         assert!(matches!(failed, Err(Error::Unavailable { .. })), "{failed:?}");
@@ -490,7 +492,7 @@ async fn an_upload_that_cannot_be_dropped_keeps_no_others() {
             a.registry.store(),
             UploadProgress { multipart_id: None, parts: Some("not a list of parts".to_owned()) },
         );
-        // The purge may be there first.
+        // The expiry job may come first.
         let bad = loop {
             let id = a.upload("r").await;
             if store.upload_announce(id, 0, &progress).await.unwrap() {
@@ -512,7 +514,7 @@ async fn a_check_ends_with_whoever_asked_for_it() {
         a.push("r", b"content").await;
         storage.fail("head", Fault::HeldBefore, 1);
         assert!(until_held(&storage, a.registry.fsck(&CALLER, true)).await.is_none());
-        // What it kept waiting goes on.
+        // The collection that waited for it continues.
         a.registry.gc_run(&CALLER, false).await.unwrap();
         storage.release();
     })

@@ -12,7 +12,7 @@ async fn a_blob_in_one_body() {
             let digest = f.push("team/model", &bytes).await;
             assert_eq!(f.pull("team/model", &digest).await.unwrap(), bytes);
             assert!(f.holds(&digest).await);
-            // Elsewhere it does not exist, whoever knows the digest.
+            // Other repositories do not have it, even for clients that know the digest.
             assert!(matches!(f.pull("other", &digest).await, Err(Error::BlobUnknown { .. })));
         }
         f.assert_sound().await;
@@ -49,12 +49,12 @@ async fn chunks_in_order_only() {
         let id = f.upload("r").await;
         assert_eq!(f.offset("r", id).await.unwrap(), 0);
         assert_eq!(f.append("r", id, Some((0, 4)), body(b"hello")).await.unwrap(), 5);
-        // Again, a gap, an overlap: told where it stands, and nothing changes.
+        // A repetition, a gap, an overlap: the error has the offset, and nothing changes.
         for range in [(0, 4), (6, 7), (3, 6), (u64::MAX, u64::MAX), (0, u64::MAX)] {
             let answer = f.append("r", id, Some(range), body(b"xxxxx")).await;
             assert!(matches!(answer, Err(Error::UploadConflict { offset: 5, .. })), "{range:?} {answer:?}");
         }
-        // A range that names more or fewer bytes than come.
+        // A range with more or fewer bytes than the body.
         for (range, bytes) in [((5, 9), &b"abc"[..]), ((5, 6), b"abc"), ((5, 4), b"a"), ((5, 4), b"")] {
             let answer = f.append("r", id, Some(range), body(bytes)).await;
             let fine = range == (5, 4) && bytes.is_empty();
@@ -64,7 +64,7 @@ async fn chunks_in_order_only() {
             );
             assert_eq!(f.offset("r", id).await.unwrap(), 5);
         }
-        // A length that is not the body's.
+        // A length that differs from the body's.
         for length in [2, 4] {
             let chunk = ChunkRange { range: None, length: Some(length) };
             let answer = f.registry.upload_append(&CALLER, &repo("r"), id, chunk, body(b"abc")).await;
@@ -81,7 +81,7 @@ async fn chunks_in_order_only() {
         assert!(matches!(answer, Err(Error::UploadConflict { offset: 11, .. })));
         assert_eq!(f.finish("r", id, body(b"!"), &digest).await.unwrap(), 12);
         assert_eq!(f.pull("r", &digest).await.unwrap(), b"hello world!");
-        // It is over now, for this repository and any other.
+        // The upload no longer exists, and other repositories do not see uploads of this one.
         assert!(matches!(f.finish("r", id, body(b""), &digest).await, Err(Error::UploadUnknown { .. })));
         let other = f.upload("r").await;
         assert!(matches!(f.offset("elsewhere", other).await, Err(Error::UploadUnknown { .. })));
@@ -120,7 +120,7 @@ async fn sha512_announced_or_not() {
             assert_eq!(f.finish("r", id, body(&bytes[1_000_000..]), &digest).await.unwrap(), 2_500_000);
         }
         assert_eq!(f.pull("r", &digest).await.unwrap(), bytes);
-        // Each digest is a blob of its own.
+        // Each digest is a separate blob.
         assert!(matches!(f.pull("r", &Digest::sha256(&bytes)).await, Err(Error::BlobUnknown { .. })));
         f.assert_sound().await;
     })
@@ -136,7 +136,7 @@ async fn a_cut_keeps_what_came() {
         let answer = f.append("r", id, None, cut(&bytes[..1_234_567])).await;
         assert!(matches!(answer, Err(Error::BodyCut(_))));
         assert_eq!(f.offset("r", id).await.unwrap(), 1_234_567);
-        // A closing PUT that is cut leaves the upload open too.
+        // An interrupted final PUT leaves the upload open too.
         let answer = f.finish("r", id, cut(&bytes[1_234_567..2_000_000]), &digest).await;
         assert!(matches!(answer, Err(Error::BodyCut(_))));
         let f = f.restart().await;
@@ -155,7 +155,7 @@ async fn a_client_that_comes_back_takes_over() {
     each_engine(async |f: Fixture| {
         let bytes = noise(100_000);
         let id = f.upload("r").await;
-        // A connection that died without a word: its request hangs in mid-body.
+        // A connection that died unnoticed: its request hangs within the body.
         let hung = f.append("r", id, Some((0, 99_999)), hanging(&bytes[..60_000]));
         tokio::pin!(hung);
         assert!(futures::poll!(&mut hung).is_pending());
@@ -163,10 +163,10 @@ async fn a_client_that_comes_back_takes_over() {
             assert!(futures::poll!(&mut hung).is_pending());
             tokio::task::yield_now().await;
         }
-        // One that does not fit does not disturb it.
+        // A request with a wrong offset does not disturb it.
         let answer = f.append("r", id, Some((7, 8)), body(b"xx")).await;
         assert!(matches!(answer, Err(Error::UploadConflict { offset: 0, .. })));
-        // One that does wins, and the old one is told.
+        // One with the right offset wins, and the old one fails.
         assert_eq!(f.append("r", id, Some((0, 99_999)), body(&bytes)).await.unwrap(), 100_000);
         let lost = hung.await;
         assert!(matches!(lost, Err(Error::UploadConflict { .. })), "{lost:?}");
@@ -191,7 +191,7 @@ async fn writers_at_once_never_mix() {
         );
         f.finish("r", id, body(b""), &digest).await.unwrap();
         assert_eq!(f.pull("r", &digest).await.unwrap(), bytes);
-        // The same content by many at once, and by one that has it already, is one blob.
+        // The same content, pushed by many at once and again later, is one blob.
         let pushes = (0..8).map(|n| {
             let f = &f;
             async move { f.push(&format!("r{n}"), b"the same").await }
@@ -253,7 +253,7 @@ async fn a_full_disk_acknowledges_nothing_and_serves_reads() {
         assert_eq!(f.append("r", id, None, body(&bytes[..2_000_000])).await.unwrap(), 2_000_000);
         let answer = f.append("r", id, None, body(&bytes[2_000_000..])).await;
         assert!(matches!(answer, Err(Error::StorageFull)), "{answer:?}");
-        // What was acknowledged is there, what was not is freed.
+        // Acknowledged bytes are kept, the others are freed.
         assert_eq!(f.offset("r", id).await.unwrap(), 2_000_000);
         assert_eq!(std::fs::metadata(f.path(&format!("uploads/{id}"))).unwrap().len(), 2_000_000);
         let digest = Digest::sha256(&bytes);
@@ -262,7 +262,7 @@ async fn a_full_disk_acknowledges_nothing_and_serves_reads() {
         assert!(matches!(answer, Err(Error::StorageFull)));
         assert!(matches!(f.pull("r", &digest).await, Err(Error::BlobUnknown { .. })));
         assert_eq!(f.pull("r", &small).await.unwrap(), b"fits");
-        // It goes on where it stood as soon as there is room.
+        // It continues at its offset as soon as space is available.
         assert_eq!(f.append("r", id, None, body(&bytes[2_000_000..2_500_000])).await.unwrap(), 2_500_000);
         f.finish("r", id, body(b""), &Digest::sha256(&bytes[..2_500_000])).await.unwrap();
         f.assert_sound().await;
@@ -273,7 +273,7 @@ async fn a_full_disk_acknowledges_nothing_and_serves_reads() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Any way of cutting a blob into chunks, with faulty ones in between, gives the blob.
+    /// Any way of splitting a blob into chunks, with invalid ones in between, gives the blob.
     #[test]
     fn any_chunks_give_the_blob(steps in prop::collection::vec((0_u64..5, 0_usize..40_000), 1..12)) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
