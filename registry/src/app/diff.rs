@@ -101,7 +101,7 @@ pub enum Compared {
     Records(DiffStream),
 }
 
-/// A model, as a comparison needs it.
+/// One of the two models of a comparison.
 struct Side {
     repository: Repository,
     manifest: Manifest,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::Registry;
 
-/// No job runs more often than this, whatever the settings say.
+/// The shortest interval between two runs of a job, even if a setting is shorter.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest interval between two checks for abandoned uploads.
 const PURGE_INTERVAL: Duration = Duration::from_secs(15 * 60);

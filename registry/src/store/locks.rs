@@ -73,7 +73,7 @@ impl Tx {
         self.repositories_lock([repository]).await
     }
 
-    /// As `repository_lock`, for several.
+    /// Like `repository_lock`, for several repositories.
     pub(crate) async fn repositories_lock(
         &mut self,
         repositories: impl IntoIterator<Item = &Repository>,

@@ -148,7 +148,8 @@ impl Store {
         let store = match url {
             None => Store::open_sqlite(&data.join("lode.db"), Some(Arc::default())).await?,
             Some(url) => match url.scheme() {
-                // `sqlite:PATH`, and `sqlite://PATH` where the first part of a relative path reads as a host.
+                // `sqlite:PATH`, or `sqlite://PATH`, in which the first part of a relative path is parsed as
+                // a host.
                 "sqlite" => {
                     let path = format!("{}{}", url.host_str().unwrap_or_default(), url.path());
                     let path = percent_encoding::percent_decode_str(&path).decode_utf8_lossy().into_owned();
@@ -380,7 +381,7 @@ fn placeholders(rows: usize, row: &str, first: usize) -> String {
     text
 }
 
-/// A fresh schema on the Postgres server that LODE_TEST_POSTGRES names, if it names one.
+/// A new schema on the Postgres server of LODE_TEST_POSTGRES, if it is set.
 #[cfg(test)]
 pub(crate) async fn postgres_for_test() -> Option<Url> {
     let mut url: Url =

@@ -239,7 +239,7 @@ pub(crate) async fn in_time<T>(
 }
 
 fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "the database did not respond in time"))
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "no response in time"))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub(crate) enum Reason {
     Unreferenced,
     /// A retention rule, counted from 1: it was not among the newest tags, which are kept.
     KeepLast { rule: u32 },
-    /// A retention rule: no tag named it for too long.
+    /// A retention rule, counted from 1: it was untagged for too long.
     Untagged { rule: u32 },
 }
 

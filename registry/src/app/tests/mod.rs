@@ -290,7 +290,7 @@ fn pieces(bytes: &[u8], piece: usize) -> Body {
     stream::iter(pieces).boxed()
 }
 
-/// A body that breaks off after these bytes.
+/// A body that is interrupted after these bytes.
 fn cut(bytes: &[u8]) -> Body {
     let cut: BodyError = "connection reset".into();
     body(bytes).chain(stream::iter([Err(cut)])).boxed()
