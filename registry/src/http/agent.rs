@@ -1,4 +1,4 @@
-//! Which client sent a request, where its dialect differs from the specification's.
+//! Identifies the client of a request, where its behaviour differs from the specification.
 
 use http::{HeaderMap, header};
 
@@ -7,8 +7,9 @@ pub(crate) fn is_ollama(headers: &HeaderMap) -> bool {
     is_one_of(headers, &["ollama/", "ollama-transfer/"])
 }
 
-/// Whether the client is built on containers/image (podman, buildah, skopeo, CRI-O). Its partial pulls send up to 1,024 ranges: after
-/// a 400 it merges neighbours to half as many and asks again, after a 416 the pull fails.
+/// Whether the client is built on containers/image (podman, buildah, skopeo, CRI-O). Its partial pulls send
+/// up to 1,024 ranges. After a 400 it merges neighbours to half as many and retries; after a 416 the pull
+/// fails.
 pub(crate) fn merges_ranges(headers: &HeaderMap) -> bool {
     is_one_of(headers, &["containers/", "libpod/", "Buildah/", "buildah/", "skopeo/", "cri-o/"])
 }

@@ -1,5 +1,5 @@
-//! Request bodies: given up when nothing arrives for a while, and read to their end behind an early answer.
-//! There is no limit on a body's total time or size here; whoever reads it sets one.
+//! Request bodies: a body that stalls is abandoned, and the rest of a body is read after an early response.
+//! Nothing here limits a body's total time or size; its reader does.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,24 +16,24 @@ use tokio::time::{Instant, Sleep};
 
 use crate::metrics;
 
-/// A body from which no byte came for this long is over.
+/// A body without a byte for this long is abandoned.
 pub(crate) const STALL: Duration = Duration::from_secs(60);
 
-/// How long an answer that did not need the body goes on reading it. Closing at once would reset the connection, and the reset may overtake
-/// the answer.
+/// How long the rest of a body is read after a response that did not need it. Closing at once would reset the
+/// connection, and the reset may arrive before the response.
 const DRAIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
-#[error("nothing arrived for {} s", STALL.as_secs())]
+#[error("no data received for {} s", STALL.as_secs())]
 pub(crate) struct Stalled;
 
-/// Guards the body of a request, whoever answers it.
+/// Guards the body of a request while `answer` handles it.
 pub(crate) async fn guard<T>(request: Request, answer: impl AsyncFnOnce(Request) -> T) -> T {
     if request.body().is_end_stream() {
         return answer(request).await;
     }
     let unread = Arc::new(Mutex::new(None));
-    // A client that asks before it sends is not told to go on just to have its bytes thrown away.
+    // A client that sent `Expect` waits for permission, so do not ask it for bytes that would be discarded.
     let asked_first = request.headers().contains_key(header::EXPECT);
     let request = request.map(|body| Body::new(Guarded::new(body, unread.clone())));
     let response = answer(request).await;
@@ -50,12 +50,12 @@ async fn drain(mut body: Body) {
 
 struct Guarded {
     body: Body,
-    /// Runs only while somebody waits for bytes: time that the reader takes for itself is not the client's.
+    /// Runs only while the reader waits for bytes: time that the reader spends elsewhere is not the client's.
     idle: Pin<Box<Sleep>>,
     waiting: bool,
     received: &'static ::metrics::Counter,
     over: bool,
-    /// Takes the body when it is dropped before its end.
+    /// Receives the body if it is dropped before its end.
     unread: Arc<Mutex<Option<Body>>>,
 }
 

@@ -1,4 +1,4 @@
-//! JSON lists, compressed for clients that ask for it. Blobs, manifests and streams are sent as they are.
+//! Compresses JSON lists for clients that accept it. Blobs, manifests and streams are sent as they are.
 
 use std::convert::Infallible;
 
@@ -8,10 +8,10 @@ use http::{HeaderMap, HeaderValue, Method, Request, header};
 use tower::ServiceExt;
 use tower_http::compression::Compression;
 
-/// Smaller responses are not worth the work.
+/// Smaller responses are not worth compressing.
 const MIN_BYTES: u64 = 1024;
 
-/// What a request says about compression, kept until its response is there.
+/// The request's Accept-Encoding, kept until its response exists.
 pub(crate) struct Accepted(Option<HeaderValue>);
 
 impl Accepted {
@@ -19,7 +19,7 @@ impl Accepted {
         Accepted(headers.get(header::ACCEPT_ENCODING).filter(|_| method != Method::HEAD).cloned())
     }
 
-    /// The response, compressed where it is a JSON list and the client takes that.
+    /// Compresses the response if it is a JSON list and the client accepts it.
     pub(crate) async fn compress(self, mut response: Response) -> Response {
         if !is_list(&response) {
             return response;
@@ -36,7 +36,7 @@ impl Accepted {
     }
 }
 
-/// Whether it is JSON that was made in one piece. Content under a digest has an entity tag and stays as it is.
+/// Whether it is a complete JSON body. Content under a digest has an entity tag and must stay as it is.
 fn is_list(response: &Response) -> bool {
     let headers = response.headers();
     headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json")

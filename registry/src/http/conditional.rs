@@ -1,5 +1,5 @@
-//! `If-None-Match`: a client that has the content already is told so instead of being sent it again.
-//! Whoever answers with an entity tag asks here before it opens any bytes.
+//! `If-None-Match`: a client that already has the content gets 304.
+//! Handlers that set an entity tag check this before they open any bytes.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -8,15 +8,15 @@ use lode_model::digest::Digest;
 use super::links::header_value;
 use crate::oci::DOCKER_CONTENT_DIGEST;
 
-/// The entity tag of content: its digest, which no other content has.
+/// The entity tag of content: its digest.
 pub(crate) fn etag(digest: &Digest) -> String {
     ["\"", digest.as_str(), "\""].concat()
 }
 
-/// For content under a digest: it never changes, and only some may read it.
+/// For content under a digest: it never changes, and only some callers may read it.
 pub(crate) const IMMUTABLE: HeaderValue = HeaderValue::from_static("private, max-age=31536000, immutable");
 
-/// The answer to a request whose client has this content.
+/// The 304 response if the client already has this content.
 pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Response> {
     if !headers.contains_key(header::IF_NONE_MATCH) {
         return None;
@@ -31,7 +31,8 @@ pub(crate) fn not_modified(headers: &HeaderMap, digest: &Digest) -> Option<Respo
     Some((StatusCode::NOT_MODIFIED, answer).into_response())
 }
 
-/// Is `etag` in the list? A weak tag names the same bytes here, for a digest names no others. No tag of ours has a comma in it.
+/// Whether `etag` is in the list. A weak tag matches too, because equal digests mean equal bytes. Our tags
+/// contain no comma.
 fn lists(list: &str, etag: &str) -> bool {
     list.split(',').map(str::trim).any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == etag)
 }

@@ -1,5 +1,5 @@
-//! Connections: how many are open, which of them are idle, and which are closed when a new one needs their place.
-//! The accept loop admits connections here; what a connection is doing is kept in a few atomics that requests touch.
+//! Open connections: their limit, which of them are idle, and which are closed to admit a new one.
+//! The accept loop admits connections here. Each connection's state is a few atomics that requests update.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -14,17 +14,17 @@ use hyper::body::{Frame, SizeHint};
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
-/// Connections beyond the limit that are answered all the same: probes and workers with what they asked for, others with a 503.
+/// Connections beyond the limit that still get a response: probes and workers their own, others a 503.
 const MAX_REFUSED: usize = 32;
 
-/// At the limit so many of the idle connections are closed at once, as a share of all: looking for them takes time.
+/// Share of all connections, if idle, to close together at the limit. Finding them takes time.
 const CLOSED_AT_ONCE: usize = 64;
 
-/// Descriptors that connections leave to files, workers and the database: a quarter of all, within these bounds.
+/// Descriptors reserved for files, workers and the database: a quarter of all, within these bounds.
 const MIN_SPARE_DESCRIPTORS: u64 = 32;
 const MAX_SPARE_DESCRIPTORS: u64 = 1024;
 
-/// Added to the requests of a connection that was chosen to be closed.
+/// Added to the request count of a connection that is being closed.
 const CLOSED: usize = usize::MAX / 2;
 
 /// All connections of a server.
@@ -45,19 +45,19 @@ struct Shared {
 pub(crate) struct Connection {
     id: u64,
     shared: Arc<Shared>,
-    /// Requests in flight, or more than [`CLOSED`].
+    /// Requests in flight; more than [`CLOSED`] while it is being closed.
     requests: AtomicUsize,
     /// When it last became idle, in milliseconds since the start.
     idle_since: AtomicU64,
-    /// Whether the peer has yet to take what was written.
+    /// Whether written bytes wait for the peer to read them.
     is_writing: AtomicBool,
     has_asked: AtomicBool,
     closed: Notify,
-    /// Whether it came when there were too many.
+    /// Whether it was accepted beyond the limit.
     pub(crate) is_refused: bool,
 }
 
-/// A connection's place among the open ones; given back when dropped.
+/// A connection's slot among the open ones; released when dropped.
 pub(crate) struct Place {
     id: u64,
     pub(crate) connection: Arc<Connection>,
@@ -75,8 +75,9 @@ impl Connections {
         }))
     }
 
-    /// A place for a connection whose socket has this descriptor. Where there are too many connections, idle ones are closed for it; where
-    /// none is idle, it gets a place to be refused in. None if even those are taken.
+    /// Returns a slot for a connection whose socket has this descriptor. At the limit, idle connections are
+    /// closed to free one. If none is idle, the new connection gets a slot to be refused in; None if those
+    /// are used up too.
     pub(crate) fn admit(&self, descriptor: u64) -> Option<Place> {
         let shared = &self.0;
         let is_full = shared.open().len() >= shared.limit || descriptor >= descriptor_limit();
@@ -102,7 +103,8 @@ impl Connections {
         Some(Place { id, connection })
     }
 
-    /// Closes the connections that have been idle for longest, those included that never sent a whole request head. Returns how many.
+    /// Closes the connections that have been idle for the longest time, including those that never sent a
+    /// whole request head. Returns how many.
     pub(crate) fn close_idle(&self) -> usize {
         let mut open = self.0.open();
         let mut idle: Vec<(u64, u64)> = open
@@ -117,7 +119,7 @@ impl Connections {
         }
         let mut closed = 0;
         for (_, id) in idle {
-            // A request may have begun on it just now.
+            // A request may have begun on it in the meantime.
             if open.get(&id).is_some_and(|connection| connection.close()) {
                 open.remove(&id);
                 closed += 1;
@@ -144,7 +146,7 @@ fn descriptor_limit() -> u64 {
 }
 
 impl Connection {
-    /// Counts a request until the guard is dropped. A connection that was chosen to be closed just before stays open for it.
+    /// Counts a request until the guard is dropped. A connection that was just chosen for closing stays open.
     pub(crate) fn begin_request(self: &Arc<Connection>) -> InFlight {
         self.has_asked.store(true, Ordering::Relaxed);
         let before = self.requests.fetch_add(1, Ordering::SeqCst);
@@ -156,7 +158,7 @@ impl Connection {
         InFlight { connection: self.clone(), is_beyond_limit: all >= self.shared.limit }
     }
 
-    /// Notes whether the peer has yet to take what was written.
+    /// Records whether written bytes wait for the peer to read them.
     pub(crate) fn set_writing(&self, is_writing: bool) {
         self.is_writing.store(is_writing, Ordering::Relaxed);
         if !is_writing {
@@ -164,12 +166,12 @@ impl Connection {
         }
     }
 
-    /// Whether a whole request head has come in since it was opened.
+    /// Whether it has ever received a whole request head.
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked.load(Ordering::Relaxed)
     }
 
-    /// Returns when it was chosen to be closed and no request has begun on it since.
+    /// Returns when it was chosen for closing and no request has begun on it since.
     pub(crate) async fn closed(&self) {
         loop {
             self.closed.notified().await;
@@ -204,10 +206,10 @@ impl Drop for Place {
     }
 }
 
-/// A request in flight, to the end of its response.
+/// A request in flight, until the end of its response.
 pub(crate) struct InFlight {
     connection: Arc<Connection>,
-    /// Whether there are more requests in flight than connections may be open: HTTP/2 carries many on one.
+    /// Whether more requests are in flight than connections may be open: HTTP/2 has many on one connection.
     pub(crate) is_beyond_limit: bool,
 }
 
@@ -290,7 +292,7 @@ mod tests {
         assert!(!is_closed(&place) && !place.connection.close());
         assert_eq!(connections.0.open().len(), 2);
         drop(request);
-        assert!(place.connection.close() && is_closed(&place), "it is an ordinary connection again");
+        assert!(place.connection.close() && is_closed(&place), "after the request it can be closed again");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! What can go wrong with a request, from its syntax to the registry's own error, and the way from there to the client's words.
-//! A handler returns a `Failure`; it travels as a response extension, so that the surface can word it and the log can tell its causes, once.
+//! Failures of a request, from its syntax to the registry's own error, and their messages for clients.
+//! A handler returns a `Failure`. It travels as a response extension, so that each API formats it and the log
+//! records its causes once.
 
 use std::sync::Arc;
 
@@ -18,10 +19,10 @@ use crate::error::chain;
 use crate::gateway::GatewayError;
 use crate::{Error, api, oci};
 
-/// Seconds after which a client may ask again what could not be answered now.
+/// Seconds after which a client may retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 
-/// Why a request is not answered with what it asked for.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -31,13 +32,13 @@ pub(crate) enum Failure {
 
     #[error(transparent)]
     Name(ReferenceError),
-    #[error("model name `{name}` is not usable here: {reason}")]
+    #[error("invalid model name `{name}`: {reason}")]
     ModelName { name: String, reason: &'static str },
     #[error(
         "model name `{name}` names another host; leave out `{host}/` for this server. `ollama push {name}` sends `{rest}` there, `ollama pull {name}` fetches it (--insecure where {host} speaks plain http)"
     )]
     OtherHost { name: String, host: String, rest: String },
-    #[error("`{id}` is no id that was given out here")]
+    #[error("`{id}` is not a valid id")]
     Id { id: String },
     #[error("the path is not UTF-8")]
     Path,
@@ -45,25 +46,25 @@ pub(crate) enum Failure {
     Query { name: &'static str, value: String, expected: &'static str },
     #[error("query parameter `{name}` is missing, expected {expected}")]
     QueryMissing { name: &'static str, expected: &'static str },
-    #[error("a push takes at most {limit} tags")]
+    #[error("too many tags: a push may set at most {limit}")]
     TooManyTags { limit: usize },
     #[error("Content-Range is `{value}`, expected `<first>-<last>`, both included")]
     ContentRange { value: String },
-    /// `can_merge`: the client asks again with fewer ranges after a 400, and gives up after any other error.
-    #[error("the request has more than {} ranges that do not touch", super::range::MAX_RANGES)]
+    /// `can_merge`: the client retries with fewer ranges after a 400, and fails after any other error.
+    #[error("the request has more than {} separate ranges", super::range::MAX_RANGES)]
     TooManyRanges { size_bytes: u64, can_merge: bool },
-    #[error("the link has expired or was not made here")]
+    #[error("the link has expired or is invalid")]
     Link,
     #[error(transparent)]
     Body(#[from] BodyError),
-    #[error("the server has as many connections or requests as it may; try again")]
+    #[error("the server has reached its limit of connections or requests; try again later")]
     Overloaded,
     #[error("missing request body")]
     BodyMissing,
-    #[error("the request body is not what is expected here: {0}")]
+    #[error("invalid request body: {0}")]
     Json(#[source] serde_path_to_error::Error<serde_json::Error>),
-    /// The same of a part of the body that was read by itself.
-    #[error("the request body is not what is expected here: {}", at(part, source))]
+    /// The same for a part of the body that is parsed separately.
+    #[error("invalid request body: {}", at(part, source))]
     JsonPart { part: String, source: serde_path_to_error::Error<serde_json::Error> },
     #[error(transparent)]
     Outline(OutlineError),
@@ -87,12 +88,12 @@ pub(crate) enum Failure {
     ModelMissing,
     /// A push by a name without a host.
     #[error(
-        "'{name}' is stored on this server already. To send it to another registry, name its host: `ollama cp {name} NAMESPACE/MODEL`, then `ollama push HOST/NAMESPACE/MODEL`"
+        "'{name}' is already stored on this server. To send it to another registry, name its host: `ollama cp {name} NAMESPACE/MODEL`, then `ollama push HOST/NAMESPACE/MODEL`"
     )]
     PushedAlready { name: String },
     #[error("model '{name}' not found")]
     ModelUnknown { name: String },
-    /// A worker's own refusal, in its words.
+    /// A worker's own refusal, with its message.
     #[error("{message}")]
     Worker { status: StatusCode, message: String },
     #[error("{0}")]
@@ -100,28 +101,28 @@ pub(crate) enum Failure {
     #[error("no worker has this id; register again")]
     WorkerUnknown,
 
-    #[error("nothing is served at this address")]
+    #[error("no route matches this path")]
     RouteUnknown,
-    #[error("this address does not take that method")]
+    #[error("this route does not support the request's method")]
     MethodNotAllowed,
     #[error(
-        "requests for host `{host}` are not answered here (open servers on loopback answer to loopback names and --public-url)"
+        "requests for host `{host}` are refused (an open server on loopback accepts loopback names and --public-url)"
     )]
     Host { host: String },
-    #[error("the Host of this request is not usable: {reason}")]
+    #[error("invalid Host header: {reason}")]
     HostInvalid { reason: &'static str },
-    #[error("requests from pages of `{origin}` are not answered here")]
+    #[error("requests from pages of `{origin}` are refused")]
     Origin { origin: String },
     #[error("panicked: {0}")]
     Panic(String),
 
-    /// A failure in an upload, and where it goes on.
+    /// A failure in an upload, and the URL where it can be resumed.
     #[error("{source}")]
     Upload { source: Error, location: String, id: Uuid },
 }
 
 impl Failure {
-    /// The status of the answer; the same on every surface.
+    /// The status of the response; the same in every API.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Failure::Registry(error) | Failure::Upload { source: error, .. } => status_of(error),
@@ -181,7 +182,7 @@ impl Failure {
         }
     }
 
-    /// May it work if it is tried again?
+    /// Whether a retry may succeed.
     fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -191,10 +192,10 @@ impl Failure {
         ) || matches!(self.error(), Some(Error::Unavailable { .. } | Error::UpstreamAway(_)))
     }
 
-    /// What the caller may read. Of the server's own trouble that is nothing, but for what the caller can act on.
+    /// The message for the caller. For a server error it reveals only what the caller can act on.
     pub(crate) fn message(&self) -> String {
         match self.error() {
-            Some(Error::Unavailable { .. }) => "the server cannot do this for now; try again".to_owned(),
+            Some(Error::Unavailable { .. }) => "the server is temporarily unavailable; try again".to_owned(),
             Some(Error::StorageFull | Error::UpstreamAway(_) | Error::UpstreamUnusable(_)) => {
                 self.to_string()
             }
@@ -209,9 +210,7 @@ impl Failure {
             {
                 self.to_string()
             }
-            _ if self.status().is_server_error() => {
-                "the server could not answer; its log has the reason".to_owned()
-            }
+            _ if self.status().is_server_error() => "internal server error; see the server's log".to_owned(),
             _ => self.to_string(),
         }
     }
@@ -251,7 +250,7 @@ fn status_of(error: &Error) -> StatusCode {
     }
 }
 
-/// An error and where it is, in a part of the body.
+/// An error and its path within a part of the body.
 fn at(part: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> String {
     let inner = error.inner();
     match error.path().to_string() {
@@ -272,7 +271,7 @@ impl From<ReferenceError> for Failure {
     }
 }
 
-/// The failure as it travels beside its response.
+/// The failure, stored in its response's extensions.
 #[derive(Clone)]
 pub(crate) struct Failed(pub(crate) Arc<Failure>);
 
@@ -284,7 +283,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Whose words an address is answered in.
+/// The API that a path belongs to, which determines the format of its errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Surface {
     /// `/v2`.
@@ -311,7 +310,7 @@ impl Surface {
     }
 }
 
-/// Puts a failed response into the words of a surface. `id`: of the request.
+/// Formats a failed response for an API. `id`: of the request.
 pub(crate) fn word(surface: Surface, id: &str, response: Response) -> Response {
     let Some(failed) = response.extensions().get::<Failed>().cloned() else { return response };
     let mut worded = match surface {
@@ -323,11 +322,11 @@ pub(crate) fn word(surface: Surface, id: &str, response: Response) -> Response {
     if failed.0.is_passing() {
         worded.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     }
-    // The router knows which methods an address takes.
+    // The router has set the methods that a route supports.
     if let Some(methods) = response.headers().get(header::ALLOW) {
         worded.headers_mut().insert(header::ALLOW, methods.clone());
     }
-    // What was noted on the way out stays: the failure for the log.
+    // Keep the extensions: the log needs the failure.
     *worded.extensions_mut() = response.into_parts().0.extensions;
     worded
 }
@@ -340,9 +339,9 @@ mod tests {
     fn what_cannot_be_reached_says_when_to_ask_again() {
         let error =
             || Error::Unavailable { what: "the database".to_owned(), source: "connection refused".into() };
-        assert_eq!(Failure::Registry(error()).message(), "the server cannot do this for now; try again");
+        assert_eq!(Failure::Registry(error()).message(), "the server is temporarily unavailable; try again");
         let away = || Error::UpstreamAway(Arc::new(std::io::Error::other("connection refused")));
-        assert!(Failure::Registry(away()).message().contains("mirrors"));
+        assert!(Failure::Registry(away()).message().contains("mirrored"));
         for path in ["/v2/r/manifests/t", "/api/tags", "/v1/models", "/lode/v1/models"] {
             for failure in [error(), away()].map(Failure::Registry) {
                 let answer = word(Surface::of(path), "id", failure.into_response());

@@ -1,5 +1,7 @@
-//! The extractors that handlers take: path segments, query, JSON body and caller, each already parsed or refused in the surface's words.
-//! axum's own would answer bad input in theirs. Bodies are read last: the caller is checked first, then the length, then the budget.
+//! The handlers' extractors: path segments, query, JSON body and caller. Each parses its value or fails with
+//! a `Failure`.
+//! axum's own would reply in their own format. Bodies are read last: first the caller is checked, then the
+//! length, then the budget.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -29,7 +31,7 @@ use crate::auth::{Action, Caller, allow_some};
 /// The largest JSON body of routes other than inference.
 const MAX_JSON_BYTES: usize = 1024 * 1024;
 
-/// Bodies above this size are parsed off the async threads.
+/// Larger bodies are parsed on a blocking thread.
 const LARGE_BYTES: usize = 256 * 1024;
 
 /// The parameters of the path, in order.
@@ -46,7 +48,7 @@ impl Segment for Repository {
     }
 }
 
-/// A repository as ollama's registry clients and all others name it.
+/// A repository, as named by ollama's registry clients and by all others.
 impl Segment for Spellings {
     fn parse(text: &str, headers: &HeaderMap) -> Result<Self, Failure> {
         match agent::is_ollama(headers) {
@@ -130,16 +132,12 @@ impl Query {
         Ok(self.number(name)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
     }
 
-    /// Anything else in a number's place is refused, never ignored.
+    /// A value that is not a number is refused, never ignored.
     pub(crate) fn number(&self, name: &'static str) -> Result<Option<u64>, Failure> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let digits = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
         if !digits {
-            return Err(Failure::Query {
-                name,
-                value: value.to_owned(),
-                expected: "a number that is not negative",
-            });
+            return Err(Failure::Query { name, value: value.to_owned(), expected: "a non-negative number" });
         }
         Ok(Some(value.parse().unwrap_or(u64::MAX)))
     }
@@ -157,20 +155,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 /// A JSON response.
 pub(crate) struct Json<T>(pub(crate) T);
 
-/// What a route expects as its JSON body.
+/// A type that a route accepts as its JSON body.
 pub(crate) trait RequestBody: DeserializeOwned + Send + 'static {
-    /// What the caller must be allowed to do to something before the body is read.
+    /// The action that the caller must be allowed on some resource before the body is read.
     const ACTION: Action;
 }
 
-/// A parsed JSON body. `Content-Type` is not asked for: ollama's clients do not all send it.
+/// A parsed JSON body. `Content-Type` is not checked: not all of ollama's clients send it.
 pub(crate) struct JsonBody<T> {
     value: T,
     charge: Charge,
 }
 
 impl<T> JsonBody<T> {
-    /// The value, and its charge, which is to be dropped with it.
+    /// The value, and its charge, which must be dropped with it.
     pub(crate) fn into_parts(self) -> (T, Charge) {
         (self.value, self.charge)
     }
@@ -227,11 +225,11 @@ impl FromRequest<Registry> for InferenceBody {
     }
 }
 
-/// A body in another form, and what else its response depends on.
+/// A translated body, and the other values that its response depends on.
 pub(crate) type Translated<T> = Result<(Vec<u8>, T), Failure>;
 
 impl InferenceBody {
-    /// The body in another form, made off the async threads where it is large.
+    /// Translates the body, on a blocking thread if it is large.
     pub(crate) async fn translate<T: Send + 'static>(
         self,
         translate: fn(&[u8]) -> Translated<T>,
@@ -244,7 +242,7 @@ impl InferenceBody {
     }
 }
 
-/// Reads a body whose sender may do `action` to something.
+/// Reads the body of a caller who may do `action` on some resource.
 async fn read_allowed(
     request: Request,
     registry: &Registry,
@@ -259,7 +257,7 @@ async fn read_allowed(
     if bytes.is_empty() { Err(Failure::BodyMissing) } else { Ok((bytes, charge)) }
 }
 
-/// The outline of a body. Where it has none, the failure is in the words of the type that it is meant for.
+/// The outline of a body. If it has none, the failure is the parse error of the type that the route expects.
 fn outline<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<Outline, Failure> {
     Outline::read(bytes).map_err(|error| match error {
         OutlineError::TooManyItems { .. } => Failure::Outline(error),
@@ -267,7 +265,7 @@ fn outline<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<Outline, Failur
     })
 }
 
-/// Runs work whose time grows with the length of a body where it does not hold up other requests.
+/// Runs work whose time grows with the length of a body, on a blocking thread if the body is large.
 async fn blocking_if_large<T: Send + 'static>(len: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
     if len <= LARGE_BYTES {
         return work();
@@ -278,12 +276,12 @@ async fn blocking_if_large<T: Send + 'static>(len: usize, work: impl FnOnce() ->
     }
 }
 
-/// What a body says; where it says something else than is expected, the failure names the field.
+/// Parses a body; the failure names the field at fault.
 pub(crate) fn parse<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, Failure> {
     parse_tracked(bytes).map_err(Failure::Json)
 }
 
-/// The same of a part of a body.
+/// The same for a part of a body.
 pub(crate) fn parse_part<'de, T: Deserialize<'de>>(
     json: &'de RawValue,
     part: impl FnOnce() -> String,
@@ -294,7 +292,7 @@ pub(crate) fn parse_part<'de, T: Deserialize<'de>>(
 fn parse_tracked<'de, T: Deserialize<'de>>(
     bytes: &'de [u8],
 ) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
-    // Noting the path takes memory for each key, so it is noted only once it is needed.
+    // Tracking the path takes memory for each key, so it is done only after a failure.
     let error = match serde_json::from_slice(bytes) {
         Ok(parsed) => return Ok(parsed),
         Err(error) => error,
@@ -305,7 +303,7 @@ fn parse_tracked<'de, T: Deserialize<'de>>(
     Err(serde_path_to_error::Error::new(track.path(), tracked.err().unwrap_or(error)))
 }
 
-/// The members of an object in their order, their values as they are.
+/// The members of an object in their order, with unparsed values.
 pub(crate) struct Members<'a>(pub(crate) Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
@@ -337,7 +335,7 @@ impl Serialize for Members<'_> {
     }
 }
 
-/// For fields with a default: clients may say null for what they do not say.
+/// For fields with a default: clients may send null for an absent value.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -346,12 +344,13 @@ pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + D
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self.0).expect("answers are structs of texts, numbers and lists");
+        let body = serde_json::to_vec(&self.0).expect("responses are structs of strings, numbers and lists");
         ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
     }
 }
 
-/// The caller that authentication found and put beside the request. Nobody can show who they are yet, so it is anonymous.
+/// The caller that authentication found and stored in the request's extensions. There is no authentication
+/// yet, so it is anonymous.
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 

@@ -1,5 +1,7 @@
-//! Repository names contain slashes, and a route parameter holds one segment: this request map, outside the router, escapes them.
-//! It reads the path from the right, where the fixed tails are, so that a repository may be called `team/blobs/uploads`.
+//! Repository names contain slashes, but a route parameter is one segment, so this request map escapes them
+//! before routing.
+//! It reads the path from the right, where the fixed tails are, so that a repository may be called
+//! `team/blobs/uploads`.
 
 use axum::extract::Request;
 use bytes::Bytes;
@@ -14,7 +16,7 @@ pub(crate) fn fold_name(mut request: Request) -> Request {
         rewritten.push('?');
         rewritten.push_str(query);
     }
-    // Escaping a slash leaves a path that was valid valid.
+    // A valid path stays valid when slashes are escaped.
     if let Ok(rewritten) = PathAndQuery::from_maybe_shared(Bytes::from(rewritten)) {
         let mut parts = std::mem::take(request.uri_mut()).into_parts();
         parts.path_and_query = Some(rewritten);
@@ -23,7 +25,7 @@ pub(crate) fn fold_name(mut request: Request) -> Request {
     request
 }
 
-/// The path with the slashes of its repository name escaped; None where there is nothing to escape.
+/// The path with the slashes of its repository name escaped; None if there is nothing to escape.
 fn folded(path: &str) -> Option<String> {
     const PREFIXES: [&str; 5] =
         ["/v2/", "/lode/v1/models/", "/lode/v1/tensors/", "/lode/v1/diff/", "/lode/v1/lineage/"];
@@ -34,7 +36,7 @@ fn folded(path: &str) -> Option<String> {
     name.contains('/').then(|| format!("{prefix}{}{tail}", name.replace('/', "%2F")))
 }
 
-/// How much of what follows `/v2/` is the repository's name.
+/// The length of the repository's name in the path after `/v2/`.
 fn name_len_v2(rest: &str) -> Option<usize> {
     let mut slashes = rest.rmatch_indices('/').map(|(at, _)| at);
     let last = slashes.next()?;

@@ -1,4 +1,4 @@
-//! What a request looked like before the proxies that we trust passed it on: the client's address, scheme and host.
+//! The client's address, scheme and host of a request, as seen by trusted proxies.
 //! `X-Forwarded-*` and `Forwarded` (RFC 7239) count only on connections from those proxies.
 
 use std::convert::Infallible;
@@ -14,12 +14,12 @@ use crate::config::Cidr;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen<'a> {
     pub(crate) client: Option<IpAddr>,
-    /// `http` or `https`, where a proxy said so.
+    /// `http` or `https`, if a proxy reported it.
     pub(crate) scheme: Option<&'static str>,
     pub(crate) host: Option<&'a str>,
 }
 
-/// The address of a request's client; absent where the request did not come over a connection.
+/// The address of a request's client; None if the request did not arrive over a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientAddress(pub(crate) Option<IpAddr>);
 
@@ -37,11 +37,13 @@ pub(crate) fn seen<'a>(headers: &'a HeaderMap, trusted: &[Cidr], peer: Option<Ip
     let Some(peer) = peer.filter(|peer| is_trusted(*peer)) else {
         return Seen { client: peer, ..Seen::default() };
     };
-    // A proxy that writes the older headers may pass a client's own `Forwarded` on, so that counts only by itself.
+    // A proxy that sets the older headers may pass on a client's own `Forwarded`, so `Forwarded` counts only
+    // without them.
     const OLDER: [&str; 3] = ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host"];
     if OLDER.iter().any(|name| headers.contains_key(*name)) {
         let [hops, scheme, host] = OLDER.map(|name| list(headers, name));
-        // Each proxy adds whom it was asked by; the last that is no proxy of ours is the client. What stands before it is hearsay.
+        // Each proxy appends the address of its own client. The last one that is not a trusted proxy is the
+        // client; addresses before it are not trustworthy.
         let mut client = peer;
         for hop in hops.iter().rev() {
             let Some(address) = address(hop) else { break };
@@ -74,7 +76,7 @@ pub(crate) fn seen<'a>(headers: &'a HeaderMap, trusted: &[Cidr], peer: Option<Ip
     seen
 }
 
-/// The parts of a header that is a list, however many lines it has.
+/// The values of a list header, from all of its lines.
 fn list<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
     let lines = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|part| !part.is_empty()).collect()

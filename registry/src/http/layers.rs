@@ -1,5 +1,5 @@
-//! What every request goes through around the routes, in one service, outermost first: each layer of its own would cost every
-//! request a few allocations and a copy of all within it.
+//! The middleware around the routes, outermost first, in one service: separate layers would each cost every
+//! request a few allocations and a copy of everything inside.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -45,7 +45,7 @@ impl Layers {
         })
     }
 
-    /// Every failure below gets its status and body here, by the surface it happened on. Docker's clients look for the header on `/v2/`.
+    /// Formats failures for the API of the request's path. Docker's clients expect the header on `/v2/`.
     async fn worded(self, request: Request, id: HeaderValue) -> Response {
         let surface = Surface::of(request.uri().path());
         let accepted = Accepted::of(request.method(), request.headers());
@@ -61,7 +61,7 @@ impl Layers {
         response
     }
 
-    /// Turns away what pages of other sites send, and guards the body of everything else.
+    /// Refuses requests from other sites' pages, and guards the body of all others.
     async fn admitted(self, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         if let Err(failure) = origin::check(&self.registry, &parts) {
@@ -89,5 +89,5 @@ impl Service<Request> for Layers {
 
 fn panicked(panic: &(dyn Any + Send)) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    Failure::Panic(text.unwrap_or("without a text").to_owned()).into_response()
+    Failure::Panic(text.unwrap_or("without a message").to_owned()).into_response()
 }

@@ -1,5 +1,5 @@
-//! Addresses in answers: `Location` of blobs, manifests and uploads, and the `Link` to a listing's next page.
-//! They are relative unless the client cannot follow that, or the operator fixed a public address.
+//! URLs in responses: `Location` of blobs, manifests and uploads, and the `Link` to a listing's next page.
+//! They are relative unless the client needs absolute ones, or the operator set a public URL.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -20,10 +20,10 @@ use crate::app::BlobLink;
 use crate::serve::Arrival;
 use crate::{Config, Registry};
 
-/// What stays as it is in a query value.
+/// Characters that a query value may contain unescaped.
 const QUERY_VALUE: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// How the client of this request reaches the server: nothing, or `scheme://host` to put before a path.
+/// The prefix of URLs for the client of this request: empty, or `scheme://host`.
 pub(crate) struct Links {
     base: String,
 }
@@ -33,7 +33,7 @@ impl Links {
         format!("{}/v2/{repository}/blobs/{digest}", self.base)
     }
 
-    /// The address of a blob that opens it without credentials, for a while.
+    /// The signed URL of a blob, which opens it without credentials for a while.
     pub(crate) fn blob_signed(&self, repository: &Repository, digest: &Digest, link: &BlobLink) -> String {
         let BlobLink { expires, signature } = link;
         format!("{}?expires={expires}&signature={signature}", self.blob(repository, digest))
@@ -47,7 +47,7 @@ impl Links {
         format!("{}/v2/{repository}/blobs/uploads/{id}", self.base)
     }
 
-    /// The `Link` header for the page after this one: `path` with these query parameters.
+    /// The `Link` header for the next page: `path` with these query parameters.
     pub(crate) fn next(&self, path: &str, query: &[(&str, &str)]) -> HeaderValue {
         let pairs: Vec<String> = query
             .iter()
@@ -57,7 +57,7 @@ impl Links {
     }
 }
 
-/// A page of a listing, with the `Link` to the next one where more follow.
+/// A page of a listing, with the `Link` to the next one if there is one.
 pub(crate) fn page(body: impl IntoResponse, next: Option<HeaderValue>) -> Response {
     let mut response = body.into_response();
     if let Some(next) = next {
@@ -88,7 +88,7 @@ impl FromRequestParts<Registry> for Links {
     }
 }
 
-/// The hosts by which clients reach this server. In the name of a model they mean the server itself.
+/// The hosts under which clients reach this server. In a model name they mean this server.
 pub(crate) struct OwnHosts(Vec<String>);
 
 impl OwnHosts {
@@ -97,7 +97,7 @@ impl OwnHosts {
         OwnHosts(hosts)
     }
 
-    /// Is `HOST` or `HOST:PORT` one of them? On loopback every name of this machine is as good as another.
+    /// Whether `HOST` or `HOST:PORT` is one of them. All loopback names are equivalent.
     pub(crate) fn contains(&self, host: &str) -> bool {
         self.0.iter().any(|own| {
             own.eq_ignore_ascii_case(host)
@@ -129,7 +129,7 @@ fn port(host: &str) -> Option<&str> {
     host.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'))
 }
 
-/// `scheme://host` as the client wrote it, where it can be told. Forwarded headers count only from a proxy we trust.
+/// `scheme://host` as the client wrote it, if known. Forwarded headers count only from a trusted proxy.
 fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Option<String> {
     let seen = forwarded::seen(&parts.headers, &config.trusted_proxies, peer);
     let arrived = match parts.extensions.get::<Arrival>() {
@@ -143,7 +143,7 @@ fn seen_by_client(parts: &Parts, config: &Config, peer: Option<IpAddr>) -> Optio
     plain.then(|| format!("{scheme}://{host}"))
 }
 
-/// The host that the request names, with its port.
+/// The host of the request, with its port.
 pub(crate) fn host(parts: &Parts) -> Option<&str> {
     let named = parts.headers.get(header::HOST).and_then(|value| value.to_str().ok());
     parts.uri.authority().map(|authority| authority.as_str()).or(named)

@@ -1,5 +1,5 @@
-//! What every route shares: extractors, the middleware order, links, ranges, and the failure that each surface puts in its own words.
-//! The handlers of `oci`, `api`, `gateway` and `hub` use it; nothing below the edge does.
+//! Code shared by all routes: extractors, middleware, links, ranges, and the failures that each API formats.
+//! Only the handlers of `oci`, `api`, `gateway` and `hub` use it.
 
 pub(crate) mod agent;
 pub(crate) mod body;

@@ -1,5 +1,5 @@
-//! What is known of a request from outside: every one gets an id and a span, is counted and measured, and is logged once.
-//! What is recorded of it is its route, not its path, except in the log.
+//! Observability of requests: each gets an id and a span, is counted and measured, and is logged once.
+//! Metrics use the route, not the path; only the log has the path.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,10 +25,10 @@ use crate::{Registry, metrics, traces};
 const REQUEST_ID: &str = "x-request-id";
 const LONGEST_ID: usize = 128;
 
-/// An answer up to this size counts as sent when it is handed over.
+/// A response up to this size is counted as sent when it is passed to the connection.
 const SMALL_BYTES: u64 = 64 * 1024;
 
-/// The template of the route that a request reaches.
+/// The template of the route that a request matches.
 #[derive(Clone, Default)]
 struct Reached(Arc<OnceLock<MatchedPath>>);
 
@@ -36,13 +36,13 @@ struct Reached(Arc<OnceLock<MatchedPath>>);
 pub(crate) fn note_route(request: Request) -> Request {
     let extensions = request.extensions();
     if let (Some(reached), Some(route)) = (extensions.get::<Reached>(), extensions.get::<MatchedPath>()) {
-        // Known once already where a route's own service has layers of its own.
+        // Already set if a route's own service has layers of its own.
         let _known = reached.0.set(route.clone());
     }
     request
 }
 
-/// A request on its way to its answer.
+/// A request in progress.
 pub(crate) struct Observed {
     started: Instant,
     id: HeaderValue,
@@ -60,10 +60,10 @@ impl Observed {
         let method = request.method().clone();
         let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
         let client = forwarded::seen(request.headers(), &registry.config().trusted_proxies, peer).client;
-        // At the level of errors, so that no filter takes the id from a line that is written.
+        // Level error, so that no filter drops the id from a log line.
         let span = tracing::error_span!(
             "request",
-            // Written as they are, which costs half of what quoting does.
+            // Written unquoted, which costs half as much.
             request_id = %id.to_str().unwrap_or_default(),
             %method,
             path = %Plain(request.uri().path()),
@@ -80,12 +80,12 @@ impl Observed {
         self.id.clone()
     }
 
-    /// What happens to the request belongs in it.
+    /// The span for everything that handles the request.
     pub(crate) fn span(&self) -> Span {
         self.span.clone()
     }
 
-    /// Counts, measures and logs the answer.
+    /// Counts, measures and logs the response.
     pub(crate) fn end(self, mut response: Response) -> Response {
         let Observed { started, id, method, reached, span, .. } = self;
         let status = response.status();
@@ -99,7 +99,7 @@ impl Observed {
     }
 }
 
-/// A text that is written as it is where nothing in it needs to be escaped.
+/// Text that is quoted only if it needs escaping.
 struct Plain<'a>(&'a str);
 
 impl fmt::Display for Plain<'_> {
@@ -111,21 +111,21 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// One line about an answer: for operators where it is the server's trouble, otherwise for whoever looks closer.
+/// Logs one line per response: an error for server errors, otherwise at debug level.
 fn log(response: &Response, status: StatusCode, started: Instant) {
     let duration_ms = started.elapsed().as_millis() as u64;
     let failed = response.extensions().get::<Failed>();
     let status = status.as_u16();
     match failed {
         Some(failed) if status >= 500 => {
-            tracing::error!(status, duration_ms, error = chain(&*failed.0), "failed")
+            tracing::error!(status, duration_ms, error = chain(&*failed.0), "request failed")
         }
-        Some(failed) => tracing::debug!(status, duration_ms, reason = chain(&*failed.0), "refused"),
-        None => tracing::debug!(status, duration_ms, "answered"),
+        Some(failed) => tracing::debug!(status, duration_ms, reason = chain(&*failed.0), "request refused"),
+        None => tracing::debug!(status, duration_ms, "request completed"),
     }
 }
 
-/// The id that a proxy or a client gave the request, if it is fit for a log, or one of ours.
+/// The id that a proxy or a client gave the request, if it is safe to log; otherwise a new one.
 pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let fit = |value: &&HeaderValue| {
         let bytes = value.as_bytes();
@@ -139,7 +139,7 @@ pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     headers.get(REQUEST_ID).filter(fit).cloned().unwrap_or_else(ours)
 }
 
-/// Counts the requests without an answer, also those whose clients leave.
+/// Counts a request without a response; the drop also covers disconnected clients.
 struct InFlight(&'static ::metrics::Gauge);
 
 impl InFlight {
@@ -168,7 +168,7 @@ fn count_sent(method: &Method, response: Response) -> Response {
     }
 }
 
-/// A body whose bytes count as they leave.
+/// A body that counts its bytes as they are sent.
 struct Counted {
     body: Body,
     sent: &'static ::metrics::Counter,

@@ -1,5 +1,6 @@
-//! Checks of `Host` and `Origin`. A `Host` that two readers could understand differently is refused everywhere. An open server on
-//! loopback also refuses requests that web pages of other sites could cause (DNS rebinding, cross-site requests).
+//! Checks `Host` and `Origin`. A `Host` that two parsers could read differently is refused everywhere. An
+//! open server on loopback also refuses requests that web pages of other sites could cause (DNS rebinding,
+//! cross-site requests).
 
 use std::net::IpAddr;
 
@@ -19,7 +20,7 @@ pub(crate) fn check(registry: &Registry, parts: &Parts) -> Result<(), Failure> {
     verdict(registry.config(), internal, links::host(parts), origin.as_deref())
 }
 
-/// Refuses what proxies in front of this server, or links made from it, could read as another host.
+/// Refuses a host that proxies in front of this server, or links made from it, could read as another host.
 fn refuse_ambiguous_host(parts: &Parts) -> Result<(), Failure> {
     let invalid = |reason| Err(Failure::HostInvalid { reason });
     let mut lines = parts.headers.get_all(header::HOST).iter();
@@ -31,13 +32,13 @@ fn refuse_ambiguous_host(parts: &Parts) -> Result<(), Failure> {
         let authority = line.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
         match authority {
             None => return invalid("expected HOST or HOST:PORT"),
-            Some(authority) if has_userinfo(&authority) => return invalid("it carries a user name"),
+            Some(authority) if has_userinfo(&authority) => return invalid("it contains a user name"),
             Some(_) => {}
         }
     }
     // The target of a request to a proxy, and `:authority` of HTTP/2.
     match parts.uri.authority() {
-        Some(authority) if has_userinfo(authority) => invalid("the request target carries a user name"),
+        Some(authority) if has_userinfo(authority) => invalid("the request target contains a user name"),
         _ => Ok(()),
     }
 }
@@ -51,7 +52,7 @@ fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&
     if !on_loopback || !config.is_open() {
         return Ok(());
     }
-    // Every browser sends Host, so a request without one is no page's.
+    // Every browser sends Host, so a request without one does not come from a web page.
     if let Some(host) = host.filter(|host| !is_ours(config, without_port(host))) {
         return Err(Failure::Host { host: host.to_owned() });
     }
@@ -64,7 +65,7 @@ fn verdict(config: &Config, internal: bool, host: Option<&str>, origin: Option<&
     Ok(())
 }
 
-/// The name or address of `host[:port]`; an address in brackets keeps them.
+/// The name or address of `host[:port]`; an address keeps its brackets.
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => name,
@@ -72,7 +73,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Does `HOST` or `HOST:PORT` name this machine to itself?
+/// Whether `HOST` or `HOST:PORT` is a loopback name or address.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let bare = without_port(host).trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
     let top = bare.rsplit_once('.').map_or(bare, |(_, top)| top);

@@ -1,5 +1,7 @@
-//! The way out of a plain connection for files: their bytes go from the page cache to the socket without passing through this process.
-//! A response body names a file piece by a marker in place of its bytes; the connection, told by the marker's address, sends the piece itself.
+//! Sends files over plain connections with sendfile: their bytes go from the page cache to the socket without
+//! passing through this process.
+//! A response body contains a marker in place of a file piece's bytes. The connection recognises a marker by
+//! its address, and sends the piece itself.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,17 +20,19 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// How much one piece is.
+/// The size of one piece.
 const PIECE_BYTES: usize = 1024 * 1024;
-/// How many pieces may wait in a connection's buffers. Each has an address of its own, so that one is never taken for another.
+/// How many pieces may wait in a connection's buffers. Each has its own address range, so that they cannot be
+/// confused.
 const SLOTS: usize = 32;
-/// How far ahead of the sending the file is read.
+/// How far ahead of sending the file is read.
 const AHEAD_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Where markers point: addresses that the system has zeroed and nobody reads, so they never become memory, nor part of the program's file.
+/// The memory that markers point to: zeroed by the system and never read, so it occupies neither RAM nor
+/// space in the executable.
 static MARKERS: LazyLock<Vec<u8>> = LazyLock::new(|| vec![0; PIECE_BYTES * SLOTS]);
 
-/// What a connection has been promised to send: shared by its responses and its socket.
+/// The pieces that a connection has to send; shared by its responses and its socket.
 #[derive(Clone, Default)]
 pub(crate) struct Outlet(Arc<Mutex<Waiting>>);
 
@@ -42,19 +46,19 @@ struct Waiting {
 struct Piece {
     slot: usize,
     file: Arc<File>,
-    /// What of the file is still to be sent.
+    /// The part of the file that is still to be sent.
     range: Range<u64>,
-    /// How much of the marker has been used.
+    /// How many bytes of the marker are consumed.
     sent: usize,
 }
 
 impl Outlet {
-    /// The outlet of the connection that a request came over, if its answer goes there as it is: plain HTTP/1.1.
+    /// The outlet of a request's connection, if the connection sends bytes unchanged: plain HTTP/1.1.
     pub(crate) fn of(request: &Parts) -> Option<Outlet> {
         request.extensions.get().cloned().filter(|_| request.version == Version::HTTP_11)
     }
 
-    /// Promises a piece of a file. None if too many wait.
+    /// Queues a piece of a file and returns its marker. None if too many are queued.
     fn promise(&self, file: &Arc<File>, range: Range<u64>) -> Option<Bytes> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.pieces.len() >= SLOTS {
@@ -67,19 +71,19 @@ impl Outlet {
         Some(Bytes::from_static(&MARKERS[slot * PIECE_BYTES..][..len]))
     }
 
-    /// The piece that these bytes stand for, if they are a marker.
+    /// The piece of these bytes, if they are a marker.
     fn piece(&self, bytes: &[u8]) -> Option<io::Result<Piece>> {
         let at = offset_of(bytes)?;
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Pieces in front of it belong to an answer that was given up before it came here.
+        // Earlier pieces belong to a response that was abandoned.
         while waiting.pieces.front().is_some_and(|piece| piece.slot != at / PIECE_BYTES) {
             waiting.pieces.pop_front();
         }
         let piece = waiting.pieces.front().filter(|piece| piece.sent == at % PIECE_BYTES);
-        Some(piece.cloned().ok_or_else(|| io::Error::other("a marker without its piece")))
+        Some(piece.cloned().ok_or_else(|| io::Error::other("no piece for this marker")))
     }
 
-    /// Is something promised and not sent?
+    /// Whether a queued piece is not yet sent.
     fn is_owing(&self) -> bool {
         !self.0.lock().unwrap_or_else(PoisonError::into_inner).pieces.is_empty()
     }
@@ -95,7 +99,7 @@ impl Outlet {
     }
 }
 
-/// Where in the markers these bytes lie.
+/// The offset of these bytes within the markers.
 fn offset_of(bytes: &[u8]) -> Option<usize> {
     let at = bytes.as_ptr().addr().checked_sub(MARKERS.as_ptr().addr())?;
     (at < MARKERS.len() && !bytes.is_empty()).then_some(at)
@@ -126,7 +130,7 @@ impl Body for FileBody {
         let piece = self.range.start..end;
         self.range.start = end;
         let marker = self.outlet.promise(&self.file, piece);
-        let marker = marker.ok_or_else(|| io::Error::other("more pieces wait than a connection buffers"));
+        let marker = marker.ok_or_else(|| io::Error::other("too many pieces are queued for this connection"));
         Poll::Ready(Some(marker.map(Frame::data)))
     }
 
@@ -139,7 +143,7 @@ impl Body for FileBody {
     }
 }
 
-/// A TCP connection that knows markers.
+/// A TCP connection that recognises markers.
 pub(crate) struct Plain {
     stream: Arc<TcpStream>,
     outlet: Outlet,
@@ -151,7 +155,8 @@ impl Plain {
         Plain { stream: Arc::new(stream), outlet, sending: None }
     }
 
-    /// Sends what the socket takes of a piece, on a thread that may wait for the disk.
+    /// Sends as much of a piece as the socket accepts, on a blocking thread, because it may wait for the
+    /// disk.
     fn poll_send(&mut self, context: &mut Context<'_>, piece: &Piece) -> Poll<io::Result<usize>> {
         loop {
             if let Some(sending) = &mut self.sending {
@@ -174,7 +179,7 @@ impl Plain {
                 let _ = fadvise(&*file, range.end, std::num::NonZeroU64::new(AHEAD_BYTES), Advice::WillNeed);
                 stream.try_io(Interest::WRITABLE, || {
                     let (mut at, mut total) = (range.start, 0);
-                    // Until the socket is full: each turn on this thread should be worth its price.
+                    // Until the socket is full, because each switch to this thread has a cost.
                     while at < range.end {
                         let left = usize::try_from(range.end - at).unwrap_or(PIECE_BYTES);
                         match sendfile(&*stream, &*file, Some(&mut at), left) {
@@ -255,10 +260,12 @@ impl AsyncWrite for Plain {
         true
     }
 
-    /// Asked when everything has been handed over: a piece that is left then was never seen as a marker.
+    /// Called when everything has been written. A piece still queued then was never recognised as a marker.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.outlet.is_owing() {
-            tracing::error!("an answer's bytes were copied on their way to the connection, which ends here");
+            tracing::error!(
+                "a response's marker was copied before it reached the socket; closing the connection"
+            );
             return Poll::Ready(Err(io::Error::other("a marker was copied")));
         }
         Poll::Ready(Ok(()))

@@ -1,4 +1,4 @@
-//! `Range` of a blob read and `Content-Range` of an upload chunk: two grammars, both parsed here and nowhere else.
+//! `Range` of a blob read and `Content-Range` of an upload chunk: two grammars, both parsed only here.
 //! The blob and upload handlers call it.
 
 use std::ops::Range;
@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 use super::Failure;
 
-/// How many separate ranges one response may carry.
+/// How many separate ranges one response may have.
 pub(crate) const MAX_RANGES: usize = 64;
 
-/// What a read asks for, once the size is known.
+/// The requested part of the content, once the size is known.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Whole,
@@ -24,7 +24,8 @@ pub(crate) enum Wanted {
 
 /// Resolves the `Range` header of a request for `size` bytes whose entity tag is `etag`.
 ///
-/// A header that is not a list of byte ranges is ignored, as RFC 9110 asks. Ranges outside the content are left out of a list.
+/// A header that is not a list of byte ranges is ignored, as RFC 9110 requires. Ranges outside the content
+/// are left out of a list.
 pub(crate) fn wanted(headers: &HeaderMap, etag: &str, size: u64) -> Wanted {
     let mut values = headers.get_all(header::RANGE).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return Wanted::Whole };
@@ -60,7 +61,7 @@ fn resolve(text: &str, size: u64) -> Option<Wanted> {
     })
 }
 
-/// One range of a list, end excluded; not before its end where it lies outside the content.
+/// One range of a list, end excluded; its start is not before its end if it is outside the content.
 fn resolve_one(spec: &str, size: u64) -> Option<Range<u64>> {
     let (first, last) = spec.split_once('-')?;
     Some(match (first, last) {
@@ -70,7 +71,8 @@ fn resolve_one(spec: &str, size: u64) -> Option<Range<u64>> {
     })
 }
 
-/// The frame of a `multipart/byteranges` body (RFC 9110, section 14.6): what comes before each part's bytes, and after the last.
+/// The framing of a `multipart/byteranges` body (RFC 9110, section 14.6): the bytes before each part, and
+/// after the last.
 pub(crate) struct Multipart {
     pub(crate) content_type: String,
     /// Of the whole body.
@@ -82,7 +84,7 @@ pub(crate) struct Multipart {
 
 impl Multipart {
     pub(crate) fn new(ranges: Vec<Range<u64>>, content_type: &str, size: u64) -> Multipart {
-        // Random, so that no content can contain it on purpose.
+        // Random, so that nobody can craft content that contains it.
         let boundary = Uuid::new_v4().simple().to_string();
         let mut before = "";
         let head = |range: Range<u64>| {
@@ -106,13 +108,13 @@ impl Multipart {
     }
 }
 
-/// Decimal digits alone; what no u64 holds is past the end of anything.
+/// Decimal digits only; a number beyond u64 becomes its maximum.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// The inclusive `first-last` of a chunk, where the client sent one. No unit goes before it, in this protocol.
+/// The inclusive `first-last` of a chunk, if the client sent one. This protocol has no unit before it.
 pub(crate) fn chunk(headers: &HeaderMap) -> Result<Option<(u64, u64)>, Failure> {
     let Some(value) = headers.get(header::CONTENT_RANGE) else { return Ok(None) };
     let invalid = || Failure::ContentRange { value: String::from_utf8_lossy(value.as_bytes()).into_owned() };

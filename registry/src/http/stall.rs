@@ -1,5 +1,5 @@
-//! Clients that do not read. A connection is closed when its client accepts no bytes for a while; the stream of a response can be
-//! cancelled earlier, whatever protocol carries it. Time in which there is nothing to send does not count.
+//! Clients that do not read. A connection is closed when its client accepts no bytes for a while. A response
+//! stream can be cancelled earlier, whatever protocol carries it. Time without data to send does not count.
 
 use std::io;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use super::connections::Connection;
 pub(crate) struct Patient<S> {
     stream: S,
     connection: Arc<Connection>,
-    /// Runs only while bytes wait to be taken.
+    /// Runs only while bytes wait to be accepted.
     blocked: Pin<Box<Sleep>>,
     waiting: bool,
 }
@@ -27,7 +27,7 @@ impl<S> Patient<S> {
         Patient { stream, connection, blocked: Box::pin(tokio::time::sleep(STALL)), waiting: false }
     }
 
-    /// Passes on what a write said, unless it has been saying `Pending` for too long.
+    /// Returns the result of a write, or an error once it has been `Pending` for too long.
     fn unless_stalled<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -92,17 +92,18 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 }
 
-/// A stream that is dropped when its reader does not ask for the next item in time; a reader that asks later gets [`NotRead`] as the
-/// last item. A connection stops asking when the client has stopped reading and the buffers in between are full.
+/// A stream that is dropped when its reader does not poll for the next item in time; if the reader polls
+/// later, it gets [`NotRead`] as the last item. A connection stops polling when the client has stopped
+/// reading and the buffers in between are full.
 pub(crate) struct CancelUnread<S> {
     turns: Arc<Mutex<Turns<S>>>,
     watchdog: Option<tokio::task::AbortHandle>,
 }
 
-/// Whose turn it is: the reader's to ask, or the stream's to produce.
+/// Whose turn it is: the reader's to poll, or the stream's to produce.
 struct Turns<S> {
     stream: Option<S>,
-    /// Since when the reader has not asked; `None` while the stream is waited for.
+    /// Since when the reader has not polled; `None` while the reader waits for the stream.
     unread_since: Option<Instant>,
     is_cancelled: bool,
 }
@@ -113,7 +114,7 @@ struct Turns<S> {
 pub(crate) struct NotRead;
 
 impl<S: Stream + Unpin + Send + 'static> CancelUnread<S> {
-    /// Without a time limit (zero) the stream is never cancelled.
+    /// With a limit of zero the stream is never cancelled.
     pub(crate) fn new(stream: S, limit: Duration) -> CancelUnread<S> {
         let turns = Turns { stream: Some(stream), unread_since: Some(Instant::now()), is_cancelled: false };
         let turns = Arc::new(Mutex::new(turns));
@@ -163,7 +164,7 @@ impl<S> Drop for CancelUnread<S> {
         if let Some(watchdog) = &self.watchdog {
             watchdog.abort();
         }
-        // The task may be about to look at it; the stream ends now all the same.
+        // The task may be about to lock it; the stream ends now in any case.
         lock(&self.turns).stream = None;
     }
 }

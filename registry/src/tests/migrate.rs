@@ -1,4 +1,5 @@
-//! A move to another database and another storage: everything arrives, a cut run goes on, and nobody writes meanwhile.
+//! A move to another database and another storage: everything arrives, a cut run goes on, and nobody writes
+//! meanwhile.
 
 use std::sync::Arc;
 
@@ -177,7 +178,7 @@ async fn only_readers_share_the_folder() {
     ] {
         let answer = app.send(Request::builder().method(method).uri(&path), "").await;
         assert_eq!(answer.failure(), failure(405, "UNSUPPORTED"), "{method} {path}");
-        assert!(answer.text().contains("only reads"), "{}", answer.text());
+        assert!(answer.text().contains("read-only"), "{}", answer.text());
     }
     assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 405);
     // Nobody who would write may come while it reads.

@@ -220,7 +220,8 @@ async fn ollama_writes_to_the_spelling_that_exists() {
         assert_eq!(classic(&app, Request::get(&location), "").await.status, 204);
         assert_eq!(classic(&app, Request::put(format!("{location}?digest={digest}")), "").await.status, 201);
 
-        // Asked before the push, the client is told that the other spelling's blob is there; the manifest may name it.
+        // Asked before the push, the client is told that the other spelling's blob is there; the manifest may
+        // name it.
         let mut layers = vec![json!({"mediaType": media_type::OLLAMA_MODEL, "digest": digest, "size": 6})];
         if sent == "both" {
             assert_eq!(classic(&app, Request::head(format!("{path}/blobs/{held}")), "").await.status, 200);
@@ -343,7 +344,7 @@ async fn a_push_by_a_bare_name_says_where_to_push() {
     let pushed = app.post_json("/api/push", json!({"model": "mini", "stream": true})).await;
     assert_eq!(pushed.status, 400);
     let error = pushed.json()["error"].as_str().unwrap().to_owned();
-    for part in ["'mini' is stored on this server already", "ollama push HOST/NAMESPACE/MODEL"] {
+    for part in ["'mini' is already stored on this server", "ollama push HOST/NAMESPACE/MODEL"] {
         assert!(error.contains(part), "{error}");
     }
     // Words that make the client print advice about ollama.com in place of the error.
