@@ -1,5 +1,5 @@
-//! Bytes in a folder, for one server: written by our own append writer, which can be made durable and resumed, and laid
-//! out as an OCI image layout, so that other tools, and a worker on this machine, can read it.
+//! Blob store in a folder, for one server. Our own append writer makes uploads durable and resumable. The
+//! layout is an OCI image layout, so that other tools, and a worker on this machine, can read it.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -23,7 +23,7 @@ use super::writer::{self, AppendFile, WriteLimit};
 use super::{BlobStream, Guard, Listed, key};
 use crate::{Config, Error};
 
-/// How much a download reads ahead: large enough to be fast, small enough for hundreds at once.
+/// Read-ahead of a download: large enough to be fast, small enough for hundreds at once.
 const READ_BYTES: usize = 256 * 1024;
 
 #[derive(Clone)]
@@ -33,12 +33,12 @@ struct Inner {
     root: PathBuf,
     store: LocalFileSystem,
     write_limit: WriteLimit,
-    /// Held for as long as this process may write. The kernel drops it with the process.
+    /// Held while this process may write. The kernel releases it when the process ends.
     _lock: Option<File>,
 }
 
 impl Folder {
-    /// Opens the folder and, unless it is the data folder, which is locked already, keeps other servers out of it.
+    /// Opens the folder and locks it against other servers. (The data folder is already locked.)
     pub(super) fn open(root: PathBuf, config: &Config, write_limit: WriteLimit) -> Result<Folder, Error> {
         let opened = || -> io::Result<PathBuf> {
             create_private(&root)?;
@@ -51,11 +51,11 @@ impl Folder {
             }
             root.canonicalize()
         };
-        let root = opened().map_err(|e| Error::io(format!("opening {}", root.display()), e))?;
+        let root = opened().map_err(|e| Error::io(format!("failed to open {}", root.display()), e))?;
         let apart = config.data.canonicalize().ok().as_ref() != Some(&root);
         let lock = apart.then(|| lock_folder(&root, config.read_only)).transpose()?;
         let store = LocalFileSystem::new_with_prefix(&root)
-            .map_err(|e| Error::io("opening the storage", e.into()))?;
+            .map_err(|e| Error::io("failed to open the storage folder", e.into()))?;
         Ok(Folder(Arc::new(Inner { root, store, write_limit, _lock: lock })))
     }
 
@@ -63,10 +63,10 @@ impl Folder {
         self.0.root.join(key)
     }
 
-    /// The bytes under a key, from `range.start` to `range.end`.
+    /// The bytes at a key, from `range.start` to `range.end`.
     pub(crate) async fn read(&self, key: &str, range: Range<u64>) -> Result<BlobStream, Error> {
         if range.is_empty() {
-            // object_store refuses empty ranges, and an empty blob has no other.
+            // object_store rejects empty ranges, and an empty blob has no other range.
             return Ok(stream::empty().boxed());
         }
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
@@ -75,11 +75,11 @@ impl Folder {
             .store
             .get_opts(&object_store::path::Path::from(key), options)
             .await
-            .map_err(|e| Error::io(format!("reading {key}"), e.into()))?;
+            .map_err(|e| Error::io(format!("failed to read {key}"), e.into()))?;
         if result.range != range {
             let short =
-                io::Error::new(io::ErrorKind::UnexpectedEof, format!("only {:?} is there", result.range));
-            return Err(Error::io(format!("reading {key}"), short));
+                io::Error::new(io::ErrorKind::UnexpectedEof, format!("only {:?} is stored", result.range));
+            return Err(Error::io(format!("failed to read {key}"), short));
         }
         Ok(match result.payload {
             GetResultPayload::File(file, _) => read_ahead(file, range),
@@ -87,7 +87,7 @@ impl Folder {
         })
     }
 
-    /// The file under a key, which has to be as long as its blob.
+    /// Opens the file at a key, which must be at least as long as its blob.
     pub(crate) async fn file(&self, key: &str, size_bytes: u64) -> Result<File, Error> {
         let path = self.path(key);
         blocking(key, move || {
@@ -100,7 +100,7 @@ impl Folder {
         .await
     }
 
-    /// How many bytes lie under a key, if any do.
+    /// The size of the file at a key, if it exists.
     pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
         let path = self.path(key);
         blocking(key, move || match std::fs::metadata(path) {
@@ -111,13 +111,14 @@ impl Folder {
         .await
     }
 
-    /// Opens an upload's bytes where its row says that they end.
+    /// Opens an upload's file at the offset of its row.
     pub(crate) async fn append(&self, key: &str, offset: u64) -> Result<AppendFile, Error> {
         let (path, limit) = (self.path(key), self.0.write_limit);
         blocking(key, move || AppendFile::open(&path, offset, limit)).await
     }
 
-    /// Makes an upload's durable bytes a blob; the upload keeps them too, until it is removed. `guard` is that of the digest.
+    /// Links an upload's durable bytes as a blob; the upload keeps them too, until it is removed. `guard` is
+    /// the digest's.
     pub(crate) async fn place(
         &self,
         upload_key: &str,
@@ -136,8 +137,8 @@ impl Folder {
         Ok(key)
     }
 
-    /// Writes a small blob whole. Returns its key, and the temporary name that its bytes keep until the caller passes it to
-    /// [`discard`](Self::discard). `guard` is that of the digest.
+    /// Writes a small blob whole. Returns its key, and the temporary name that its bytes keep until the
+    /// caller passes it to [`discard`](Self::discard). `guard` is the digest's.
     pub(crate) async fn put(
         &self,
         digest: &Digest,
@@ -160,7 +161,7 @@ impl Folder {
         Ok((key, temporary))
     }
 
-    /// Which blob's name an upload's bytes have been given, if a crash kept its commit from dropping theirs.
+    /// The blob that an upload's bytes are already linked as, if a crash interrupted the commit.
     pub(crate) async fn placed(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
         let (path, this) = (self.path(upload_key), self.clone());
         blocking(upload_key, move || {
@@ -183,11 +184,11 @@ impl Folder {
         .await
     }
 
-    /// Removes the bytes under these keys, where they exist, and returns once that is durable. `guards` are those of the keys'
-    /// digests.
+    /// Removes the files at these keys, if they exist, and returns once that is durable. `guards` are those
+    /// of the keys' digests.
     pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<Guard>) -> Result<(), Error> {
         let paths: Vec<PathBuf> = keys.iter().map(|key| self.path(key)).collect();
-        blocking("removing", move || {
+        blocking("failed to remove files", move || {
             let _guards = guards;
             let mut folders: Vec<&Path> = Vec::new();
             for path in &paths {
@@ -206,17 +207,19 @@ impl Folder {
         .await
     }
 
-    /// Drops an upload's bytes. What a crash leaves of them the purge finds.
+    /// Deletes an upload's bytes. If that fails, the purge of unused uploads deletes them.
     pub(crate) async fn discard(&self, upload_key: &str) {
         let path = self.path(upload_key);
         match blocking(upload_key, move || std::fs::remove_file(path)).await {
             Err(Error::Storage { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(key = upload_key, %error, "an upload's bytes stay for the purge"),
+            Err(error) => {
+                tracing::warn!(key = upload_key, %error, "failed to delete upload file; will retry")
+            }
             Ok(()) => {}
         }
     }
 
-    /// Every key under a prefix with its size and how long ago it was written.
+    /// Every key under a prefix with its size and its modification time.
     pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
         let prefix = object_store::path::Path::from(prefix);
         self.0
@@ -227,14 +230,14 @@ impl Folder {
                 size_bytes: meta.size,
                 modified_ms: meta.last_modified.timestamp_millis(),
             })
-            .map_err(|e| Error::io("listing the storage", e.into()))
+            .map_err(|e| Error::io("failed to list the storage", e.into()))
             .boxed()
     }
 
-    /// Does the storage answer?
+    /// Checks that the storage is accessible.
     pub(crate) async fn ping(&self) -> Result<(), Error> {
         let path = self.path(key::UPLOADS);
-        blocking("the storage", move || std::fs::metadata(path).map(drop)).await
+        blocking("failed to check the storage folder", move || std::fs::metadata(path).map(drop)).await
     }
 }
 
@@ -243,7 +246,7 @@ pub(super) fn folder_of(url: &Url) -> Result<PathBuf, Error> {
     url.to_file_path().map_err(|()| Error::Config { setting: "storage", reason })
 }
 
-/// Runs file work where it may block.
+/// Runs file work on a blocking thread.
 pub(super) async fn blocking<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -251,9 +254,9 @@ pub(super) async fn blocking<T: Send + 'static>(
     spawn_blocking(work).await.map_err(|_| Error::Interrupted)?.map_err(|e| Error::io(what, e))
 }
 
-/// Keeps other servers out of a folder for as long as the file is open. Those that only read keep out those that do not.
+/// Locks a folder against other servers for as long as the file is open. Read-only servers share the lock.
 pub(super) fn lock_folder(folder: &Path, read_only: bool) -> Result<File, Error> {
-    let failed = |e| Error::io(format!("locking {}", folder.display()), e);
+    let failed = |e| Error::io(format!("failed to lock {}", folder.display()), e);
     create_private(folder).map_err(failed)?;
     let file = File::create(folder.join("lode.lock")).map_err(failed)?;
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
@@ -264,7 +267,7 @@ pub(super) fn lock_folder(folder: &Path, read_only: bool) -> Result<File, Error>
     }
 }
 
-/// Makes a folder that only this user can open, and its parents with the usual modes. One that exists keeps its mode.
+/// Creates a folder with mode 0700, and its parents with the default mode. An existing folder keeps its mode.
 fn create_private(folder: &Path) -> io::Result<()> {
     if let Some(parent) = folder.parent() {
         std::fs::create_dir_all(parent)?;
@@ -288,7 +291,7 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Streams a part of a file, reading the next piece while this one is sent.
+/// Streams a part of a file, reading the next piece while the current one is sent.
 fn read_ahead(file: File, range: Range<u64>) -> BlobStream {
     type Piece = io::Result<(File, Bytes)>;
     fn next(mut file: File, at: Range<u64>) -> JoinHandle<Piece> {

@@ -1,6 +1,7 @@
-//! Where bytes lie: the only place that formats a key of the storage.
-//! In a folder blobs follow the OCI image layout, so that other tools, and a worker on this machine, can read it. In object
-//! storage nothing can be renamed for free, so a blob stays where its upload put it, and the index knows where that is.
+//! Storage keys; this is the only place that formats them.
+//! In a folder, blobs follow the OCI image layout, so that other tools, and a worker on this machine, can
+//! read it. Object storage cannot rename for free, so a blob keeps its upload's key, and the database has the
+//! location.
 
 use lode_model::digest::{Algorithm, Digest};
 use uuid::Uuid;
@@ -18,22 +19,23 @@ pub(crate) fn upload(id: Uuid) -> String {
     format!("{UPLOADS}/{id}")
 }
 
-/// Bytes that are written whole and then moved to their key.
+/// The temporary key of bytes that are written whole and then linked at their own.
 pub(crate) fn temporary(id: Uuid) -> String {
     format!("{UPLOADS}/{id}.tmp")
 }
 
-/// Everything that an upload, and the blob it became, has in object storage. Its tails are elsewhere.
+/// Prefix of the objects of an upload, and of the blob that it became. Tails have another prefix.
 pub(crate) fn objects(id: Uuid) -> String {
     format!("{OBJECTS}/{id}")
 }
 
-/// The bytes of an upload in object storage. No two writers share a generation, so none can overwrite another's object.
+/// An upload's object in object storage. Each generation has one writer, so no writer can overwrite another's
+/// object.
 pub(crate) fn object(id: Uuid, generation: i64) -> String {
     format!("{OBJECTS}/{id}/{generation}")
 }
 
-/// The bytes of an upload behind its last whole part.
+/// The bytes of an upload after its last complete part.
 pub(crate) fn tail(id: Uuid, generation: i64) -> String {
     format!("{UPLOADS}/{id}/{generation}")
 }
@@ -45,7 +47,7 @@ pub(crate) fn upload_of(key: &str) -> Option<Uuid> {
     (folder == OBJECTS || folder == UPLOADS).then(|| id.parse().ok()).flatten()
 }
 
-/// The digest that a blob's key stands for.
+/// The digest in a blob's key.
 pub(crate) fn digest_of(key: &str) -> Option<Digest> {
     let (algorithm, hex) = key.strip_prefix(BLOBS)?.strip_prefix('/')?.split_once('/')?;
     format!("{algorithm}:{hex}").parse().ok()

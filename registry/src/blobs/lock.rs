@@ -1,5 +1,6 @@
-//! One at a time for a key within this process: writers of an upload, commits and deletions of a digest.
-//! Across processes the index's generations and row locks decide; the folder store has one process only.
+//! Exclusive locks by key within this process: for writers of an upload, and for commits and deletions of a
+//! digest.
+//! Across processes the database's generations and row locks apply; a folder store has only one process.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -14,13 +15,13 @@ pub(crate) struct Locks<K: Hash + Eq + Clone>(Slots<K>);
 
 struct Slot {
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// Counts those who came for this key.
+    /// Counts the callers that requested this key.
     arrivals: watch::Sender<u64>,
     /// How many of them hold it or wait.
     here: usize,
 }
 
-/// The lock of one holder. The next one gets it when this is dropped and every [`Guard`] of it.
+/// An acquired lock. The next caller gets it when this and every [`Guard`] of it are dropped.
 pub(crate) struct Held<K: Hash + Eq + Clone> {
     lock: Arc<Locked<K>>,
     arrivals: watch::Receiver<u64>,
@@ -32,12 +33,12 @@ struct Locked<K: Hash + Eq + Clone> {
     _entry: Entry<K>,
 }
 
-/// Keeps a key locked while file work runs under its lock. That work cannot be cancelled: without a guard of its own it would
-/// continue after the future that started it was dropped, and the lock with it.
+/// Keeps a key locked while file work runs under its lock. That work cannot be cancelled. Without its own
+/// guard it would continue after the future that started it, and with it the lock, was dropped.
 #[derive(Clone)]
 pub(crate) struct Guard(#[allow(dead_code, reason = "held, not read")] Arc<dyn Any + Send + Sync>);
 
-/// Keeps the map's slot for as long as someone holds or waits.
+/// Keeps the map's slot while any caller holds the lock or waits.
 struct Entry<K: Hash + Eq + Clone> {
     slots: Slots<K>,
     key: K,
@@ -50,7 +51,7 @@ impl<K: Hash + Eq + Clone> Default for Locks<K> {
 }
 
 impl<K: Hash + Eq + Clone> Locks<K> {
-    /// Waits for the key. Whoever holds it learns through `superseded` that someone came.
+    /// Waits for the key. The current holder is notified through `superseded`.
     pub(crate) async fn lock(&self, key: K) -> Held<K> {
         let (turn, arrivals, ticket) = {
             let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,11 +73,11 @@ impl<K: Hash + Eq + Clone> Locks<K> {
 }
 
 impl<K: Hash + Eq + Clone> Held<K> {
-    /// Resolves when someone else wants the key.
+    /// Resolves when another caller wants the key.
     pub(crate) async fn superseded(&mut self) {
         let ticket = self.ticket;
         if self.arrivals.wait_for(|arrivals| *arrivals > ticket).await.is_err() {
-            // The sender stays while our own entry does, so it cannot be gone; and without it nobody can come.
+            // The sender exists as long as our own entry. Without it no other caller can arrive.
             std::future::pending::<()>().await;
         }
     }
@@ -119,7 +120,7 @@ mod tests {
         let mut second = waiting.await;
         assert!(second.superseded().now_or_never().is_none());
 
-        // One that gives up waiting leaves nothing behind.
+        // A cancelled waiter leaves no slot behind.
         let mut given_up = Box::pin(locks.lock("a"));
         assert!(futures::poll!(&mut given_up).is_pending());
         drop((given_up, second, other));

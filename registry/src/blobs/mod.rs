@@ -1,9 +1,9 @@
-//! The bytes of blobs and uploads, under keys that only `key` formats: in a folder, or in object storage. `Blobs` is the switch
-//! between the two; `app` and `jobs` call it, and only this room knows object_store.
+//! The bytes of blobs and uploads, at keys that only `key` formats: in a folder, or in object storage.
+//! `Blobs` dispatches between the two; `app` and `jobs` call it, and only this module uses object_store.
 //!
-//! The two differ in one thing that callers see. A folder has one server, which makes an upload's bytes a blob by giving them
-//! a second name. Object storage has any number of servers and no names to give: a blob stays under its upload's own key, and
-//! what must be cleaned away is found through the upload's row, which goes last.
+//! Callers see one difference. A folder has one server, which turns an upload into a blob with a hard link.
+//! Object storage has any number of servers and no links: a blob keeps its upload's key. The upload's row
+//! leads to the leftovers, so it is deleted last.
 
 mod folder;
 pub(crate) mod key;
@@ -39,13 +39,13 @@ pub(crate) use take::{lock_target, root_of, take};
 use writer::AppendFile;
 pub(crate) use writer::WriteLimit;
 
-/// A blob's bytes on their way out.
+/// A blob's bytes as a stream.
 pub type BlobStream = BoxStream<'static, std::io::Result<Bytes>>;
 
 #[derive(Clone)]
 pub(crate) struct Blobs {
     room: Room,
-    /// Keeps other servers out of the data folder, unless nothing lies there.
+    /// Locks the data folder against other servers, unless it is unused.
     _lock: Option<Arc<File>>,
 }
 
@@ -56,7 +56,8 @@ enum Room {
 }
 
 impl Blobs {
-    /// Opens the storage that the settings name (default: the data folder), and keeps other servers out of the data folder.
+    /// Opens the configured storage (default: the data folder), and locks the data folder against other
+    /// servers.
     pub(crate) fn open(config: &Config, write_limit: WriteLimit) -> Result<Blobs, Error> {
         let lock = || folder::lock_folder(&config.data, config.read_only).map(Arc::new);
         let lock = is_data_used(config).then(lock).transpose()?;
@@ -72,12 +73,13 @@ impl Blobs {
         Ok(Blobs { room, _lock: lock })
     }
 
-    /// In object storage, which any number of servers share.
+    /// Whether it is object storage, which any number of servers share.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.room, Room::Remote(_))
     }
 
-    /// Refuses a storage that will never do, such as a bucket that is not there. One that is away may come.
+    /// Fails if the storage is misconfigured, for example if the bucket does not exist. One that is only
+    /// unreachable is accepted.
     pub(crate) async fn check(&self) -> Result<(), Error> {
         match &self.room {
             Room::Folder(_) => Ok(()),
@@ -85,7 +87,7 @@ impl Blobs {
         }
     }
 
-    /// Does the storage answer?
+    /// Checks that the storage is accessible.
     pub(crate) async fn ping(&self) -> Result<(), Error> {
         match &self.room {
             Room::Folder(folder) => folder.ping().await,
@@ -93,10 +95,10 @@ impl Blobs {
         }
     }
 
-    /// The bytes under a key, from `range.start` to `range.end`.
+    /// The bytes at a key, from `range.start` to `range.end`.
     pub(crate) async fn read(&self, key: &str, range: Range<u64>) -> Result<BlobStream, Error> {
         if range.is_empty() {
-            // object_store refuses empty ranges, and an empty blob has no other.
+            // object_store rejects empty ranges, and an empty blob has no other range.
             return Ok(stream::empty().boxed());
         }
         match &self.room {
@@ -105,7 +107,7 @@ impl Blobs {
         }
     }
 
-    /// An address that opens these bytes by itself for a while, where the storage has such.
+    /// A presigned URL for these bytes, if the storage supports one.
     pub(crate) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
         match &self.room {
             Room::Folder(_) => Ok(None),
@@ -113,7 +115,7 @@ impl Blobs {
         }
     }
 
-    /// The file under a key, where the storage has files.
+    /// The file at a key, if the storage is a folder.
     pub(crate) async fn file(&self, key: &str, size_bytes: u64) -> Result<Option<File>, Error> {
         match &self.room {
             Room::Folder(folder) => folder.file(key, size_bytes).await.map(Some),
@@ -121,7 +123,7 @@ impl Blobs {
         }
     }
 
-    /// How many bytes lie under a key, if any do.
+    /// The size of the object at a key, if it exists.
     pub(crate) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
         match &self.room {
             Room::Folder(folder) => storage("size", folder.size(key)).await,
@@ -129,7 +131,7 @@ impl Blobs {
         }
     }
 
-    /// Every key under a prefix with its size and when it was written.
+    /// Every key under a prefix with its size and its modification time.
     pub(crate) fn list(&self, prefix: &str) -> BoxStream<'static, Result<Listed, Error>> {
         match &self.room {
             Room::Folder(folder) => folder.list(prefix),
@@ -137,8 +139,8 @@ impl Blobs {
         }
     }
 
-    /// Removes the bytes under these keys, where they exist, and returns once that is durable. `guards` are those of the digests
-    /// whose bytes these are.
+    /// Removes the objects at these keys, if they exist, and returns once that is durable. `guards` are those
+    /// of the digests whose bytes these are.
     pub(crate) async fn remove(&self, keys: Vec<String>, guards: Vec<Guard>) -> Result<(), Error> {
         match &self.room {
             Room::Folder(folder) => storage("remove", folder.remove(keys, guards)).await,
@@ -146,7 +148,7 @@ impl Blobs {
         }
     }
 
-    /// What an upload's row says of where its bytes lie.
+    /// The key of an upload's bytes, for its row.
     pub(crate) fn upload_key(&self, id: Uuid) -> String {
         match &self.room {
             Room::Folder(_) => key::upload(id),
@@ -154,7 +156,7 @@ impl Blobs {
         }
     }
 
-    /// Opens an upload's bytes where its row says that they end.
+    /// Opens an upload's bytes at the offset of its row.
     pub(crate) async fn append(&self, row: &UploadRow) -> Result<Append, Error> {
         Ok(match &self.room {
             Room::Folder(folder) => Append::File(folder.append(&row.store_key, row.offset).await?),
@@ -162,7 +164,8 @@ impl Blobs {
         })
     }
 
-    /// Makes an upload's durable bytes a blob, and says its key. In a folder the upload keeps them too, until it is removed.
+    /// Turns an upload's durable bytes into a blob, and returns its key. In a folder the upload keeps them
+    /// too, until it is removed.
     pub(crate) async fn place(
         &self,
         upload: &Append,
@@ -179,7 +182,7 @@ impl Blobs {
         }
     }
 
-    /// Writes a small blob whole, and durable, for the upload `id`.
+    /// Writes a small blob whole and durably, for the upload `id`.
     pub(crate) async fn put(
         &self,
         id: Uuid,
@@ -196,7 +199,7 @@ impl Blobs {
         })
     }
 
-    /// Which blob's name an upload's bytes have been given, if a crash kept its commit from dropping theirs.
+    /// The blob that an upload's bytes are already linked as, if a crash interrupted the commit.
     pub(crate) async fn placed(&self, upload_key: &str) -> Result<Option<Digest>, Error> {
         match &self.room {
             Room::Folder(folder) => folder.placed(upload_key).await,
@@ -204,19 +207,23 @@ impl Blobs {
         }
     }
 
-    /// Drops what lies under a key that nothing names any more. What a crash or an error leaves of it the purge finds.
+    /// Deletes an unreferenced object. If that fails, the purge deletes it.
     pub(crate) async fn discard(&self, key: &str) {
         match &self.room {
             Room::Folder(folder) => folder.discard(key).await,
             Room::Remote(remote) => {
                 if let Err(error) = remote.remove(vec![key.to_owned()]).await {
-                    tracing::warn!(key, error = crate::error::chain(&error), "bytes stay for the purge");
+                    tracing::warn!(
+                        key,
+                        error = crate::error::chain(&error),
+                        "failed to delete object; will retry"
+                    );
                 }
             }
         }
     }
 
-    /// Removes everything that an upload has in object storage but for the object that became a blob.
+    /// Removes all objects of an upload from object storage, except the one that became a blob.
     pub(crate) async fn clear(&self, row: &UploadRow, keep: Option<&str>) -> Result<(), Error> {
         match &self.room {
             Room::Folder(_) => Ok(()),
@@ -225,13 +232,13 @@ impl Blobs {
     }
 }
 
-/// Does anything lie in the data folder: bytes, index, or the cache of this process's worker?
+/// Whether the data folder is used: for blobs, the database, or the cache of this process's worker.
 fn is_data_used(config: &Config) -> bool {
     let elsewhere = |url: &Option<Url>, here: &str| url.as_ref().is_some_and(|url| url.scheme() != here);
     !elsewhere(&config.storage, "file") || !elsewhere(&config.database, "sqlite") || config.wait_for_worker
 }
 
-/// A small blob's key and, in a folder, the first name of its bytes.
+/// A small blob's key and, in a folder, the temporary name of its bytes.
 pub(crate) struct Placed {
     pub(crate) key: String,
     pub(crate) temporary: Option<String>,
@@ -244,14 +251,14 @@ pub(crate) struct Listed {
     pub(crate) modified_ms: i64,
 }
 
-/// An upload's bytes, open at their end.
+/// An upload's bytes, open for appending.
 pub(crate) enum Append {
     File(AppendFile),
     Parts(Box<PartWriter>),
 }
 
-/// What a checkpoint made durable: the notes for the row, the object that it made, and the one that is not needed once the row
-/// has the notes.
+/// The result of a checkpoint: the notes for the upload's row, the new object, and the object that is
+/// obsolete once the row has the notes.
 #[derive(Default)]
 pub(crate) struct Checkpoint {
     pub(crate) progress: UploadProgress,
@@ -260,7 +267,7 @@ pub(crate) struct Checkpoint {
 }
 
 impl Append {
-    /// How much may be written in one go after `len` more bytes.
+    /// How many bytes may be written in one call after `len` more bytes.
     pub(crate) fn room_after(&self, len: u64) -> u64 {
         match self {
             Append::File(_) => u64::MAX,
@@ -268,7 +275,7 @@ impl Append {
         }
     }
 
-    /// Writes the pieces one after the other from `offset` on.
+    /// Writes the pieces in order, starting at `offset`.
     pub(crate) async fn write(&mut self, offset: u64, pieces: Arc<Vec<Bytes>>) -> Result<(), Error> {
         match self {
             Append::File(file) => storage("write", file.write(offset, pieces)).await,
@@ -276,7 +283,7 @@ impl Append {
         }
     }
 
-    /// Object storage only, with a part to send.
+    /// The part writer, if a complete part is ready to send. Object storage only.
     pub(crate) fn whole_part(&mut self) -> Option<&mut PartWriter> {
         match self {
             Append::Parts(parts) if parts.is_whole() => Some(parts),
@@ -284,12 +291,13 @@ impl Append {
         }
     }
 
-    /// No byte can follow: somebody set out to commit what is there, and the storage may have done its part.
+    /// Whether the upload accepts no more bytes, because a commit has begun and may be complete in the
+    /// storage.
     pub(crate) fn is_sealed(&self) -> bool {
         matches!(self, Append::Parts(parts) if parts.is_sealed())
     }
 
-    /// Can a checkpoint be made here without extra cost?
+    /// Whether a checkpoint has no extra cost here.
     pub(crate) fn is_at_rest(&self) -> bool {
         match self {
             Append::File(_) => true,
@@ -297,7 +305,7 @@ impl Append {
         }
     }
 
-    /// Makes everything that was written so far durable, while more is written.
+    /// Makes everything written so far durable, while more is written.
     pub(crate) fn checkpoint(
         &mut self,
         generation: i64,
@@ -318,16 +326,16 @@ impl Append {
         }
     }
 
-    /// Gives back what lies behind `offset`.
+    /// Discards the bytes after `offset`.
     pub(crate) async fn truncate(&self, offset: u64) -> Result<(), Error> {
         match self {
             Append::File(file) => file.truncate(offset).await,
-            // What is behind the last saved part never became part of anything.
+            // Bytes after the last saved part are not stored yet.
             Append::Parts(_) => Ok(()),
         }
     }
 
-    /// Reads the first `len` bytes again, for a digest that nobody announced.
+    /// Reads the first `len` bytes again, for a digest that was not announced at the start.
     pub(crate) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
         match self {
             Append::File(file) => file.digest(len, algorithm).await,

@@ -1,4 +1,5 @@
-//! Blobs of a folder taken into another one, for a backup. They never change once they have their name, so a server may go on meanwhile.
+//! Transfers the blobs of a folder into another one, for a backup. Blobs are immutable, so a server may keep
+//! running.
 
 use std::fs::File;
 use std::io;
@@ -7,34 +8,35 @@ use std::path::{Path, PathBuf};
 use super::folder::{folder_of, lock_folder};
 use crate::{Config, Error};
 
-/// How a backup gets its bytes.
+/// How a backup transfers blobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Take {
-    /// Bytes of their own, which survive the loss of the original.
+    /// Copies the bytes, so that they survive the loss of the original.
     #[default]
     Copy,
-    /// A second name for the same bytes, on the same file system: at once, and safe from deletion, not from a broken disk.
+    /// Makes hard links on the same file system: instant, and safe from deletion, but not from a broken disk.
     Link,
 }
 
-/// The folder that a server's bytes lie in.
+/// The folder of a server's blobs.
 pub(crate) fn root_of(config: &Config) -> Result<PathBuf, Error> {
     match &config.storage {
         None => Ok(config.data.clone()),
         Some(url) if url.scheme() == "file" => folder_of(url),
         Some(_) => {
-            let reason = "only bytes in a folder can be taken like this".to_owned();
+            let reason = "only blobs in a folder can be backed up".to_owned();
             Err(Error::Config { setting: "storage", reason })
         }
     }
 }
 
-/// Makes the folder `to`, and keeps servers and other backups out of it.
+/// Creates the folder `to`, and locks it against servers and other backups.
 pub(crate) fn lock_target(to: &Path) -> Result<File, Error> {
     lock_folder(to, false)
 }
 
-/// Makes the bytes under `key` durable below `to` too. None if they are not there; otherwise whether anything had to be done.
+/// Makes the blob at `key` durable below `to`. None if the source does not exist; otherwise whether anything
+/// had to be done.
 pub(crate) fn take(
     from: &Path,
     to: &Path,
@@ -48,7 +50,7 @@ pub(crate) fn take(
     }
     let folder = target.parent().unwrap_or(to);
     std::fs::create_dir_all(folder)?;
-    // A name of its own until it is whole, so that what has the name is whole.
+    // A temporary name until it is complete, so that a blob's file is always complete.
     let fresh = target.with_extension("part");
     match std::fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -65,7 +67,7 @@ pub(crate) fn take(
     let got = std::fs::metadata(&fresh)?.len();
     if got != size_bytes {
         std::fs::remove_file(&fresh)?;
-        return Err(io::Error::other(format!("it has {got} bytes, not {size_bytes}")));
+        return Err(io::Error::other(format!("expected {size_bytes} bytes, got {got}")));
     }
     std::fs::rename(&fresh, &target)?;
     File::open(folder)?.sync_all()?;

@@ -1,4 +1,4 @@
-//! Holds file operations of the folder store on demand, for tests of what happens while one is queued or in progress.
+//! Blocks file operations of the folder store on demand, for tests of concurrent operations.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Holds the next operation that adds or removes `path`, before it does anything. Several holds of one path are used in order.
+/// Holds the next operation that adds or removes `path`, before it does anything. Several holds of one path
+/// are used in order.
 pub(crate) fn hold(path: &Path) -> HeldFileWork {
     let hold =
         Arc::new(Hold { path: path.to_owned(), state: Mutex::new(State::Awaited), changed: Condvar::new() });

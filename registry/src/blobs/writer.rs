@@ -1,5 +1,5 @@
-//! The append writer of the folder store: one upload's file, written at its end and made durable on demand.
-//! File work blocks, and runs on the threads that are there for it.
+//! The append writer of the folder store: it appends to an upload's file and makes it durable on demand.
+//! File work blocks, so it runs on blocking threads.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -15,36 +15,37 @@ use crate::Error;
 
 const READ_BYTES: usize = 1024 * 1024;
 
-/// An upload's bytes. Cheap to clone; all clones are one file.
+/// An upload's file. Cheap to clone; all clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct AppendFile(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     file: File,
-    /// Where the file's name may not be durable yet: nothing of it was saved before.
+    /// Set if the file's name may not be durable yet, because nothing was saved before.
     folder: Option<Box<Path>>,
     limit: WriteLimit,
 }
 
-/// In tests, the size at which the disk is full.
+/// The size at which writes fail with a full disk, in tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteLimit(pub(crate) Option<u64>);
 
 impl AppendFile {
-    /// Opens the file at `offset`, dropping what a crash or a cut left behind it. At offset 0 it may be absent.
+    /// Opens the file at `offset`, discarding later bytes that a crash or an interruption left. At offset 0
+    /// it may be absent.
     pub(super) fn open(path: &Path, offset: u64, limit: WriteLimit) -> io::Result<AppendFile> {
         let options = OpenOptions::new().read(true).write(true).create(offset == 0).truncate(false).clone();
         let mut file = options.open(path)?;
         let metadata = file.metadata()?;
         if metadata.nlink() > 1 {
-            // A commit that a crash cut short gave the bytes a blob's name too; under that they must not change.
+            // A commit interrupted by a crash linked the bytes as a blob too, and a blob must not change.
             copy_over(path)?;
             file = options.open(path)?;
         }
         let len = metadata.len();
         if len < offset {
-            let reason = format!("{len} bytes lie there and {offset} were saved");
+            let reason = format!("the file has {len} bytes, but {offset} were saved");
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
         }
         if len > offset {
@@ -54,30 +55,31 @@ impl AppendFile {
         Ok(AppendFile(Arc::new(Inner { file, folder, limit })))
     }
 
-    /// Writes the pieces one after the other from `offset` on.
+    /// Writes the pieces in order, starting at `offset`.
     pub(crate) async fn write(&self, offset: u64, pieces: Arc<Vec<Bytes>>) -> Result<(), Error> {
-        self.run("writing an upload", move |inner| inner.write(offset, &pieces)).await
+        self.run("failed to write an upload", move |inner| inner.write(offset, &pieces)).await
     }
 
-    /// Returns once every byte written before is durable.
+    /// Returns once all bytes written before are durable.
     pub(crate) async fn sync(&self) -> Result<(), Error> {
-        self.run("making an upload durable", |inner| inner.file.sync_data()).await
+        self.run("failed to sync an upload", |inner| inner.file.sync_data()).await
     }
 
-    /// As `sync`, and the file's name with its bytes.
+    /// Like `sync`, but also makes the file's name durable.
     pub(crate) async fn save(&self) -> Result<(), Error> {
         self.sync().await?;
-        self.run("saving an upload", |inner| inner.folder.as_deref().map_or(Ok(()), sync_folder)).await
+        self.run("failed to save an upload", |inner| inner.folder.as_deref().map_or(Ok(()), sync_folder))
+            .await
     }
 
-    /// Gives back what lies behind `offset`.
+    /// Discards the bytes after `offset`.
     pub(crate) async fn truncate(&self, offset: u64) -> Result<(), Error> {
-        self.run("cutting an upload", move |inner| inner.file.set_len(offset)).await
+        self.run("failed to truncate an upload", move |inner| inner.file.set_len(offset)).await
     }
 
-    /// Reads the first `len` bytes again, for a digest that nobody announced.
+    /// Reads the first `len` bytes again, for a digest that was not announced at the start.
     pub(crate) async fn digest(&self, len: u64, algorithm: Algorithm) -> Result<Digest, Error> {
-        self.run("reading an upload", move |inner| inner.digest(len, algorithm)).await
+        self.run("failed to read an upload", move |inner| inner.digest(len, algorithm)).await
     }
 
     async fn run<T: Send + 'static>(
@@ -130,21 +132,21 @@ pub(crate) fn digest_of(path: &Path, algorithm: Algorithm) -> io::Result<Digest>
     digest(&file, len, algorithm)
 }
 
-/// Writes a small file whole and durable under a name that is its own, then gives it `path` as well.
+/// Writes a small file durably under a temporary name, then links it at `path`.
 pub(crate) fn write_whole(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = File::create(temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| link_over(temporary, path));
     if written.is_err() {
-        // What is left of it is of no use to anyone; the first error counts.
+        // The remains are useless; report the first error.
         let _ = std::fs::remove_file(temporary);
     }
     written
 }
 
-/// Makes a durable file appear at `to` as well, in place of what lay there.
+/// Links a durable file at `to`, replacing an existing file.
 ///
-/// A second name rather than a move: until the index says that the blob is there, the upload keeps its bytes.
+/// It is a link rather than a move, because the upload keeps its bytes until the database has the blob.
 pub(crate) fn link_over(from: &Path, to: &Path) -> io::Result<()> {
     use io::ErrorKind::{PermissionDenied, TooManyLinks, Unsupported};
     match std::fs::hard_link(from, to) {
@@ -154,10 +156,10 @@ pub(crate) fn link_over(from: &Path, to: &Path) -> io::Result<()> {
             let _ = std::fs::remove_file(&aside);
             std::fs::hard_link(from, &aside)?;
             std::fs::rename(&aside, to)?;
-            // Renaming a name onto another of the same file leaves both.
+            // Renaming a hard link onto another link to the same file keeps both.
             let _ = std::fs::remove_file(&aside);
         }
-        // A file system without second names: the upload's own name has to do.
+        // The file system has no hard links, so move the upload's file.
         Err(error) if matches!(error.kind(), Unsupported | PermissionDenied | TooManyLinks) => {
             std::fs::rename(from, to)?;
         }
@@ -166,7 +168,7 @@ pub(crate) fn link_over(from: &Path, to: &Path) -> io::Result<()> {
     to.parent().map_or(Ok(()), sync_folder)
 }
 
-/// Gives a file bytes of its own, in place of those that it shares with another name.
+/// Replaces a hard link to shared bytes with a copy.
 fn copy_over(path: &Path) -> io::Result<()> {
     let aside = path.with_extension("copy");
     std::fs::copy(path, &aside)?;
@@ -191,7 +193,7 @@ mod tests {
         file.write(0, pieces(b"hello world")).await.expect("write");
         file.save().await.expect("save");
 
-        // What lies behind the saved offset is dropped, what lies before it stays.
+        // Bytes after the saved offset are discarded, those before it are kept.
         let file = AppendFile::open(&path, 6, WriteLimit::default()).expect("open");
         file.write(6, pieces(b"there")).await.expect("write");
         assert_eq!(std::fs::read(&path).expect("read"), b"hello there");
@@ -199,7 +201,8 @@ mod tests {
         assert_eq!(digest, Digest::of(Algorithm::Sha512, b"hello"));
         assert!(file.digest(99, Algorithm::Sha512).await.is_err());
 
-        let short = AppendFile::open(&path, 12, WriteLimit::default()).expect_err("shorter than saved");
+        let short = AppendFile::open(&path, 12, WriteLimit::default())
+            .expect_err("the file is shorter than the saved offset");
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
         AppendFile::open(&folder.path().join("gone"), 1, WriteLimit::default()).expect_err("gone");
     }
@@ -217,7 +220,7 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(folder.path()).expect("list").count(), 2);
 
-        // An upload that goes on after that leaves the other name's bytes alone.
+        // An upload that continues after that does not change the blob's bytes.
         let file = AppendFile::open(&from, 1, WriteLimit::default()).expect("open");
         file.write(1, pieces(b"ext")).await.expect("write");
         assert_eq!(std::fs::read(&to).expect("read"), b"new");

@@ -1,9 +1,9 @@
-//! How large the parts of an upload are: where each begins follows from its number alone, so that whoever goes on with an
-//! upload cuts it as the one before did. They double every thousand, and ten thousand of them, the most that S3 takes, hold
-//! 5 TiB, the most that it keeps in one object.
+//! The sizes of an upload's parts. The start of a part depends only on its number, so that another replica
+//! continues an upload with the same boundaries. Sizes double every thousand parts. The ten thousand parts
+//! that S3 allows total 5 TiB, its limit for one object.
 
 const MIB: u64 = 1024 * 1024;
-/// The least that S3 takes for any part but the last.
+/// S3's minimum size of every part but the last.
 const FIRST: u64 = 5 * MIB;
 const DOUBLES_EVERY: usize = 1000;
 pub(super) const MOST_PARTS: usize = 10_000;
@@ -13,7 +13,7 @@ pub(super) fn size(part: usize) -> u64 {
     FIRST << (part / DOUBLES_EVERY).min(MOST_PARTS / DOUBLES_EVERY)
 }
 
-/// Where the part with this number begins.
+/// The offset of the part with this number.
 pub(super) fn start(part: usize) -> u64 {
     let (doublings, rest) = (part / DOUBLES_EVERY, part % DOUBLES_EVERY);
     let whole: u64 = (0..doublings).map(|step| DOUBLES_EVERY as u64 * size(step * DOUBLES_EVERY)).sum();
@@ -35,11 +35,11 @@ mod tests {
     #[test]
     fn ten_thousand_parts_hold_the_largest_object() {
         const TIB: u64 = 1 << 40;
-        // S3's limits: 5 TiB an object, 5 GiB a part.
+        // S3's limits: 5 TiB per object, 5 GiB per part.
         assert!(start(MOST_PARTS) > 48 * TIB / 10 && start(MOST_PARTS) <= 5 * TIB);
         assert!(size(MOST_PARTS - 1) <= 5 << 30);
-        // A blob of 100 GiB takes parts of at most 80 MiB.
-        let hundred = (0..MOST_PARTS).find(|part| start(*part) > 100 << 30).expect("it fits");
+        // A blob of 100 GiB has parts of at most 80 MiB.
+        let hundred = (0..MOST_PARTS).find(|part| start(*part) > 100 << 30).expect("100 GiB fit");
         assert!(size(hundred) <= 80 * MIB, "{hundred}");
     }
 }

@@ -1,5 +1,5 @@
-//! Bytes in object storage, which any number of servers share. Nothing here keeps state between two requests: what one server
-//! knows of an upload is in its row, and no two of them ever write the same key.
+//! Blob store in object storage, which any number of servers share. Nothing here keeps state between two
+//! requests: an upload's state is in its row, and no two servers ever write the same key.
 
 mod growth;
 mod open;
@@ -31,14 +31,14 @@ use crate::{Config, Error};
 
 pub(super) use parts::PartWriter;
 
-/// What all uploads together may hold in parts on their way, beyond one for each.
+/// Memory for parts being sent, over all uploads, beyond one part for each.
 const POOL_BYTES: usize = 64 * 1024 * 1024;
-/// An address outlives the slowest download of its blob: some clients resolve it once.
+/// A presigned URL outlives the slowest download of its blob, because some clients resolve it only once.
 const ADDRESS_LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// Readiness is asked for by machines that give up soon.
+/// Short, because readiness probes time out soon.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a write that was in another's way waits before each new try.
+/// The pauses before retries of a write that conflicted with another operation.
 const CONFLICT_PAUSES: [Duration; 4] = [
     Duration::from_millis(10),
     Duration::from_millis(50),
@@ -52,11 +52,11 @@ pub(crate) struct Remote(Arc<Inner>);
 struct Inner {
     store: Arc<dyn ObjectStore>,
     multipart: Arc<dyn MultipartStore>,
-    /// Where clients are sent to the storage itself.
+    /// Signs URLs for redirects to the storage.
     signer: Option<Arc<dyn Signer>>,
-    /// What comes before every key.
+    /// Prefix of every key.
     prefix: Path,
-    /// Room for parts, in units of 1 MiB.
+    /// Memory for parts, in units of 1 MiB.
     pool: Arc<Semaphore>,
 }
 
@@ -90,9 +90,9 @@ impl Remote {
                 return Err(Error::Config { setting: "storage", reason: crate::error::chain(&error) });
             }
             Ok(Some(Err(error))) => {
-                tracing::warn!(error = crate::error::chain(&error), "the storage does not answer yet");
+                tracing::warn!(error = crate::error::chain(&error), "object storage is not reachable yet");
             }
-            Err(_) => tracing::warn!("the storage does not answer yet"),
+            Err(_) => tracing::warn!("object storage is not reachable yet"),
         }
         Ok(())
     }
@@ -101,20 +101,21 @@ impl Remote {
         let listed = async { self.list(key::UPLOADS).next().await.transpose() };
         match tokio::time::timeout(PING_TIMEOUT, listed).await {
             Ok(answer) => answer.map(drop),
-            Err(elapsed) => {
-                Err(Error::Unavailable { what: "the storage".to_owned(), source: elapsed.into() })
-            }
+            Err(elapsed) => Err(Error::Unavailable {
+                what: "object storage did not respond".to_owned(),
+                source: elapsed.into(),
+            }),
         }
     }
 
     pub(super) async fn read(&self, key: &str, range: Range<u64>) -> Result<BlobStream, Error> {
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
         let result = self.0.store.get_opts(&self.path(key), options).await;
-        let result = result.map_err(|error| failed(format!("reading {key}"), error))?;
+        let result = result.map_err(|error| failed(format!("failed to read {key}"), error))?;
         if result.range != range {
-            let short = format!("only {:?} is there", result.range);
+            let short = format!("only {:?} is stored", result.range);
             let short = io::Error::new(io::ErrorKind::UnexpectedEof, short);
-            return Err(Error::io(format!("reading {key}"), short));
+            return Err(Error::io(format!("failed to read {key}"), short));
         }
         Ok(result.into_stream().map_err(io::Error::from).boxed())
     }
@@ -122,14 +123,14 @@ impl Remote {
     pub(super) async fn signed_url(&self, key: &str) -> Result<Option<Url>, Error> {
         let Some(signer) = &self.0.signer else { return Ok(None) };
         let signed = signer.signed_url(http::Method::GET, &self.path(key), ADDRESS_LIFETIME).await;
-        signed.map(Some).map_err(|error| failed(format!("an address for {key}"), error))
+        signed.map(Some).map_err(|error| failed(format!("failed to sign a URL for {key}"), error))
     }
 
     pub(super) async fn size(&self, key: &str) -> Result<Option<u64>, Error> {
         match self.0.store.head(&self.path(key)).await {
             Ok(meta) => Ok(Some(meta.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(failed(format!("looking at {key}"), error)),
+            Err(error) => Err(failed(format!("failed to stat {key}"), error)),
         }
     }
 
@@ -146,7 +147,7 @@ impl Remote {
                 size_bytes: meta.size,
                 modified_ms: meta.last_modified.timestamp_millis(),
             })
-            .map_err(|error| failed("listing the storage".to_owned(), error))
+            .map_err(|error| failed("failed to list the storage".to_owned(), error))
             .boxed()
     }
 
@@ -156,17 +157,17 @@ impl Remote {
         while let Some(answer) = removed.next().await {
             match answer {
                 Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(failed("removing".to_owned(), error)),
+                Err(error) => return Err(failed("failed to remove objects".to_owned(), error)),
             }
         }
         Ok(())
     }
 
-    /// Writes an object whole, in place of one that an earlier try of the same writer may have left.
+    /// Writes an object whole, replacing one that an earlier attempt of the same writer may have left.
     async fn put(&self, key: &str, payload: PutPayload) -> Result<(), Error> {
         let path = self.path(key);
         let put = storage("put", despite_conflicts(|| self.0.store.put(&path, payload.clone()))).await;
-        put.map(drop).map_err(|error| failed(format!("writing {key}"), error))
+        put.map(drop).map_err(|error| failed(format!("failed to write {key}"), error))
     }
 
     /// Writes the one object of an upload.
@@ -176,15 +177,17 @@ impl Remote {
         Ok(key)
     }
 
-    /// Removes what an upload left, but for what became a blob.
+    /// Removes an upload's objects, except the one that became a blob.
     pub(super) async fn clear(&self, row: &UploadRow, keep: Option<&str>) -> Result<(), Error> {
         if let Some((key, id)) = parts::multipart_of(row)?
             && keep != Some(&key)
         {
             match self.0.multipart.abort_multipart(&self.path(&key), &id).await {
-                // It is complete, or gone already.
+                // It was completed or aborted before.
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(failed(format!("giving up {key}"), error)),
+                Err(error) => {
+                    return Err(failed(format!("failed to abort the multipart upload of {key}"), error));
+                }
             }
         }
         let mut keys = Vec::new();
@@ -198,7 +201,8 @@ impl Remote {
     }
 }
 
-/// Storages answer 409 to a write that meets another operation near it, such as a deletion that empties the same folder.
+/// Some storages return 409 for a write that conflicts with another operation, such as a deletion that
+/// empties the same folder.
 async fn despite_conflicts<T, F: Future<Output = object_store::Result<T>>>(
     mut write: impl FnMut() -> F,
 ) -> object_store::Result<T> {
@@ -211,8 +215,7 @@ async fn despite_conflicts<T, F: Future<Output = object_store::Result<T>>>(
     write().await
 }
 
-/// What went wrong, in words that the server can act on: bytes that are not there are damage, anything else is a storage that
-/// does not do its work, which passes.
+/// Converts an error of the storage: missing bytes are damage; any other failure is temporary unavailability.
 fn failed(
     what: String,
     error: impl std::borrow::Borrow<object_store::Error> + Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -226,7 +229,7 @@ fn failed(
     }
 }
 
-/// An answer that time does not change: no such bucket, or not for these credentials.
+/// Whether the error is permanent: no such bucket, or no access with these credentials.
 fn is_refusal(error: &object_store::Error) -> bool {
     use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
     const WORDS: [&str; 4] = ["NoSuchBucket", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"];
@@ -235,7 +238,8 @@ fn is_refusal(error: &object_store::Error) -> bool {
         || WORDS.iter().any(|word| text.contains(word))
 }
 
-/// Providers have no common word for it: the HTTP status, and what MinIO, Ceph and others say.
+/// Whether the storage is full. Providers have no common code for it, so this checks the HTTP status and the
+/// texts of MinIO, Ceph and others.
 fn is_full(error: &object_store::Error) -> bool {
     const WORDS: [&str; 5] =
         ["507 Insufficient", "QuotaExceeded", "XMinioStorageFull", "no space left", "StorageFull"];

@@ -1,5 +1,5 @@
-//! From settings to a storage that can be asked: S3 and what speaks its language, Google's, Azure's. What the settings leave
-//! open comes from the variables that each provider's own tools read.
+//! Creates the object storage clients from the settings: S3 and compatible storages, Google's, Azure's.
+//! Missing settings come from the variables of each provider's own tools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,20 +17,20 @@ use crate::config::Switch;
 use crate::{Config, Error};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a storage may say nothing, for all but parts on their way there.
+/// Read timeout of all requests, except those that send parts.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
-/// A part may take its time: the largest are gigabytes.
+/// Read timeout of requests that send parts: the largest have gigabytes.
 const PART_TIMEOUT: Duration = Duration::from_secs(300);
-/// A client waits while we try again, so not for long.
+/// Limits of retries, which are low because a client is waiting.
 const RETRIES: usize = 4;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A storage as object_store's traits: what `Remote` is made of.
+/// A storage as object_store's traits.
 pub(super) struct Doors {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) multipart: Arc<dyn MultipartStore>,
     pub(super) signer: Option<Arc<dyn Signer>>,
-    /// S3 or what speaks its language.
+    /// S3 or a compatible storage.
     pub(super) is_s3: bool,
 }
 
@@ -64,7 +64,7 @@ fn doors<S: ObjectStore + MultipartStore + Signer>(store: Arc<S>, parts: Arc<S>,
 }
 
 fn s3(bucket: &str, config: &Config, timeout: Duration) -> Result<object_store::aws::AmazonS3, Error> {
-    // Path style unless asked otherwise: every S3 takes it, and with an endpoint of one's own it is often the only one.
+    // Path style by default: every S3 storage supports it, and many self-hosted ones support nothing else.
     let virtual_hosted = config.storage_path_style == Switch::Off;
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
@@ -122,10 +122,11 @@ fn azure(
     builder.build().map_err(unusable)
 }
 
-/// A whole request has no time limit: it may carry any number of bytes at any speed. Silence has.
+/// No timeout for a whole request, which may have any number of bytes at any speed; only connecting and
+/// reading have one.
 fn client(timeout: Duration) -> ClientOptions {
     ClientOptions::new()
-        // An operator who names an http endpoint means it.
+        // If the operator configures an http endpoint, allow it.
         .with_allow_http(true)
         .with_timeout_disabled()
         .with_connect_timeout(CONNECT_TIMEOUT)

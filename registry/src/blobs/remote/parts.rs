@@ -1,9 +1,10 @@
-//! The writer of one upload: bytes gather until they are a part, parts go out several at a time, and what lies behind the last
-//! of them is kept in an object of its own whenever an offset is told. An upload that never fills a part is one object at the
-//! end, and costs one request.
+//! The writer of one upload. It collects bytes into parts, sends several parts at a time, and at each
+//! checkpoint stores the bytes after the last part in an object of their own (the tail). An upload that never
+//! fills a part becomes one object at the end, with one request.
 //!
-//! A blob is completed only from parts that its row lists, after the row says that these are all (it is sealed). A writer that
-//! another one has replaced cannot seal, so it cannot complete; and parts that it still sends are not those in the list.
+//! A blob is completed only from the parts in its row, after the row marks the list as final (sealed). A
+//! writer that was replaced by another one cannot seal, so it cannot complete; and parts that it still sends
+//! are not in the list.
 
 use std::sync::Arc;
 
@@ -24,22 +25,22 @@ use crate::Error;
 use crate::metrics::storage;
 use crate::store::{UploadProgress, UploadRow};
 
-/// How many parts of one upload are on their way at a time.
+/// How many parts of one upload are sent at a time.
 const PARTS_AT_ONCE: usize = 4;
 
 /// The notes in an upload's row.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Notes {
-    /// Where the multipart upload will put its object.
+    /// The key of the multipart upload's object.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
-    /// What the storage calls each part, in order.
+    /// The storage's id of each part, in order.
     etags: Vec<String>,
-    /// Where the bytes behind the last part lie.
+    /// The key of the bytes after the last part.
     #[serde(skip_serializing_if = "Option::is_none")]
     tail: Option<String>,
-    /// These parts are all.
+    /// Whether the list of parts is final.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     sealed: bool,
 }
@@ -55,17 +56,17 @@ pub(crate) struct PartWriter {
     upload: Uuid,
     multipart: Option<Multipart>,
     parts: Vec<Part>,
-    /// Bytes behind the last part.
+    /// Bytes after the last part.
     filling: Vec<Bytes>,
     filled: u64,
-    /// Where the row says that such bytes lie.
+    /// The key that the row has for them.
     tail: Option<String>,
     sealed: bool,
-    /// Where the blob's bytes lie, once they do.
+    /// The key of the blob's bytes, once they are complete.
     stored: Option<String>,
 }
 
-/// A part that is there, or on its way.
+/// A part that is stored or being sent.
 #[derive(Clone)]
 enum Part {
     There(String),
@@ -86,14 +87,14 @@ impl Part {
             },
         };
         match *error {
-            // Somebody gave the multipart upload up, or completed it.
+            // Another process aborted or completed the multipart upload.
             object_store::Error::NotFound { .. } => Err(Error::UploadLost { id }),
-            _ => Err(failed(format!("sending a part of upload {id}"), error)),
+            _ => Err(failed(format!("failed to send a part of upload {id}"), error)),
         }
     }
 }
 
-/// The multipart upload that a row names: its key and its id.
+/// The multipart upload of a row: its key and its id.
 pub(super) fn multipart_of(row: &UploadRow) -> Result<Option<(String, String)>, Error> {
     let key = notes_of(row)?.key;
     Ok(key.zip(row.progress.multipart_id.clone()))
@@ -109,7 +110,7 @@ fn corrupt(row: &UploadRow) -> Error {
 }
 
 impl PartWriter {
-    /// Goes on where the row stands.
+    /// Resumes the upload at its row's state.
     pub(in crate::blobs) async fn open(remote: Remote, row: &UploadRow) -> Result<PartWriter, Error> {
         let notes = notes_of(row)?;
         let mut filling = Vec::new();
@@ -118,7 +119,7 @@ impl PartWriter {
             if notes.sealed { 0 } else { row.offset.checked_sub(start).ok_or_else(|| corrupt(row))? };
         if filled > 0 {
             let key = notes.tail.as_deref().ok_or_else(|| corrupt(row))?;
-            let broken = |error| Error::io(format!("reading {key}"), error);
+            let broken = |error| Error::io(format!("failed to read {key}"), error);
             filling = remote.read(key, 0..filled).await?.try_collect().await.map_err(broken)?;
         }
         let multipart = match (&row.progress.multipart_id, notes.key) {
@@ -151,7 +152,7 @@ impl PartWriter {
         self.filled == 0
     }
 
-    /// No byte can follow: somebody set out to commit what is there.
+    /// Whether the upload accepts no more bytes, because a commit has begun.
     pub(crate) fn is_sealed(&self) -> bool {
         self.sealed
     }
@@ -165,7 +166,8 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Opens a multipart upload, if there is none yet. Its notes belong in the row before the first part.
+    /// Creates the multipart upload, if there is none yet. Its notes must be in the row before the first part
+    /// is sent.
     pub(crate) async fn begin(&mut self, generation: i64) -> Result<Option<UploadProgress>, Error> {
         if self.multipart.is_some() {
             return Ok(None);
@@ -174,21 +176,22 @@ impl PartWriter {
         let path = self.remote.path(&key);
         let create = despite_conflicts(|| self.remote.0.multipart.create_multipart(&path));
         let id = storage("begin", create).await;
-        let id = id.map_err(|error| failed(format!("beginning {key}"), error))?;
+        let id =
+            id.map_err(|error| failed(format!("failed to create the multipart upload of {key}"), error))?;
         let notes = Notes { key: Some(key.clone()), tail: self.tail.clone(), ..Notes::default() };
         self.multipart = Some(Multipart { key, id: id.clone() });
         Ok(Some(progress(Some(id), &notes)?))
     }
 
-    /// Gives up a multipart upload that the row could not be told of.
+    /// Aborts a multipart upload that could not be stored in the row.
     pub(crate) async fn take_back(&mut self) {
         if let Some(Multipart { key, id }) = self.multipart.take() {
-            // What is left of it has no part, and costs nothing.
+            // If this fails, what remains has no parts and costs nothing.
             let _ = self.remote.0.multipart.abort_multipart(&self.remote.path(&key), &id).await;
         }
     }
 
-    /// Sends what has gathered as a part, as soon as there is room for it among those on their way.
+    /// Sends the collected bytes as a part, as soon as a permit is available.
     pub(crate) async fn send(&mut self) -> Result<(), Error> {
         let permit = self.permit().await?;
         let Multipart { key, id } = self.multipart.clone().ok_or(Error::Interrupted)?;
@@ -211,7 +214,8 @@ impl PartWriter {
         Ok(())
     }
 
-    /// One part of each upload may always be on its way; more share the pool, so that uploads cannot starve each other.
+    /// Each upload may always send one part. More parts share the pool, so that uploads cannot starve each
+    /// other.
     async fn permit(&self) -> Result<Option<OwnedSemaphorePermit>, Error> {
         let units = u32::try_from(self.filled >> 20).unwrap_or(u32::MAX);
         let recent = self.parts.iter().rev().take(2 * PARTS_AT_ONCE);
@@ -233,7 +237,7 @@ impl PartWriter {
         }
     }
 
-    /// Everything so far, durable: the parts on their way, and the bytes behind them in an object of their own.
+    /// Makes everything so far durable: the parts being sent, and the bytes after them as a tail.
     pub(in crate::blobs) fn checkpoint(
         &mut self,
         generation: i64,
@@ -266,7 +270,8 @@ impl PartWriter {
         }
     }
 
-    /// Sends the last, short part. What the row is told next says that these parts are all. False where no part was ever sent.
+    /// Sends the last, short part. The next notes for the row mark the list of parts as final. Returns false
+    /// if no part was ever sent.
     pub(crate) async fn seal(&mut self) -> Result<bool, Error> {
         if self.multipart.is_none() {
             return Ok(false);
@@ -278,8 +283,8 @@ impl PartWriter {
         Ok(true)
     }
 
-    /// Turns a sealed upload, or one without parts, into an object of `len` bytes. Its key is this writer's own, or one that only
-    /// these very parts can fill.
+    /// Turns a sealed upload, or one without parts, into an object of `len` bytes. Its key belongs to this
+    /// writer, or can be filled only with exactly these parts.
     pub(crate) async fn store(&mut self, len: u64, generation: i64) -> Result<(), Error> {
         if self.stored.is_some() {
             return Ok(());
@@ -308,31 +313,33 @@ impl PartWriter {
         let door = &self.remote.0.multipart;
         let complete = || door.complete_multipart(&path, &multipart.id, parts.clone());
         let Err(error) = storage("complete", despite_conflicts(complete)).await else { return Ok(()) };
-        // The answer to an earlier try may have been lost: what counts is whether the object is there.
+        // The response to an earlier attempt may have been lost, so check whether the object exists.
         if self.remote.size(&multipart.key).await? == Some(len) {
             return Ok(());
         }
         match error {
             object_store::Error::NotFound { .. } => Err(Error::UploadLost { id: self.upload }),
-            // A writer that this one replaced sent another part in place of one that is listed.
+            // A replaced writer sent another part in place of one in the list.
             error if crate::error::chain(&error).contains("InvalidPart") => {
                 Err(Error::UploadLost { id: self.upload })
             }
-            error => Err(failed(format!("completing {}", multipart.key), error)),
+            error => {
+                Err(failed(format!("failed to complete the multipart upload of {}", multipart.key), error))
+            }
         }
     }
 
-    /// Where the blob's bytes lie, once they do.
+    /// The key of the blob's bytes, once they are complete.
     pub(in crate::blobs) fn key(&self) -> Option<&str> {
         self.stored.as_deref()
     }
 
-    /// Where the row says that bytes behind the last part lie.
+    /// The key that the row has for the bytes after the last part.
     pub(crate) fn tail(&self) -> Option<&str> {
         self.tail.as_deref()
     }
 
-    /// The object that is this writer's alone: no other one can have counted on it.
+    /// The object that only this writer can have created and referenced.
     pub(crate) fn own_object(&self) -> Option<&str> {
         self.stored.as_deref().filter(|_| self.multipart.is_none())
     }
@@ -347,7 +354,7 @@ impl PartWriter {
             Some(key) if len > 0 => self.remote.read(key, 0..len).await?,
             _ => futures::stream::iter(self.filling.clone()).map(Ok).boxed(),
         };
-        let broken = |error| Error::io("reading an upload", error);
+        let broken = |error| Error::io("failed to read an upload", error);
         while let Some(piece) = bytes.try_next().await.map_err(broken)? {
             let hashing = spawn_blocking(move || {
                 hasher.update(&piece);

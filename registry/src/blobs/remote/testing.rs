@@ -1,5 +1,5 @@
-//! A storage in memory for tests: it keeps S3's rules for multipart uploads (a completion names every part by what it was
-//! when it was sent), several registries share it by name, and it fails on demand.
+//! An in-memory storage for tests. It follows S3's rules for multipart uploads (a completion names each part
+//! by the id it got when it was sent), several registries share it by name, and it fails on demand.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -21,20 +21,20 @@ use uuid::Uuid;
 
 use super::open::Doors;
 
-/// What goes wrong with an operation.
+/// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing is done, and an error is told.
+    /// Nothing is done, and an error is returned.
     Refused,
-    /// It is done, and an error is told.
+    /// It is done, but an error is returned.
     AnswerLost,
-    /// Nothing is done until `release`, and then it is.
+    /// Nothing is done until `release`; then it is.
     HeldBefore,
-    /// It is done, and not told until `release`.
+    /// It is done, but does not return until `release`.
     HeldAfter,
 }
 
-/// The parts of one multipart upload by their numbers, each with what the storage calls it.
+/// The parts of one multipart upload by number, each with its id.
 type Parts = BTreeMap<usize, (String, Bytes)>;
 
 #[derive(Default)]
@@ -47,9 +47,9 @@ pub(crate) struct Storage {
 
 #[derive(Default)]
 struct Plan {
-    /// The next operation of each kind fails, as often as it says.
+    /// The next operations of each kind fail, this many times.
     by_kind: Vec<(&'static str, Fault, usize)>,
-    /// The one with this number, counted from now, fails.
+    /// The operation with this number, counted from now, fails.
     by_number: Option<(usize, Fault)>,
     done: usize,
     held: usize,
@@ -57,7 +57,7 @@ struct Plan {
 
 static STORAGES: Mutex<Option<HashMap<String, Arc<Storage>>>> = Mutex::new(None);
 
-/// The storage of that name; there is one from the first time it is asked for.
+/// The storage of that name, created on first use.
 pub(crate) fn storage(name: &str) -> Arc<Storage> {
     let mut storages = lock(&STORAGES);
     storages.get_or_insert_default().entry(name.to_owned()).or_default().clone()
@@ -78,7 +78,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Storage {
-    /// The next `times` operations of this kind fail: put, get, head, list, delete, create, part, complete, abort; `any`.
+    /// The next `times` operations of this kind fail: put, get, head, list, delete, create, part, complete,
+    /// abort; `any`.
     pub(crate) fn fail(&self, kind: &'static str, fault: Fault, times: usize) {
         lock(&self.plan).by_kind.push((kind, fault, times));
     }
@@ -90,13 +91,13 @@ impl Storage {
         plan.by_number = Some((number, fault));
     }
 
-    /// Everything works again. What is held goes on.
+    /// Ends all failures; held operations continue.
     pub(crate) fn release(&self) {
         *lock(&self.plan) = Plan::default();
         self.released.notify_waiters();
     }
 
-    /// Everything works again for those who come; what is held stays so for good, as in a server that died.
+    /// Ends failures for new operations; held ones never continue, as if their server had died.
     pub(crate) fn forget_plan(&self) {
         *lock(&self.plan) = Plan::default();
     }
@@ -106,12 +107,12 @@ impl Storage {
         lock(&self.plan).held
     }
 
-    /// Multipart uploads that are neither complete nor given up.
+    /// Multipart uploads that are neither completed nor aborted.
     pub(crate) fn unfinished(&self) -> usize {
         lock(&self.uploads).len()
     }
 
-    /// Parts that are in one of those: they would be paid for.
+    /// Their parts, which a provider would charge for.
     pub(crate) fn unfinished_parts(&self) -> usize {
         lock(&self.uploads).values().map(BTreeMap::len).sum()
     }
