@@ -1,5 +1,6 @@
-//! What the server counts and measures, by name; `GET /metrics` shows it in Prometheus' text format.
-//! Whoever does the work records it here. Label values come from the code (routes, operations, statuses), never from a request.
+//! The server's metrics. `GET /metrics` reports them in Prometheus' text format.
+//! The code that does the work records it here. Label values come from the code (routes, operations,
+//! statuses), never from a request.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -16,15 +17,16 @@ use crate::app::GcReport;
 use crate::auth::Caller;
 use crate::{Error, Registry};
 
-/// Upper bounds of every histogram, in seconds: from one row read to a large collection.
+/// Upper bounds of every histogram, in seconds: from a read of one row to a large collection.
 const BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 
-/// How often samples are put into their buckets, so that a server that nobody asks does not keep them all.
+/// Interval for moving samples into their buckets, so that a server that is never scraped does not keep them
+/// all.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// How long `/metrics` waits for the index; a database that is down must not hide the rest.
+/// Timeout of the database queries of `/metrics`; a database that is down must not hide the other metrics.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy)]
@@ -44,44 +46,44 @@ struct Metric {
 macro_rules! metrics_table {
     ($($id:ident, $name:literal, $kind:ident, $labels:literal, $help:literal;)*) => {
         $(const $id: &str = $name;)*
-        /// Every metric, as docs/reference/metrics.md lists them.
+        /// Every metric, in the order of docs/reference/metrics.md.
         const ALL: &[Metric] = &[$(Metric { name: $name, kind: Kind::$kind, labels: $labels, help: $help }),*];
     };
 }
 
 metrics_table! {
-    INFO, "lode_info", Gauge, "version", "Always 1; the label says which version runs.";
-    REQUESTS, "lode_http_requests_total", Counter, "route, method, status", "Requests answered. The route is the template, such as /v2/{name}/blobs/{digest}; `none` where no route was reached.";
-    REQUEST_SECONDS, "lode_http_request_seconds", Histogram, "route, method", "Time from a request's head to its answer's head. The body of a push is in it, the body of a pull is not.";
-    IN_FLIGHT, "lode_http_requests_in_flight", Gauge, "", "Requests whose answer has not begun.";
+    INFO, "lode_info", Gauge, "version", "Always 1; the label is the running version.";
+    REQUESTS, "lode_http_requests_total", Counter, "route, method, status", "Completed requests. The route is the template, such as /v2/{name}/blobs/{digest}, or `none` if no route matched.";
+    REQUEST_SECONDS, "lode_http_request_seconds", Histogram, "route, method", "Time from a request's head to its response's head. It includes the body of a push, but not the body of a pull.";
+    IN_FLIGHT, "lode_http_requests_in_flight", Gauge, "", "Requests whose response has not begun.";
     RECEIVED, "lode_http_received_bytes_total", Counter, "", "Bytes of request bodies.";
-    SENT, "lode_http_sent_bytes_total", Counter, "", "Bytes of answer bodies. What clients fetch from the storage itself after a redirect is not in it.";
-    UPLOADS, "lode_uploads_open", Gauge, "", "Upload sessions that are neither committed nor dropped, of all replicas together.";
-    WORKERS, "lode_workers_attached", Gauge, "", "Workers that were heard of lately, of all replicas together.";
-    GC_RUNS, "lode_gc_runs_total", Counter, "outcome", "Collections that ran here: `done` or `failed`. Dry runs do not count.";
-    GC_SECONDS, "lode_gc_seconds", Histogram, "", "How long a collection took.";
-    GC_REMOVED, "lode_gc_removed_total", Counter, "kind", "What collections removed: `tag` (by a retention rule), `manifest`, `link` (a blob out of one repository), `blob`.";
+    SENT, "lode_http_sent_bytes_total", Counter, "", "Bytes of response bodies. Downloads from object storage after a redirect are not included.";
+    UPLOADS, "lode_uploads_open", Gauge, "", "Upload sessions that are neither committed nor cancelled, of all replicas together.";
+    WORKERS, "lode_workers_attached", Gauge, "", "Workers with a recent heartbeat, of all replicas together.";
+    GC_RUNS, "lode_gc_runs_total", Counter, "outcome", "Collections that this process ran: `done` or `failed`. Dry runs are not counted.";
+    GC_SECONDS, "lode_gc_seconds", Histogram, "", "Duration of a collection.";
+    GC_REMOVED, "lode_gc_removed_total", Counter, "kind", "Objects removed by collections: `tag` (by a retention rule), `manifest`, `link` (a repository's reference to a blob), `blob`.";
     GC_BYTES, "lode_gc_reclaimed_bytes_total", Counter, "", "Bytes of the blobs that collections removed.";
-    CONNECTIONS, "lode_database_connections", Gauge, "pool, state", "Connections to the database: `idle` or `busy`. SQLite has a pool for reading and one for writing.";
-    CONNECTIONS_MAX, "lode_database_connections_max", Gauge, "pool", "How many connections the pool may open.";
-    DATABASE_SECONDS, "lode_database_seconds", Histogram, "operation", "Time of one query, waiting for a connection included.";
-    DATABASE_ERRORS, "lode_database_errors_total", Counter, "operation", "Queries that failed.";
-    STORAGE_SECONDS, "lode_storage_seconds", Histogram, "operation", "Time of one operation on the storage; of a read, until its first byte may be had.";
-    STORAGE_ERRORS, "lode_storage_errors_total", Counter, "operation", "Operations on the storage that failed.";
-    WEBHOOKS, "lode_webhook_deliveries_total", Counter, "outcome", "Attempts to deliver an event: `delivered`, `retry` (failed, to be repeated), `given_up`.";
-    WEBHOOKS_PENDING, "lode_webhooks_pending", Gauge, "", "Events that wait for their delivery, of all replicas together.";
+    CONNECTIONS, "lode_database_connections", Gauge, "pool, state", "Connections to the database: `idle` or `busy`. SQLite has one pool for reading and one for writing.";
+    CONNECTIONS_MAX, "lode_database_connections_max", Gauge, "pool", "Maximum number of connections in the pool.";
+    DATABASE_SECONDS, "lode_database_seconds", Histogram, "operation", "Duration of one query, including the wait for a connection.";
+    DATABASE_ERRORS, "lode_database_errors_total", Counter, "operation", "Failed queries.";
+    STORAGE_SECONDS, "lode_storage_seconds", Histogram, "operation", "Duration of one storage operation; for a read, until its first byte is available.";
+    STORAGE_ERRORS, "lode_storage_errors_total", Counter, "operation", "Failed storage operations.";
+    WEBHOOKS, "lode_webhook_deliveries_total", Counter, "outcome", "Attempts to deliver an event: `delivered`, `retry` (failed, to be retried), `given_up` (abandoned).";
+    WEBHOOKS_PENDING, "lode_webhooks_pending", Gauge, "", "Events that are waiting for delivery, of all replicas together.";
     INDEX_QUEUE, "lode_index_queue_length", Gauge, "", "Manifests that wait to be indexed as models, of all replicas together.";
 }
 
-/// Takes the process's metrics over, once.
+/// Installs the process's metrics recorder, once.
 pub(crate) fn install() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
-        let builder = PrometheusBuilder::new().set_buckets(BUCKETS).expect("there are buckets");
+        let builder = PrometheusBuilder::new().set_buckets(BUCKETS).expect("BUCKETS is not empty");
         let recorder = builder.build_recorder();
         let handle = recorder.handle();
         if metrics::set_global_recorder(recorder).is_err() {
-            tracing::warn!("this program has metrics of its own: /metrics stays empty");
+            tracing::warn!("another metrics recorder is installed; /metrics stays empty");
         }
         for metric in ALL {
             match metric.kind {
@@ -95,7 +97,7 @@ pub(crate) fn install() -> &'static PrometheusHandle {
     })
 }
 
-/// Keeps the samples in their buckets for as long as the registry runs.
+/// Moves samples into their buckets for as long as the registry runs.
 pub(crate) fn start(registry: &Registry) {
     let handle = install();
     registry.start(async move {
@@ -106,7 +108,7 @@ pub(crate) fn start(registry: &Registry) {
     });
 }
 
-/// The page of `/metrics`: what this process recorded, and what is counted when it is asked for.
+/// The page of `/metrics`: recorded metrics, and gauges that are read on each request.
 pub(crate) async fn page(registry: &Registry) -> String {
     for pool in registry.store().connections() {
         let busy = pool.size.saturating_sub(pool.idle);
@@ -119,11 +121,11 @@ pub(crate) async fn page(registry: &Registry) -> String {
         let workers = registry.worker_list(&Caller::Internal).await?;
         Ok::<_, Error>((counts, workers.len()))
     };
-    // A count that is not known is not a number: neither 0 nor the previous value.
     let [uploads, workers, webhooks, queued] = match tokio::time::timeout(COUNT_TIMEOUT, counted).await {
         Ok(Ok((counts, workers))) => {
             [counts.uploads as f64, workers as f64, counts.webhooks as f64, counts.index_queue as f64]
         }
+        // NaN means unknown. Zero or the last value would be wrong.
         _ => [f64::NAN; 4],
     };
     gauge!(UPLOADS).set(uploads);
@@ -133,7 +135,7 @@ pub(crate) async fn page(registry: &Registry) -> String {
     install().render()
 }
 
-/// A method as a label: anyone may make one up.
+/// A method as a label. Clients can invent methods, so unknown ones share one label.
 pub(crate) fn method_label(method: &Method) -> &'static str {
     const KNOWN: [&str; 8] = ["GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE"];
     KNOWN.into_iter().find(|known| method.as_str() == *known).unwrap_or("other")
@@ -147,7 +149,7 @@ pub(crate) fn requests_in_flight() -> &'static Gauge {
     &KEPT
 }
 
-/// What is recorded of the answers of one route with one method and one status.
+/// Metrics of the responses of one route with one method and one status.
 struct Answers {
     method: &'static str,
     status: StatusCode,
@@ -156,7 +158,7 @@ struct Answers {
 }
 
 pub(crate) fn request_answered(route: &str, method: &'static str, status: StatusCode, took: Duration) {
-    /// By their routes. Finding a metric by its labels costs the recorder as much as a small answer does us.
+    /// Metrics by route. A look-up by labels in the recorder would cost as much as serving a small response.
     static KEPT: LazyLock<RwLock<HashMap<String, Vec<Answers>>>> = LazyLock::new(RwLock::default);
     let record = |answers: &Answers| {
         answers.count.increment(1);
@@ -197,7 +199,7 @@ pub(crate) fn bytes_sent() -> &'static Counter {
     &KEPT
 }
 
-/// Measures one collection that was not a dry run.
+/// Records one collection that was not a dry run.
 pub(crate) fn collection(outcome: &Result<GcReport, Error>, took: Duration) {
     histogram!(GC_SECONDS).record(took);
     let Ok(report) = outcome else {
@@ -212,7 +214,7 @@ pub(crate) fn collection(outcome: &Result<GcReport, Error>, took: Duration) {
     counter!(GC_BYTES).increment(report.size_bytes);
 }
 
-/// Measures one query, in a span of its own where traces are wanted.
+/// Measures one query, in a span of its own when tracing is enabled.
 pub(crate) async fn database<T, E>(
     operation: &'static str,
     work: impl Future<Output = Result<T, E>>,
@@ -227,7 +229,7 @@ pub(crate) async fn database<T, E>(
     result
 }
 
-/// Measures one operation on the storage, in a span of its own where traces are wanted.
+/// Measures one storage operation, in a span of its own when tracing is enabled.
 pub(crate) async fn storage<T, E>(
     operation: &'static str,
     work: impl Future<Output = Result<T, E>>,
@@ -246,20 +248,23 @@ pub(crate) fn webhook_attempted(outcome: &'static str) {
     counter!(WEBHOOKS, "outcome" => outcome).increment(1);
 }
 
-/// The function that a type name of something inside it leads to: `crate::m::<impl X>::find::{{closure}}::here` is `find`.
+/// The function that contains an item with this type name: `crate::m::<impl X>::find::{{closure}}::here`
+/// gives `find`.
 pub(crate) fn function_name(inner: &'static str) -> &'static str {
     let outer = inner.strip_suffix("::here").unwrap_or(inner);
     outer.rsplit("::").find(|part| *part != "{{closure}}").unwrap_or(outer)
 }
 
-/// docs/reference/metrics.md.
-#[cfg_attr(not(test), expect(dead_code, reason = "written and compared by a test"))]
+/// The text of docs/reference/metrics.md.
+#[cfg_attr(not(test), expect(dead_code, reason = "a test writes and compares it"))]
 fn reference() -> String {
     let mut text = String::from(
         "# Metrics\n\n\
-        `GET /metrics`, in Prometheus' text format. Made from the program's own table by a test of `registry/src/metrics.rs`; do not edit.\n\n\
-        Each process counts what it did itself since it started; where a row says \"of all replicas together\" the index was asked, and any \
-        replica gives the same answer. While the index cannot be reached those are `NaN`. No label holds a repository's name, a tag or a digest.\n\n\
+        `GET /metrics`, in Prometheus' text format. Generated from the program's own table by a test of\n\
+        `registry/src/metrics.rs`; do not edit.\n\n\
+        Each process counts its own work since it started. Rows that say \"of all replicas together\" come from the\n\
+        database, and every replica reports the same value. They are `NaN` while the database is unavailable. No label\n\
+        contains a repository's name, a tag or a digest.\n\n\
         | name | type | labels | |\n| --- | --- | --- | --- |\n",
     );
     for Metric { name, kind, labels, help } in ALL {
