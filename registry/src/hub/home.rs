@@ -1,4 +1,4 @@
-//! `GET /`: ollama's greeting for programs, which look for it, and a short page for people.
+//! `GET /`: ollama's greeting for programs that check for it, and a short page for people.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, header};
@@ -37,7 +37,7 @@ pub(crate) async fn get(caller: Caller, headers: HeaderMap) -> Result<Response, 
     Ok(([(header::CONTENT_TYPE, kind), (header::VARY, "accept")], text).into_response())
 }
 
-/// Whether HTML is asked for by name, and not less than plain text.
+/// Whether HTML is accepted explicitly, and not with a lower weight than plain text.
 fn prefers_html(accept: &str) -> bool {
     let weight = |wanted: &str| {
         let entry = accept

@@ -1,3 +1,3 @@
-//! Pages for people. Until there are more, one: what is served here.
+//! HTML pages. So far one, which lists the server's APIs.
 
 pub(crate) mod home;

@@ -1,5 +1,6 @@
-//! `/v2/{name}/blobs/{digest}`: read, ask, delete.
-//! A read for ollama's clients carries a link that opens this one blob by itself, for they fetch the bytes without credentials.
+//! `/v2/{name}/blobs/{digest}`: get, head, delete.
+//! A response to ollama carries a signed link to this one blob, because that client fetches the bytes without
+//! credentials.
 
 use std::io;
 use std::ops::Range;
@@ -129,7 +130,7 @@ async fn whole(
     Ok(Body::from_stream(registry.blob_stream(repository, &info.digest, blob, range).await?))
 }
 
-/// Several ranges of a blob in one body. Each is opened when the one before it has been sent.
+/// Several ranges of a blob in one body. Each is opened when the previous one has been sent.
 async fn parts(
     registry: &Registry,
     repository: &Repository,
@@ -143,7 +144,7 @@ async fn parts(
     headers.insert(header::CONTENT_TYPE, header_value(&content_type));
     headers.insert(header::CONTENT_LENGTH, content_length.into());
 
-    // The first one is opened here, so that bytes that are gone are an error response.
+    // Open the first one before the response begins, so that missing bytes cause an error response.
     let mut parts = parts.into_iter();
     let mut body: BlobStream = stream::empty().boxed();
     if let Some((head, range)) = parts.next() {
@@ -164,7 +165,8 @@ async fn parts(
     Ok((StatusCode::PARTIAL_CONTENT, headers, Body::from_stream(body)).into_response())
 }
 
-/// Ollama's clients take their credentials along to another port of the same host, and storage refuses such requests.
+/// Ollama's clients send their credentials to another port of the same host too, and storage refuses such
+/// requests.
 fn may_follow(request: &Parts, address: &Url) -> bool {
     let Parts { headers, uri, .. } = request;
     if !agent::is_ollama(headers) {
@@ -176,7 +178,7 @@ fn may_follow(request: &Parts, address: &Url) -> bool {
     !storage.eq_ignore_ascii_case(asked.host())
 }
 
-/// The caller that a signed address speaks for, and the repository that it names. None for an address without a signature.
+/// The caller and the repository of a signed URL; None for a URL without a signature.
 async fn signed_caller(
     registry: &Registry,
     names: &Spellings,

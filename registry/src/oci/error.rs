@@ -1,5 +1,5 @@
-//! From a failure to an answer under `/v2`: the envelope, with the specification's code, and the headers that go with it.
-//! The status is the failure's own; a 5xx says nothing of its cause.
+//! Error responses under `/v2`: the envelope with the specification's code, and the matching headers.
+//! The status is the failure's own. A 5xx does not reveal its cause.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
@@ -32,11 +32,11 @@ struct Entry {
 #[serde(untagged)]
 enum Code {
     Spec(ErrorCode),
-    /// What the closed list has no code for: this server's own trouble.
+    /// For this server's own failures, which the specification's closed list has no code for.
     Other(&'static str),
 }
 
-/// Puts a failure into the envelope.
+/// Creates the error response of a failure.
 pub(crate) fn respond(failure: &Failure) -> Response {
     let mut response = (failure.status(), Json(Envelope { errors: entries(failure) })).into_response();
     let headers = response.headers_mut();
@@ -54,7 +54,7 @@ pub(crate) fn respond(failure: &Failure) -> Response {
     response
 }
 
-/// One entry, or one for each digest where several are missing.
+/// One entry, or one per digest when several blobs are missing.
 fn entries(failure: &Failure) -> Vec<Entry> {
     if let Failure::Registry(Error::ManifestBlobsUnknown(digests)) = failure {
         let entry = |digest: &Digest| Entry {
@@ -110,7 +110,7 @@ fn code_of(error: &Error) -> Code {
     })
 }
 
-/// What a client can compare with, in JSON.
+/// Values for clients to compare with, in JSON.
 fn detail(failure: &Failure) -> Value {
     let (Failure::Registry(error) | Failure::Upload { source: error, .. }) = failure else {
         return match failure {
@@ -135,7 +135,7 @@ fn detail(failure: &Failure) -> Value {
     }
 }
 
-/// Where an upload that was refused a chunk stands.
+/// The current offset of an upload whose chunk was refused.
 fn offset_of(error: &Error) -> Option<u64> {
     match error {
         Error::UploadConflict { offset, .. } | Error::RangeMismatch { offset, .. } => Some(*offset),

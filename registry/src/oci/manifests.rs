@@ -1,5 +1,5 @@
-//! `/v2/{name}/manifests/{reference}`: the exact bytes in, the exact bytes out.
-//! Which content a manifest may name is decided in `app`.
+//! `/v2/{name}/manifests/{reference}`: stores and returns the exact bytes.
+//! Which content a manifest may reference is decided in `app`.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -17,13 +17,13 @@ use crate::http::links::header_value;
 use crate::http::{Failure, Links, Path, Query};
 use crate::{Error, Registry};
 
-/// How many `?tag=` one push may carry; the specification asks for ten at least.
+/// How many `?tag=` parameters one push may have; the specification requires at least ten.
 const MAX_TAGS: usize = 100;
 
-/// How much memory a parsed manifest takes, in lengths of its text.
+/// Memory of a parsed manifest, as a multiple of its text's length.
 const PARSED_FACTOR: usize = 4;
 
-/// Also for HEAD, whose answer loses its body on the way out.
+/// Also for HEAD; the middleware drops the body of its response.
 pub(crate) async fn get(
     State(registry): State<Registry>,
     caller: Caller,
@@ -110,7 +110,7 @@ fn tags_of(query: &Query, reference: &Reference) -> Result<Vec<Tag>, Failure> {
 }
 
 fn headers_of(manifest: &StoredManifest) -> HeaderMap {
-    // Room for these and for what middleware adds.
+    // Capacity for these and for the middleware's headers.
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(header::CONTENT_TYPE, header_value(&manifest.media_type));
     headers.insert(header::CONTENT_LENGTH, manifest.bytes.len().into());

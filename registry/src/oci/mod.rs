@@ -1,5 +1,5 @@
-//! `/v2`: the OCI distribution API, one noun a file, and the envelope of its errors.
-//! Handlers translate in, call the registry once, and translate out.
+//! `/v2`: the OCI distribution API, one noun per file, and its error envelope.
+//! Handlers translate the request, call the registry once, and translate the result.
 
 pub(crate) mod blobs;
 pub(crate) mod catalog;
@@ -18,5 +18,6 @@ pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-
 pub(crate) const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 pub(crate) const OCI_TAG: HeaderName = HeaderName::from_static("oci-tag");
 
-/// The most entries that one page of a listing carries, whatever was asked for; a `Link` leads on.
+/// The maximum number of entries per page of a listing, whatever `n` is; a `Link` header points to the next
+/// page.
 pub(crate) const MAX_PAGE: u32 = 10_000;

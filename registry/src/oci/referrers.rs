@@ -1,5 +1,6 @@
-//! `GET /v2/{name}/referrers/{digest}`: the manifests of a repository whose subject is that digest, as an image index.
-//! It is empty, never a 404, for a subject nobody refers to.
+//! `GET /v2/{name}/referrers/{digest}`: the manifests of a repository whose subject is that digest, as an
+//! image index.
+//! Without referrers the index is empty; it is never a 404.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::app::{Referrer, Spellings};
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Path, Query};
 
-/// A page stays far below the 4 MiB that clients accept for an index.
+/// Keeps a page far below the 4 MiB that clients accept for an index.
 const PAGE: u32 = 500;
 
 #[derive(Serialize)]

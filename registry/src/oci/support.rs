@@ -1,5 +1,5 @@
-//! `GET /v2/` and the list of extensions: what this registry speaks.
-//! Clients ask the first to learn whether they have to log in.
+//! `GET /v2/` and the list of extensions: the API versions of this registry.
+//! Clients call the first to find out whether they have to log in.
 
 use axum::response::{IntoResponse, Response};
 use http::header;

@@ -1,5 +1,6 @@
-//! `/v2/{name}/blobs/uploads/`: opened, announced, mounted, sent in one piece or in chunks, asked after, closed, given up.
-//! The address of an upload is its state; each answer repeats it.
+//! `/v2/{name}/blobs/uploads/`: create, announce, mount, send in one piece or in chunks, query, finish,
+//! cancel.
+//! The URL of an upload identifies its state; each response repeats it.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -18,7 +19,7 @@ use crate::http::range::{chunk, content_length};
 use crate::http::{Failure, Links, Path, Query, agent};
 use crate::{Error, Registry};
 
-/// `POST`: what is meant depends on the query, and on who asks.
+/// `POST`: its meaning depends on the query and on the client.
 pub(crate) async fn post(
     State(registry): State<Registry>,
     caller: Caller,
@@ -31,18 +32,18 @@ pub(crate) async fn post(
     let repository = registry.spelling_to_write(&names).await?;
     let algorithm: Option<Algorithm> = query.get("digest-algorithm").map(str::parse).transpose()?;
     let held = match (query.digest("mount")?, query.digest("digest")?) {
-        // A 201 to a mount makes that client skip a later upload elsewhere.
+        // A 201 to a mount makes that client skip a later upload to another repository.
         (Some(_), _) if agent::is_ollama(&headers) => None,
         (Some(digest), _) => {
             let from = query.get("from").map(str::parse);
             match from.transpose() {
                 Ok(from) => registry.blob_mount(&caller, &repository, &digest, from.as_ref()).await?,
-                // No repository has such a name, so there is nothing to mount.
+                // No repository can have such a name, so there is nothing to mount.
                 Err(_) => None,
             }
         }
         (None, Some(digest)) if is_announcement(&headers, &digest) => {
-            // Those that do not say that they can do without an upload cannot: they take a 201 for an error.
+            // Clients without these headers cannot skip the upload: they treat a 201 as an error.
             match tells_of_redirects(&headers) {
                 true => registry.blob_mount(&caller, &repository, &digest, None).await?,
                 false => None,
@@ -117,8 +118,9 @@ pub(crate) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Ollama's transfer client posts a digest without the bytes, to hear whether they are needed; elsewhere a digest comes with its bytes.
-/// Older ones have no header of their own for it, and are known by a body that is no blob of that digest.
+/// Whether a request announces a digest without sending the bytes. Ollama's transfer client does so to ask
+/// whether they are needed; other clients send the bytes with the digest. Older versions have no header for
+/// this, and are recognised by an empty body that does not match the digest.
 fn is_announcement(headers: &HeaderMap, digest: &Digest) -> bool {
     let is_empty = content_length(headers) == Some(0);
     tells_of_redirects(headers) || (is_empty && *digest != Digest::of(digest.algorithm(), b""))
@@ -155,7 +157,8 @@ fn standing(status: StatusCode, links: &Links, repository: &Repository, upload: 
     response
 }
 
-/// Where an upload goes on. An empty one is said to stand at `0-0`, for the text has no way to say nothing.
+/// The headers that tell a client where to resume an upload. An empty upload has the range `0-0`, because the
+/// syntax has no empty range.
 pub(crate) fn resume_headers(headers: &mut HeaderMap, location: &str, id: Uuid, offset: Option<u64>) {
     headers.insert(header::LOCATION, header_value(location));
     headers.insert(DOCKER_UPLOAD_UUID, header_value(&id.to_string()));

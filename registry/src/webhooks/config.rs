@@ -1,4 +1,4 @@
-//! A webhook as the settings describe it: where to, signed with what, and which events it wants.
+//! A webhook of the settings: its URL, its secret, and the events that it receives.
 
 use std::fmt;
 
@@ -12,19 +12,19 @@ use super::Event;
 use crate::Error;
 use crate::config::address;
 
-/// One `[[webhook]]` of the settings.
+/// One `[[webhook]]` table of the settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Webhook {
     /// Where events are posted.
     #[serde(with = "address")]
     pub url: Url,
-    /// What they are signed with: `whsec_` and base64, or any text.
+    /// The signing secret: `whsec_` and base64, or any text.
     pub secret: Secret,
-    /// Which events; all where none is named.
+    /// The kinds of events; empty means all.
     #[serde(default)]
     pub events: Vec<EventKind>,
-    /// Patterns of repositories, such as `team/*`; all where none is named.
+    /// Patterns of repositories, such as `team/*`; empty means all.
     #[serde(default)]
     pub repositories: Patterns,
 }
@@ -60,7 +60,7 @@ impl EventKind {
     }
 }
 
-/// Patterns of repository names: `*` stands for anything within one part of the name, `**` for any number of parts.
+/// Patterns of repository names: `*` matches within one part of the name, `**` any number of parts.
 #[derive(Clone, Default)]
 pub struct Patterns {
     texts: Vec<String>,
@@ -100,14 +100,14 @@ impl<'de> Deserialize<'de> for Patterns {
     }
 }
 
-/// Are these usable? An event waits under its address, so that each may be there once.
+/// Checks the settings. Pending events are stored by URL, so each URL may occur once.
 pub(crate) fn check(webhooks: &[Webhook]) -> Result<(), Error> {
     for (at, webhook) in webhooks.iter().enumerate() {
         let url = &webhook.url;
         let reason = if !matches!(url.scheme(), "http" | "https") {
-            format!("expected an http or https address, got {}:", url.scheme())
+            format!("expected an http or https URL, got {}:", url.scheme())
         } else if webhooks[..at].iter().any(|other| other.url == *url) {
-            format!("{}{} is named twice", url.host_str().unwrap_or_default(), url.path())
+            format!("{}{} is configured twice", url.host_str().unwrap_or_default(), url.path())
         } else if webhook.secret.expose().is_empty() {
             "the secret is empty".to_owned()
         } else {
@@ -154,7 +154,9 @@ mod tests {
             |url: &str, secret: &str| webhook(serde_json::json!({"url": url, "secret": secret})).unwrap();
         let said = |hooks: &[Webhook]| check(hooks).err().map(|error| error.to_string()).unwrap_or_default();
         assert_eq!(said(&[hook("https://a/", "s"), hook("https://b/", "s")]), "");
-        assert!(said(&[hook("https://a/x", "s"), hook("https://a/x", "t")]).contains("a/x is named twice"));
+        assert!(
+            said(&[hook("https://a/x", "s"), hook("https://a/x", "t")]).contains("a/x is configured twice")
+        );
         assert!(said(&[hook("ftp://a/", "s")]).contains("ftp"));
         assert!(said(&[hook("https://a/", "")]).contains("secret"));
         let shown = serde_json::to_string(&hook("https://u:hush@a/?token=hush", "hush")).unwrap();

@@ -1,5 +1,5 @@
-//! The job that posts events, a loop for each address, so that a slow one holds up no other.
-//! An event is taken for a while before it is posted: a replica that dies with it leaves it to the next.
+//! The job that posts events, with a loop for each URL, so that a slow receiver does not delay others.
+//! An event is leased before it is posted. If the replica dies, another one takes it over.
 
 use std::time::Duration;
 
@@ -11,42 +11,45 @@ use super::sign::sign;
 use crate::store::{Delivery, millis, now_ms};
 use crate::{Error, Registry, metrics};
 
-/// How often due events are looked for.
+/// Interval of checks for due events.
 const POLL: Duration = Duration::from_secs(1);
-/// How many events one address gets at a time.
+/// How many events are posted to one URL at a time.
 const AT_ONCE: usize = 4;
-/// How long an address may take to answer.
+/// Timeout of one attempt.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// How long an event that was taken stays with its replica: longer than an attempt and its bookkeeping.
+/// Lease of an event: longer than an attempt and its database updates.
 const TAKEN: Duration = Duration::from_secs(60);
-/// The pause after the first failure; it doubles with each further one.
+/// The pause after the first failure; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
-/// How long events that were given up stay visible.
+/// How long abandoned events stay visible.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 const TIDY: Duration = Duration::from_secs(3600);
 
-/// How an attempt went wrong.
+/// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    #[error("responded with {0}")]
+    #[error("the receiver responded with {0}")]
     Refused(StatusCode),
-    /// It wants no more events.
-    #[error("responded with 410: it is gone")]
+    /// The receiver wants no more events.
+    #[error("the receiver responded with 410: it is gone")]
     Gone,
-    /// The source is for the log only: it tells what listens there.
-    #[error("gave no usable response")]
+    /// The source is only for the log: it reveals what runs at that address.
+    #[error("the receiver sent no valid response")]
     NoResponse(#[source] reqwest::Error),
 }
 
-/// Starts delivering what the registry announces.
+/// Starts the delivery of the registry's events.
 pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
-    // Also where no address is left in the settings: what waits for one would do so for ever.
+    // Also without any webhook in the settings: events of a removed one would wait forever.
     let this = registry.clone();
     registry.start(async move {
         loop {
             if let Err(error) = tidy(&this).await {
-                tracing::warn!(error = crate::error::chain(&error), "old webhook events stay for now");
+                tracing::warn!(
+                    error = crate::error::chain(&error),
+                    "failed to delete old webhook events; will retry"
+                );
             }
             tokio::time::sleep(TIDY).await;
         }
@@ -55,7 +58,7 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
         return Ok(());
     }
     for webhook in registry.config().webhook.clone() {
-        // Permitted at exactly the address in the settings. It follows no redirects.
+        // Permitted at exactly the URL in the settings. It follows no redirects.
         let egress = registry.egress().permitting(&webhook.url);
         let client = egress
             .http(&webhook.url)
@@ -68,7 +71,10 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
                     Ok(true) => {}
                     Ok(false) => tokio::time::sleep(POLL).await,
                     Err(error) => {
-                        tracing::warn!(error = crate::error::chain(&error), "webhooks wait for the index");
+                        tracing::warn!(
+                            error = crate::error::chain(&error),
+                            "failed to read or update due webhook events; will retry"
+                        );
                         tokio::time::sleep(POLL).await;
                     }
                 }
@@ -78,7 +84,7 @@ pub(crate) fn start(registry: &Registry) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes a few due events and posts them; whether there were any.
+/// Leases a few due events and posts them. Returns whether there were any.
 async fn deliver_due(
     registry: &Registry,
     client: &reqwest::Client,
@@ -128,7 +134,7 @@ async fn post(client: &reqwest::Client, webhook: &Webhook, delivery: &Delivery) 
     }
 }
 
-/// Writes down how an attempt went. Should that fail, the event is posted again: at least once.
+/// Records the result of an attempt. If that fails, the event is posted again: delivery is at least once.
 async fn settle(
     registry: &Registry,
     webhook: &Webhook,
@@ -144,7 +150,7 @@ async fn settle(
     let last_at = delivery.created_at + millis(registry.config().webhook_give_up);
     let is_over = matches!(problem, Problem::Gone) || next_at > last_at;
     let (text, detail) = (problem.to_string(), crate::error::chain(&problem));
-    // Not all of the address: the rest of it may be what opens it.
+    // Only the host: the rest of the URL may be a secret.
     let host = webhook.url.host_str();
     if is_over {
         metrics::webhook_attempted("given_up");
@@ -153,7 +159,7 @@ async fn settle(
             event = delivery.event,
             attempts = delivery.attempts,
             problem = detail,
-            "webhook given up"
+            "webhook delivery abandoned"
         );
         registry.store().delivery_give_up(delivery, &text, now).await
     } else {
@@ -163,7 +169,7 @@ async fn settle(
             event = delivery.event,
             attempts = delivery.attempts,
             problem = detail,
-            "webhook not delivered"
+            "webhook delivery failed; will retry"
         );
         registry.store().delivery_retry(delivery, &text, next_at).await
     }
@@ -175,10 +181,11 @@ fn pause_after(attempts: i64) -> Duration {
     FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE)
 }
 
-/// Gives up what nobody delivers any more (its address left the settings), and forgets what was given up long ago.
+/// Abandons events that no replica delivers any more (their URL was removed from the settings), and deletes
+/// those that were abandoned long ago.
 async fn tidy(registry: &Registry) -> Result<(), Error> {
     let now = now_ms();
-    // Twice the time: whoever still has the address in its settings gives up by itself.
+    // Twice the time: a replica that still has the URL in its settings abandons the event itself.
     let created_before = now
         .saturating_sub(millis(registry.config().webhook_give_up).saturating_mul(2))
         .saturating_sub(millis(TIDY));

@@ -1,4 +1,4 @@
-//! What can be told, and the JSON that tells it: `type`, `timestamp`, `data`, as the Standard Webhooks specification has it.
+//! Webhook events and their JSON: `type`, `timestamp` and `data`, as in the Standard Webhooks specification.
 
 use lode_model::digest::Digest;
 use lode_model::reference::{Repository, Tag};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::EventKind;
 use crate::time::rfc3339;
 
-/// A change of a repository.
+/// A change in a repository.
 #[derive(Clone, Copy)]
 pub(crate) enum Event<'a> {
     Push {
@@ -17,7 +17,7 @@ pub(crate) enum Event<'a> {
         size_bytes: u64,
         tags: &'a [Tag],
     },
-    /// `previous`: what the tag named before; absent where it is new.
+    /// `previous`: the tag's previous manifest; None if the tag is new.
     Tag {
         repository: &'a Repository,
         tag: &'a Tag,
@@ -30,7 +30,7 @@ pub(crate) enum Event<'a> {
         digest: &'a Digest,
         reason: &'a str,
     },
-    /// A manifest goes with the tags that named it.
+    /// A manifest is deleted with its tags.
     Delete {
         repository: &'a Repository,
         digest: &'a Digest,
@@ -58,7 +58,7 @@ impl Event<'_> {
         }
     }
 
-    /// The body that is posted, of an event at `now_ms`.
+    /// The request body for an event at `now_ms`.
     pub(crate) fn payload(&self, now_ms: i64) -> String {
         json!({ "type": self.kind().as_str(), "timestamp": rfc3339(now_ms), "data": self.data() }).to_string()
     }

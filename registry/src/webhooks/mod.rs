@@ -1,5 +1,5 @@
-//! Webhooks: addresses of the settings that are told what changed. `app` writes an event down in the transaction of the change,
-//! and the job here delivers it until it is taken, on whichever replica gets to it first.
+//! Webhooks: URLs in the settings that receive events. `app` stores an event in the transaction of the
+//! change, and the job here delivers it from any replica until the receiver accepts it.
 
 mod config;
 mod deliver;

@@ -1,4 +1,5 @@
-//! The signature of a delivery, as the Standard Webhooks specification has it, for which most languages have a library.
+//! The signature of a delivery, as in the Standard Webhooks specification, for which most languages have a
+//! library.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
@@ -8,14 +9,14 @@ use sha2::Sha256;
 
 const PREFIX: &str = "whsec_";
 
-/// The value of `webhook-signature` for a delivery's id, the time of the attempt in seconds, and its body.
+/// The `webhook-signature` header for a delivery's id, the time of the attempt in seconds, and its body.
 pub(super) fn sign(secret: &Secret, id: &str, timestamp: i64, body: &str) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(&key(secret)).expect("HMAC takes keys of any length");
     mac.update(format!("{id}.{timestamp}.{body}").as_bytes());
     format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
 }
 
-/// The bytes that `whsec_...` stands for; any other text is a key as it is.
+/// Decodes a `whsec_...` secret; any other text is the key itself.
 fn key(secret: &Secret) -> Vec<u8> {
     let text = secret.expose();
     let encoded = text.strip_prefix(PREFIX).map(|encoded| encoded.trim_end_matches('='));
