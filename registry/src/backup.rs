@@ -1,5 +1,6 @@
-//! A backup of an embedded registry, taken while its server goes on: the index as it was at one moment, and every blob that it lists.
-//! The folder it makes is a data folder; serving a copy of it is the restore.
+//! A backup of a registry with an embedded database, taken while its server runs: a snapshot of the database
+//! and every blob that it lists.
+//! The result is a data folder; to restore, serve a copy of it.
 
 use std::fs::File;
 use std::io;
@@ -16,42 +17,44 @@ use crate::blobs::{Take, key, lock_target, root_of, take};
 use crate::store::{Store, index_file, snapshot};
 use crate::{Config, Error};
 
-/// A collection may remove a blob between the index's copy and its own. Then the index is copied afresh, at most so often.
+/// A collection may remove a blob after the database was copied and before the blob is. Then the database is
+/// copied again, at most this often.
 const TRIES: u32 = 50;
-/// How often, and how far apart, a listed blob without bytes is looked at before it counts as damage.
+/// How many times, and at which interval, a listed blob without bytes is checked before it counts as damage.
 const LOOKS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(50);
 const PAGE: i64 = 1000;
-/// The index's copy until everything that it lists is there.
+/// Folder of the database copy until all its blobs are copied.
 const FRESH: &str = "fresh";
-/// Says that a folder is a backup, and may be written over by the next one.
+/// Marks a folder as a backup, which the next backup may overwrite.
 const MARK: &str = "lode.backup";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BackupReport {
-    /// What the backup holds.
+    /// Contents of the backup.
     pub blobs: u64,
     pub size_bytes: u64,
-    /// What was not there from an earlier backup in the same folder.
+    /// The part that an earlier backup in the same folder did not have.
     pub blobs_copied: u64,
     pub copied_bytes: u64,
     /// Blobs of an earlier backup that the registry no longer has.
     pub blobs_removed: u64,
 }
 
-/// Backs up the registry that `config` describes into the folder `to`. `begin` is told the bytes in all.
+/// Backs up the registry of `config` into the folder `to`. `begin` receives the total size in bytes.
 pub async fn backup(
     config: &Config,
     to: &Path,
     how: Take,
     begin: impl Fn(u64) -> Arc<dyn Progress>,
 ) -> Result<BackupReport, Error> {
-    // 1. What can be backed up like this, and where to.
+    // 1. Find the source, and lock and mark the target.
     let index = index_file(config)?;
     let from = root_of(config)?;
     let _lock = lock_target(to)?;
     mark(to)?;
-    // 2. The index first, then what it lists: what comes later is in neither, and what goes meanwhile is noticed.
+    // 2. Copy the database, then the blobs that it lists. Later blobs are in neither; blobs removed in the
+    // meantime are detected.
     let (mut tries, mut report) = (1, BackupReport::default());
     let store = loop {
         let store = index_copy(&index, to).await?;
@@ -61,18 +64,18 @@ pub async fn backup(
                 store.close().await;
                 if tries == TRIES || is_damaged(&index, &from, &lost).await? {
                     let missing = io::Error::from(io::ErrorKind::NotFound);
-                    return Err(Error::io(format!("reading blob {lost}"), missing));
+                    return Err(Error::io(format!("failed to read blob {lost}"), missing));
                 }
                 tries += 1;
             }
         }
     };
-    // 3. The index gets its name once all of that is there, and what only the one before listed goes after that: whenever this is
-    //    cut short, one of the two is whole.
+    // 3. Rename the database once all its blobs are there, and only then remove blobs that only the previous
+    // one listed. Whenever this is interrupted, one of the two backups is complete.
     store.close().await;
     let folder = to.to_owned();
     let named = spawn_blocking(move || name_index(&folder)).await.map_err(|_| Error::Interrupted)?;
-    named.map_err(|e| Error::io(format!("writing {}", to.display()), e))?;
+    named.map_err(|e| Error::io(format!("failed to write {}", to.display()), e))?;
     let store = Store::peek(&to.join("lode.db")).await?;
     let removed = blobs_prune(&store, to).await;
     store.close().await;
@@ -80,28 +83,30 @@ pub async fn backup(
     Ok(report)
 }
 
-/// Makes the folder a backup's, unless it holds a registry: that would lose its index, and all blobs that are not in this one.
+/// Marks the folder as a backup, unless it contains a registry: that would lose its database, and all blobs
+/// that are not in the source.
 fn mark(to: &Path) -> Result<(), Error> {
     let (mark, index) = (to.join(MARK), to.join("lode.db"));
     if index.exists() && !mark.exists() {
-        let reason = format!("{} holds a registry and no backup; it would be overwritten", to.display());
+        let reason =
+            format!("{} contains a registry that is not a backup; choose another folder", to.display());
         return Err(Error::Config { setting: "--to", reason });
     }
-    File::create(&mark).map(drop).map_err(|e| Error::io(format!("writing {}", mark.display()), e))
+    File::create(&mark).map(drop).map_err(|e| Error::io(format!("failed to write {}", mark.display()), e))
 }
 
-/// What is served is a registry of its own from then on.
+/// Removes the mark: once served, a backup is a registry of its own.
 pub(crate) fn unmark(data: &Path) -> Result<(), Error> {
     match std::fs::remove_file(data.join(MARK)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io(format!("opening {}", data.display()), error))
+            Err(Error::io(format!("failed to open {}", data.display()), error))
         }
         _ => Ok(()),
     }
 }
 
-/// Is the blob listed, and its bytes are not there? The same content may have gone and come again since the index was copied, and
-/// may do so between the two looks.
+/// Whether the blob is listed but its bytes are missing. The same content may have been removed and pushed
+/// again since the database was copied, even between the two checks here.
 async fn is_damaged(index: &Path, from: &Path, digest: &Digest) -> Result<bool, Error> {
     for _ in 0..LOOKS {
         let now = Store::peek(index).await?;
@@ -122,7 +127,7 @@ async fn index_copy(index: &Path, to: &Path) -> Result<Store, Error> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => std::fs::create_dir(&fresh),
     };
-    cleared.map_err(|e| Error::io(format!("writing {}", fresh.display()), e))?;
+    cleared.map_err(|e| Error::io(format!("failed to write {}", fresh.display()), e))?;
     let file = fresh.join("lode.db");
     snapshot(index, &file).await?;
     let store = Store::peek(&file).await?;
@@ -130,7 +135,7 @@ async fn index_copy(index: &Path, to: &Path) -> Result<Store, Error> {
     Ok(store)
 }
 
-/// Copies what the index lists, up to a blob that is not there.
+/// Copies the blobs that the database lists; returns the first one that is missing.
 async fn blobs_copy(
     store: &Store,
     from: &Path,
@@ -153,7 +158,7 @@ async fn blobs_copy(
             let taken = spawn_blocking(move || take(&from, &to, &key, size_bytes, how)).await;
             match taken
                 .map_err(|_| Error::Interrupted)?
-                .map_err(|e| Error::io(format!("copying {name}"), e))?
+                .map_err(|e| Error::io(format!("failed to copy {name}"), e))?
             {
                 None => return Ok(Some(blob.digest)),
                 Some(true) => {
@@ -172,7 +177,7 @@ async fn blobs_prune(store: &Store, to: &Path) -> Result<u64, Error> {
     let mut removed = 0;
     for algorithm in key::ALGORITHMS {
         let folder = to.join(key::BLOBS).join(algorithm.as_str());
-        let failed = |e| Error::io(format!("reading {}", folder.display()), e);
+        let failed = |e| Error::io(format!("failed to read {}", folder.display()), e);
         let entries = match std::fs::read_dir(&folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries.map_err(failed)?,

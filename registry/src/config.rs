@@ -1,5 +1,6 @@
-//! Every setting of the server, its default and its danger; the CLI fills it from flags, variables and a file.
-//! A `Config` prints and serialises with its secrets hidden.
+//! Every setting of the server with its default and its risks. The CLI fills it from flags, variables and a
+//! file.
+//! A `Config` redacts its secrets when it is printed or serialised.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -20,101 +21,108 @@ use crate::webhooks::Webhook;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Where to listen. Beyond loopback the server refuses to start without authentication, unless `allow_anonymous`.
+    /// Listen address. Beyond loopback the server refuses to start without authentication, unless
+    /// `allow_anonymous`.
     pub listen: SocketAddr,
-    /// The data folder: index, bytes, and the local worker's cache. One server at a time.
+    /// Data folder: database, blobs, and the local worker's cache. Only one server may use it at a time.
     pub data: PathBuf,
-    /// The index: `sqlite:PATH` or `postgres://...`. Default: `lode.db` in the data folder.
+    /// Database: `sqlite:PATH` or `postgres://...`. Default: `lode.db` in the data folder.
     #[serde(with = "address_option")]
     pub database: Option<Url>,
-    /// How many connections to Postgres this process keeps at most. All replicas together must stay below the server's limit.
+    /// Maximum number of Postgres connections of this process. The total of all replicas must stay below the
+    /// database server's limit.
     pub database_connections: u32,
-    /// How long a start waits for a database that is not up yet.
+    /// How long startup waits for a database that is not available yet.
     #[serde(with = "duration")]
     pub database_wait: Duration,
-    /// The bytes: `file:///PATH`, or object storage that any number of servers share: `s3://BUCKET/PREFIX`, `gs://`, `az://`.
-    /// Default: the data folder.
+    /// Blob store: `file:///PATH`, or object storage that any number of replicas share: `s3://BUCKET/PREFIX`,
+    /// `gs://`, `az://`. Default: the data folder.
     #[serde(with = "address_option")]
     pub storage: Option<Url>,
-    /// Where object storage answers, if not at its provider. `http://` is allowed, and then bytes travel in the clear.
+    /// Endpoint of the object storage. Default: the provider's own. `http://` is allowed, and sends all data
+    /// unencrypted.
     #[serde(with = "address_option")]
     pub storage_endpoint: Option<Url>,
     /// S3's region. Default: AWS_REGION, AWS_DEFAULT_REGION, us-east-1.
     pub storage_region: Option<String>,
-    /// S3 with the bucket in the path; `false`: in the host name, which the endpoint then carries too.
+    /// Whether S3 requests name the bucket in the path. With `false` the bucket is in the host name, and the
+    /// endpoint must include it.
     pub storage_path_style: Switch,
-    /// Credentials of object storage (S3: key id and secret; Azure: account and key). Default: what the provider's own variables
-    /// say, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3.
+    /// Credentials for object storage (S3: key id and secret; Azure: account and key). Default: the
+    /// provider's own variables, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3.
     pub storage_access_key_id: Option<Secret>,
     pub storage_secret_access_key: Option<Secret>,
-    /// Send those who pull a blob to object storage, by an address that opens it for a day. By itself it is on with S3. The storage
-    /// must be within the clients' reach.
+    /// Redirect blob downloads to a presigned object storage URL that is valid for a day. Enabled by default
+    /// with S3. Clients must be able to reach the object storage.
     pub redirect: Switch,
-    /// Scheme and host of absolute addresses in answers, when clients see another address than this process.
+    /// Scheme and host of absolute URLs in responses, when clients reach this server at another address.
     pub public_url: Option<Url>,
-    /// Proxies whose `X-Forwarded-*` headers are believed.
+    /// Proxies whose `X-Forwarded-*` headers are trusted.
     pub trusted_proxies: Vec<Cidr>,
-    /// The certificate chain that the server shows, as PEM; read again when it changes. Set together with `tls_key`.
+    /// PEM file with the server's certificate chain, reloaded when it changes. Set together with `tls_key`.
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key, as PEM without a passphrase.
+    /// PEM file with the certificate's private key, without a passphrase.
     pub tls_key: Option<PathBuf>,
-    /// Serve beyond loopback with everything open. Anyone who can reach the address can then delete.
+    /// Serve beyond loopback without authentication. Anyone who can reach the address can then delete.
     pub allow_anonymous: bool,
     /// Accept manifests that name absent layers or children.
     pub allow_sparse: bool,
-    /// How long an upload, a mount or a HEAD keeps a blob in its repository, whatever the grace.
+    /// How long an upload, a mount or a HEAD request keeps a blob in its repository, whatever the grace
+    /// period.
     #[serde(with = "duration")]
     pub upload_lease: Duration,
-    /// How long content stays after its last reference went.
+    /// Grace period: how long content is kept after its last reference is removed.
     #[serde(with = "duration")]
     pub gc_grace: Duration,
-    /// How often the collection runs by itself.
+    /// Interval between scheduled collections.
     #[serde(with = "duration")]
     pub gc_interval: Duration,
-    /// How long a removed manifest or tag can be brought back. Default: as long as the grace.
+    /// How long a removed manifest or tag can be restored. Default: the grace period.
     #[serde(with = "duration_option")]
     pub gc_undo: Option<Duration>,
-    /// How long the record of what was removed is kept.
+    /// How long removal records are kept.
     #[serde(with = "duration")]
     pub gc_history: Duration,
-    /// How long an upload may rest before its session and its bytes are dropped.
+    /// How long an upload may be idle before its session and its bytes are deleted.
     #[serde(with = "duration")]
     pub upload_expiry: Duration,
-    /// Connections that may be open at once, and requests that may be in flight. Where few file descriptors are left there are fewer.
+    /// Maximum number of open connections, and of requests in flight. Lower when few file descriptors are
+    /// available.
     pub max_connections: usize,
-    /// The largest body of an inference request, prompts and base64 images included. Other JSON bodies have at most 1 MiB,
-    /// manifests 4 MiB.
+    /// The largest body of an inference request, including prompts and base64 images. Other JSON bodies are
+    /// limited to 1 MiB, manifests to 4 MiB.
     pub max_body: ByteSize,
-    /// Memory that all request bodies being read or parsed may take together; requests beyond it get 503.
+    /// Memory shared by all request bodies being read or parsed. Requests beyond it get 503.
     pub body_budget: ByteSize,
-    /// How long requests in flight may go on after the server was asked to stop.
+    /// How long requests in flight may continue after shutdown begins.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
-    /// Requests for models that one client may have in progress, queued ones included; more are refused with 429. A client is an
-    /// address (of IPv6 a /64), as `trusted_proxies` report it. 0 is no limit.
+    /// Inference requests that one client may have in progress, including queued ones; more get 429. A client
+    /// is an address (for IPv6 a /64), as reported by `trusted_proxies`. 0 means no limit.
     pub max_per_client: usize,
-    /// A model's response that its client does not read for this long is cancelled. `0s`: never.
+    /// Cancel an inference response that the client has not read for this long. `0s`: never.
     #[serde(with = "duration")]
     pub stall_timeout: Duration,
-    /// Not ready until a worker is attached: set where this process starts one itself.
+    /// Not ready until a worker is attached. Set when this process starts a worker itself.
     pub wait_for_worker: bool,
-    /// Not ready until this model is there: set by `--demo`.
+    /// Not ready until this model exists. Set by `--demo`.
     pub wait_for_model: Option<String>,
-    /// What workers show when they register. Without one, only loopback workers may join.
+    /// Shared secret that workers present when they register. Without one, only loopback workers may join.
     pub worker_token: Option<Secret>,
-    /// Private, loopback, link-local and other addresses beyond the public internet that this server may connect to for a
-    /// pull, a push or a mirror: blocks of addresses, and hosts with or without a port.
+    /// Private, loopback, link-local and other non-public addresses that this server may connect to for a
+    /// pull, a push or a mirror: address blocks, and hosts with or without a port.
     pub allow_egress: Vec<EgressRule>,
-    /// Addresses that are told of pushes, tags and deletions.
+    /// Endpoints that are notified of pushes, tags and deletions.
     pub webhook: Vec<Webhook>,
-    /// How long an event's delivery is tried before it is given up.
+    /// How long delivery of an event is retried before it is abandoned.
     #[serde(with = "duration")]
     pub webhook_give_up: Duration,
-    /// Refuse whatever would change the content, and collect nothing: for a move. Others may read the folder meanwhile.
+    /// Refuse every request that would change content, and collect nothing. Meant for migrations; other
+    /// processes may read the folder.
     pub read_only: bool,
-    /// Prefixes whose repositories are fetched from other registries.
+    /// Prefixes whose repositories are mirrored from other registries.
     pub mirror: Vec<MirrorConfig>,
-    /// `[[retention]]`: what the collection takes although it is referred to. None: nothing.
+    /// `[[retention]]`: referenced content that collections remove. Default: none.
     pub retention: Vec<RetentionRule>,
 }
 
@@ -166,18 +174,18 @@ impl Default for Config {
 }
 
 impl Config {
-    /// No authentication is set up: whoever reaches the server may do everything.
+    /// No authentication is set up: anyone who can reach the server may do everything.
     pub fn is_open(&self) -> bool {
         true
     }
 
-    /// Only this machine's own users reach the server, and they may do everything on it.
+    /// Only users of this machine can reach the server, and they may do everything on it.
     pub(crate) fn is_open_to_this_machine_only(&self) -> bool {
         self.is_open() && self.listen.ip().to_canonical().is_loopback()
     }
 }
 
-/// A choice that is made here, or left to the circumstances.
+/// A setting that is on, off, or decided by the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Switch {
     #[default]
@@ -217,7 +225,7 @@ impl<'de> Deserialize<'de> for Switch {
     }
 }
 
-/// A block of addresses, `10.0.0.0/8` or a single address.
+/// An address block such as `10.0.0.0/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr(IpNet);
 
@@ -258,14 +266,14 @@ impl<'de> Deserialize<'de> for Cidr {
     }
 }
 
-/// What parameters of an address are called that open something.
+/// Parts of query parameter names whose values are secret.
 const OPENING: [&str; 5] = ["password", "token", "secret", "key", "sig"];
 
-/// The address as it may be shown.
+/// The URL with its secrets replaced by `***`.
 pub(crate) fn hide_password(url: &Url) -> Url {
     let mut url = url.clone();
     if url.password().is_some() {
-        // Cannot fail on an address that has one.
+        // Cannot fail on a URL that has a password.
         let _ = url.set_password(Some("***"));
     }
     let is_secret = |name: &str| OPENING.iter().any(|word| name.to_ascii_lowercase().contains(word));
@@ -280,7 +288,7 @@ pub(crate) fn hide_password(url: &Url) -> Url {
     url
 }
 
-/// An address that may carry a login: written without it, and never repeated where it cannot be read.
+/// A URL that may contain credentials: redacted when serialised, and never repeated in a parse error.
 pub(crate) mod address {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
     use url::{ParseError, Url};
@@ -296,10 +304,10 @@ pub(crate) mod address {
     pub(super) fn read<E: Error>(text: &str) -> Result<Url, E> {
         let unusable = |error| {
             let advice = match error {
-                ParseError::RelativeUrlWithoutBase => "it begins with its kind, such as https:// or file:///",
-                _ => "in a password, @ : / ? # and % are written as %40 %3A %2F %3F %23 %25",
+                ParseError::RelativeUrlWithoutBase => "start it with a scheme, such as https:// or file:///",
+                _ => "in a password, write @ : / ? # and % as %40 %3A %2F %3F %23 %25",
             };
-            E::custom(format!("not an address: {error} ({advice})"))
+            E::custom(format!("not a URL: {error} ({advice})"))
         };
         Url::parse(text).map_err(unusable)
     }
@@ -399,7 +407,7 @@ mod tests {
     fn an_address_that_cannot_be_read_is_not_repeated() {
         for setting in ["database", "storage", "storage_endpoint"] {
             let text = serde_json::json!({ setting: "postgres://lode:hu/sh@db/lode" }).to_string();
-            let error = serde_json::from_str::<Config>(&text).map(drop).expect_err("a port that is none");
+            let error = serde_json::from_str::<Config>(&text).map(drop).expect_err("an invalid port");
             let said = error.to_string();
             assert!(said.contains("%2F") && !said.contains("hu/sh"), "{said}");
         }

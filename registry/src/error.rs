@@ -1,5 +1,6 @@
-//! What can go wrong in the registry, in words that its callers can act on; nothing here knows HTTP.
-//! The edge maps each variant once (`oci/error.rs`, `api/error.rs`); `Storage` and `Database` are for the operator's log.
+//! The registry's errors, for callers to act on; nothing here knows HTTP.
+//! Each HTTP surface maps the variants once (`oci/error.rs`, `api/error.rs`). Details of `Storage` and
+//! `Database` go only to the operator's log.
 
 use std::sync::Arc;
 
@@ -17,67 +18,65 @@ pub enum Error {
     BlobUnknown { digest: Digest },
     #[error("manifest {reference} is not in this repository")]
     ManifestUnknown { reference: Reference },
-    #[error("repository {repository} is not known")]
+    #[error("repository {repository} does not exist")]
     NameUnknown { repository: Repository },
-    #[error("nothing that was removed as {reference} can come back")]
+    #[error("no restorable removal for `{reference}`")]
     RemovalUnknown { reference: Reference },
-    /// An undo of a tag that names something again.
-    #[error("tag {tag} is in use; remove it first, or undo by digest")]
+    /// Restoring a tag that has been set again since its removal.
+    #[error("tag {tag} is in use; delete it first, or undo by digest")]
     TagInUse { tag: Tag },
-    #[error("there is no upload {id} in this repository")]
+    #[error("upload {id} does not exist in this repository")]
     UploadUnknown { id: Uuid },
 
-    /// The storage no longer has what the upload's row lists. Only the start helps.
-    #[error("the storage lost upload {id}; it has to begin again")]
+    /// Storage no longer has the parts that the upload's row lists. The client has to start again.
+    #[error("the bytes of upload {id} are missing from storage; start the upload again")]
     UploadLost { id: Uuid },
 
-    /// The chunk does not start where the upload stands, or another writer took the upload over.
-    #[error("the upload stands at byte {offset}; the next chunk has to start there")]
+    /// The chunk does not start at the upload's offset, or another writer took over the upload.
+    #[error("the upload's offset is {offset}; the next chunk has to start there")]
     UploadConflict { id: Uuid, offset: u64 },
     /// `Content-Range` and the body (or its declared length) disagree.
-    #[error("the range names {declared} bytes and the body has {got}")]
+    #[error("Content-Range declares {declared} bytes, but the body has {got}")]
     RangeMismatch { id: Uuid, offset: u64, declared: u64, got: u64 },
     /// A read that starts at or past the end of the blob.
-    #[error("the range lies outside the blob's {size_bytes} bytes")]
+    #[error("the range is outside the blob's {size_bytes} bytes")]
     RangeUnsatisfiable { size_bytes: u64 },
-    #[error("the content is {got}, not {expected}")]
+    #[error("digest mismatch: expected {expected}, got {got}")]
     DigestMismatch { expected: Digest, got: Digest },
-    #[error("expected {expected} bytes and got {got}")]
+    #[error("size mismatch: expected {expected} bytes, got {got}")]
     SizeMismatch { expected: u64, got: u64 },
-    /// The client's body ended with an error; what was saved of it is told by the upload's status.
-    #[error("the request body broke off")]
+    /// The client's body ended with an error. The upload's status reports how much was saved.
+    #[error("the request body ended early")]
     BodyCut(#[source] BodyError),
 
-    #[error("the manifest is not acceptable: {0}")]
+    #[error("invalid manifest: {0}")]
     ManifestInvalid(#[source] ManifestError),
-    /// A descriptor whose size is not that of the content it names.
-    #[error("the manifest gives {digest} a size of {described} bytes; the stored content has {stored}")]
+    /// A descriptor whose size differs from the size of the stored content.
+    #[error("the manifest declares {described} bytes for {digest}, but the stored content has {stored}")]
     DescriptorSize { digest: Digest, described: u64, stored: u64 },
-    #[error("the manifest names content that this repository does not hold")]
+    #[error("the manifest references content that is not in this repository")]
     ManifestBlobsUnknown(Vec<Digest>),
-    #[error("a manifest may have at most {limit_bytes} bytes")]
+    #[error("the manifest is larger than the limit of {limit_bytes} bytes")]
     ManifestTooLarge { limit_bytes: u64 },
-    /// More than a copy, a pull or a push follows.
+    /// An index beyond the limits of a copy, a pull or a push.
     #[error(
-        "the index leads too far: at most {manifests} manifests of {limit_bytes} bytes together are followed, {depth} deep"
+        "the index is too large: at most {manifests} manifests with {limit_bytes} bytes in total and a depth of {depth} are followed"
     )]
     IndexTooLarge { depth: usize, manifests: usize, limit_bytes: usize },
-    #[error("blob {digest} is part of a manifest of this repository; delete the manifest first")]
+    #[error("blob {digest} is referenced by a manifest of this repository; delete the manifest first")]
     BlobReferenced { digest: Digest },
 
-    /// Content below a mirrored prefix comes from its upstream and from nobody else.
-    #[error(
-        "repository {repository} mirrors another registry: push there, or to a repository of another name"
-    )]
+    /// Content below a mirrored prefix comes only from its upstream.
+    #[error("repository {repository} mirrors another registry: push there, or use another repository name")]
     Mirrored { repository: Repository },
-    /// The server was started to read only.
-    #[error("this server only reads: it is being moved, and what it holds must not change")]
+    /// The server was started in read-only mode.
+    #[error("this server is read-only while its content is migrated")]
     ReadOnly,
-    /// What the upstream of a mirrored repository has, if anything, cannot be told now.
-    #[error("the registry that this repository mirrors does not answer; try again later")]
+    /// The upstream of a mirrored repository did not respond.
+    #[error("the upstream of this mirrored repository does not respond; try again later")]
     UpstreamAway(#[source] Arc<dyn std::error::Error + Send + Sync>),
-    /// The upstream refused us, or sent something else than it was asked for.
-    #[error("the registry that this repository mirrors gave no usable answer")]
+    /// The upstream refused our request, or sent an invalid response.
+    #[error("the upstream of this mirrored repository refused the request or sent an invalid response")]
     UpstreamUnusable(#[source] Arc<dyn std::error::Error + Send + Sync>),
 
     #[error("not allowed")]
@@ -85,10 +84,11 @@ pub enum Error {
     #[error("authentication is required")]
     Unauthorized,
 
-    /// The disk or the database is full: nothing was acknowledged, and reads go on.
+    /// The disk or the database is full. Nothing was acknowledged, and reads still work.
     #[error("the storage is full")]
     StorageFull,
-    /// The storage or the database cannot be reached, or does not do its work: nothing was acknowledged, and it may pass.
+    /// The storage or the database is unreachable or failing. Nothing was acknowledged, and a retry may
+    /// succeed.
     #[error("{what}")]
     Unavailable {
         what: String,
@@ -96,17 +96,17 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Too many jobs have not finished.
-    #[error("{limit} jobs are waiting or running; wait for some of them, or cancel them")]
+    #[error("{limit} jobs are pending or running; wait for some of them to finish, or cancel them")]
     TooManyJobs { limit: i64 },
-    /// A caller asked for the work to end.
+    /// The caller cancelled the work.
     #[error("cancelled")]
     Cancelled,
-    /// Another server has this data folder.
+    /// Another server uses this data folder.
     #[error("{path} is in use by another server")]
     FolderInUse { path: std::path::PathBuf },
-    #[error("{setting} is not usable: {reason}")]
+    #[error("invalid `{setting}`: {reason}")]
     Config { setting: &'static str, reason: String },
-    /// Bytes of a blob that the index lists cannot be read, or fail a check.
+    /// A blob that the database lists cannot be read, or failed a check.
     #[error("storage: {what}")]
     Storage {
         what: String,
@@ -115,14 +115,14 @@ pub enum Error {
     },
     #[error("database")]
     Database(#[source] sqlx::Error),
-    #[error("migrating the database")]
+    #[error("failed to migrate the database")]
     Migrate(#[source] sqlx::migrate::MigrateError),
-    #[error("the index was written by a newer version of lode; this one does not know its schema {version}")]
+    #[error("the database has schema {version}, which a newer version of lode wrote; run that version")]
     SchemaNewer { version: i64 },
-    /// A row holds what this version cannot read.
-    #[error("the index holds an unreadable {what}: {value}")]
+    /// A row that this version cannot decode.
+    #[error("the database has an unreadable {what}: {value}")]
     Corrupt { what: &'static str, value: String },
-    /// A background task ended without an answer: it panicked, or the server is going down.
+    /// A background task ended without a result: it panicked, or the server is shutting down.
     #[error("the task did not finish")]
     Interrupted,
 }
@@ -130,7 +130,7 @@ pub enum Error {
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
-        // SQLITE_FULL is 13; Postgres says disk_full with 53100.
+        // SQLite's SQLITE_FULL is 13; Postgres's disk_full is 53100.
         if code == "13" || code == "53100" {
             return Error::StorageFull;
         }
@@ -141,22 +141,24 @@ impl From<sqlx::Error> for Error {
             | sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => true,
-            // Connection exceptions, too many connections, starting or stopping, a standby that took over as read-only; and
-            // SQLite's file locked by another program for longer than we wait.
+            // Connection exceptions; too many connections; starting or stopping; a standby that took over as
+            // read-only; and SQLite's file locked by another program for longer than our timeout.
             _ => {
                 code.starts_with("08")
                     || ["53300", "57P01", "57P02", "57P03", "25006", "5", "261", "517"].contains(&&code[..])
             }
         };
         match silent {
-            true => Error::Unavailable { what: "the database".to_owned(), source: Box::new(error) },
+            true => {
+                Error::Unavailable { what: "the database is unavailable".to_owned(), source: Box::new(error) }
+            }
             false => Error::Database(error),
         }
     }
 }
 
 impl Error {
-    /// The database ended a transaction because several waited for each other. (SQLite has one writer and knows no such thing.)
+    /// The database aborted a transaction to resolve a deadlock. (SQLite has one writer and no deadlocks.)
     pub(crate) fn is_deadlock(&self) -> bool {
         let code = match self {
             Error::Database(error) => error.as_database_error().and_then(|error| error.code()),
@@ -165,7 +167,8 @@ impl Error {
         code.is_some_and(|code| code == "40P01" || code == "40001")
     }
 
-    /// The same for another who waited for the same work. What only the log may tell has been told there.
+    /// A copy of the error for another caller that waited for the same work. Details meant only for the log
+    /// have been logged already.
     pub(crate) fn retold(&self) -> Error {
         match self {
             Error::BlobUnknown { digest } => Error::BlobUnknown { digest: digest.clone() },
@@ -182,21 +185,21 @@ impl Error {
         }
     }
 
-    /// What a job's report says of a failure: nothing of the server's insides.
+    /// The error's text in a job's report, which must not reveal internals.
     pub(crate) fn shown(&self) -> String {
         match self {
             Error::StorageFull | Error::ReadOnly => self.to_string(),
-            Error::Unavailable { .. } => "the storage or the database did not respond".to_owned(),
-            _ => "the server's log has the reason".to_owned(),
+            Error::Unavailable { .. } => "the storage or the database is unavailable".to_owned(),
+            _ => "internal error; see the server's log".to_owned(),
         }
     }
 
-    /// The storage has nothing there.
+    /// The storage has no object at this key.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Error::Storage { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
     }
 
-    /// An I/O error on `what`, with a full disk told apart from the rest.
+    /// An I/O error on `what`; a full disk gets its own variant.
     pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Self {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         match source.kind() {

@@ -1,7 +1,7 @@
-//! The registry: OCI distribution and our own APIs over an index in SQL and bytes in object storage.
-//! `open` makes a `Registry` out of a `Config`; whoever holds it serves it or calls its methods.
+//! The registry server: the OCI distribution API and Lode's own APIs over an SQL database and object storage.
+//! `open` creates a `Registry` from a `Config`; `serve` serves it over HTTP.
 
-// Handlers nest futures deeply; an optimised build counts every layer.
+// Handlers nest futures deeply, and an optimised build counts every level against the limit.
 #![recursion_limit = "256"]
 
 mod api;

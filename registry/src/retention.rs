@@ -1,5 +1,5 @@
-//! Retention rules: which tags and manifests of which repositories the collection takes although somebody still refers to them.
-//! The first rule whose patterns name a repository is the one for it.
+//! Retention rules: which referenced tags and manifests of which repositories the collection removes.
+//! The first rule with a pattern that matches a repository applies to it.
 
 use std::time::Duration;
 
@@ -10,29 +10,30 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::config::duration_option;
 
-/// One `[[retention]]` of the settings.
+/// One `[[retention]]` table of the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetentionRule {
-    /// Patterns of repositories: `*` stops at a slash, `**` does not.
+    /// Patterns of repositories: `*` does not match a slash, `**` does.
     pub repositories: Vec<String>,
-    /// How many tags stay, the newest by their last move; those that `keep` names are not counted. Not set: all.
+    /// How many tags to keep, the most recently moved first; tags that match `keep` are not counted. Not set:
+    /// all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_last: Option<u32>,
-    /// Patterns of tags that stay however old they are.
+    /// Patterns of tags that are kept at any age.
     pub keep: Vec<String>,
-    /// When a manifest goes that no tag, no index and no subject holds on to. Not set: never.
+    /// Age at which a manifest without a tag, a parent index and a subject is removed. Not set: never.
     #[serde(with = "duration_option", skip_serializing_if = "Option::is_none")]
     pub remove_untagged_after: Option<Duration>,
 }
 
-/// The rules, ready to be asked.
+/// The rules, compiled.
 #[derive(Debug, Default)]
 pub(crate) struct Retention(Vec<Rule>);
 
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// Counted from 1, as people count what they wrote.
+    /// Counted from 1, for messages to users.
     pub(crate) number: u32,
     pub(crate) keep_last: Option<u32>,
     pub(crate) remove_untagged_after: Option<Duration>,
@@ -62,13 +63,15 @@ impl Rule {
             reason: format!("rule {number}: {reason}"),
         };
         if rule.repositories.is_empty() {
-            return Err(bad("`repositories` names none; `**` names all".to_owned()));
+            return Err(bad("`repositories` is empty; use `**` for all".to_owned()));
         }
         if rule.keep_last.is_none() && rule.remove_untagged_after.is_none() {
-            return Err(bad("it removes nothing without `keep_last` or `remove_untagged_after`".to_owned()));
+            return Err(bad(
+                "set `keep_last` or `remove_untagged_after`; without them it removes nothing".to_owned()
+            ));
         }
         if rule.keep_last.is_none() && !rule.keep.is_empty() {
-            return Err(bad("`keep` says what stays beside `keep_last`, which is not set".to_owned()));
+            return Err(bad("`keep` needs `keep_last`, which is not set".to_owned()));
         }
         Ok(Rule {
             number,
@@ -79,7 +82,7 @@ impl Rule {
         })
     }
 
-    /// Does the tag stay however old it is?
+    /// Whether the tag is kept at any age.
     pub(crate) fn keeps(&self, tag: &Tag) -> bool {
         self.keep.is_match(tag.as_str())
     }

@@ -13,7 +13,7 @@ use crate::http::Failure;
 use crate::http::layers::Layers;
 use crate::{Registry, hub, oci};
 
-/// The server as a router, to be nested in another or asked without a socket.
+/// The server as a router, to nest in another or to call without a socket.
 pub fn router(registry: Registry) -> Router {
     Router::new().fallback_service(service(registry))
 }
@@ -33,7 +33,7 @@ pub(crate) fn service(registry: Registry) -> Layers {
     Layers::around(registry, routes)
 }
 
-/// docker, oras, skopeo, crane, ollama, workers.
+/// docker, oras, skopeo, crane, ollama and workers.
 fn distribution() -> Router<Registry> {
     use oci::{blobs, catalog, manifests, referrers, support, tags, uploads};
     let manifest = get(manifests::get).put(manifests::put).delete(manifests::delete);
@@ -82,7 +82,7 @@ fn openai_api() -> Router<Registry> {
         .route("/v1/embeddings", post(openai::embeddings::post))
 }
 
-/// The CLI, workers, scripts. Names here have any number of parts, and may end in a digest.
+/// The CLI, workers and scripts. Names here have any number of parts, and may end in a digest.
 fn lode_api() -> Router<Registry> {
     Router::new()
         .route("/lode/v1/models", get(models::list))

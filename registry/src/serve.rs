@@ -1,5 +1,6 @@
-//! The accept loop: connections in, requests to the router, and an end that lets requests in flight finish.
-//! Whoever opened the registry calls it, with a listener of its own.
+//! The accept loop: accepts connections, passes requests to the router, and lets requests in flight finish on
+//! shutdown.
+//! The caller opens the registry and provides the listeners.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -33,33 +34,34 @@ use crate::http::stall::Patient;
 use crate::tls::Tls;
 use crate::{Error, Registry, router};
 
-/// How long a connection may take to send the head of a request, and rest between two.
+/// How long a connection may take to send the head of a request, and be idle between requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// How long to wait when the process has run out of file descriptors, and how often that is logged.
+/// Pause after the process has run out of file descriptors, and the interval of its log message.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
-/// How long a connection beyond the limit may take to be refused.
+/// How long a refused connection beyond the limit may stay open.
 const REFUSED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a connection gets that there is no room to listen to.
+/// Response to a connection that the server cannot serve.
 const REFUSAL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\ncontent-length: 0\r\n\r\n";
 
 /// Requests that one HTTP/2 connection may have in flight.
 const MAX_STREAMS: u32 = 128;
 
-/// How long a client may take over its TLS handshake.
+/// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Where a server is reached.
+/// The sockets of a server.
 pub struct Listeners {
     /// For clients.
     pub public: TcpListener,
-    /// Spoken on the public one, where it is set.
+    /// TLS for the public listener, if configured.
     pub tls: Option<Tls>,
-    /// Plain HTTP on loopback for what belongs to this process: its worker knows no name that the certificate has.
+    /// Plain HTTP on loopback for this process's own worker, which has no host name that matches the
+    /// certificate.
     pub internal: Option<TcpListener>,
 }
 
@@ -69,15 +71,16 @@ impl From<TcpListener> for Listeners {
     }
 }
 
-/// How a request came in, beside it.
+/// How a request arrived, stored in its extensions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) https: bool,
-    /// On the internal listener, which web pages must not reach either.
+    /// Whether it arrived on the internal listener, which web pages must not reach either.
     pub(crate) internal: bool,
 }
 
-/// Serves the registry on `listeners` until `shutdown` is done, then waits for requests in flight, at most `shutdown_grace`.
+/// Serves the registry on `listeners` until `shutdown` completes, then waits up to `shutdown_grace` for
+/// requests in flight.
 pub async fn serve(
     registry: Registry,
     listeners: impl Into<Listeners>,
@@ -105,13 +108,13 @@ pub async fn serve(
             () = &mut shutdown => break,
         };
         let Some(place) = connections.admit(u64::try_from(stream.as_raw_fd()).unwrap_or_default()) else {
-            // Nobody may be waited for here.
+            // The accept loop must not wait for a client.
             let _ = stream.try_write(REFUSAL);
             continue;
         };
         let tls = tls.clone().filter(|_| !internal);
         let arrival = Arrival { https: tls.is_some(), internal };
-        // What is encrypted has to pass through this process.
+        // Encrypted data has to pass through this process, so sendfile is not possible.
         let outlet = tls.is_none().then(Outlet::default);
         let (service, files, connection) = (service.clone(), outlet.clone(), place.connection.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
@@ -137,7 +140,7 @@ pub async fn serve(
                         let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
                             Ok(Ok(stream)) => TokioIo::new(stream),
                             Ok(Err(error)) => return Err(error.into()),
-                            Err(_) => return Err("no TLS handshake in time".into()),
+                            Err(_) => return Err("TLS handshake timed out".into()),
                         };
                         watcher.watch(http.serve_connection(stream, service).into_owned()).await
                     }
@@ -145,8 +148,8 @@ pub async fn serve(
             };
             let ended = tokio::select! {
                 ended = serving => ended,
-                () = connection.closed() => Err("closed, because it was idle and there are too many connections".into()),
-                () = overdue(&connection) => Err("closed, because no request came in time".into()),
+                () = connection.closed() => Err("closed while idle: connection limit reached".into()),
+                () = overdue(&connection) => Err("closed: no request before the timeout".into()),
             };
             drop(place);
             if let Err(error) = ended {
@@ -156,15 +159,15 @@ pub async fn serve(
     }
 
     drop((public, internal));
-    tracing::info!(connections = watchers.count(), "stopping");
+    tracing::info!(connections = watchers.count(), "server stopping");
     if tokio::time::timeout(registry.config().shutdown_grace, watchers.shutdown()).await.is_err() {
-        tracing::warn!("requests in flight did not finish in time");
+        tracing::warn!("shutdown grace period ended with requests in flight");
     }
     registry.close().await;
     Ok(())
 }
 
-/// Answers a request, and counts it until its response has been handed over.
+/// Handles a request, and counts it as in flight until its response body has been sent.
 fn answer(
     service: &Layers,
     connection: &Arc<Connection>,
@@ -179,7 +182,7 @@ fn answer(
     answered.map(|response| response.map(|body| ResponseBody::new(body, in_flight)))
 }
 
-/// Probes, and workers that say that they are there: answered whatever the load.
+/// Probes and worker heartbeats are served whatever the load.
 fn is_vital(path: &str) -> bool {
     ["/healthz", "/readyz", "/metrics", "/lode/v1/workers"].contains(&path)
         || path.starts_with("/lode/v1/workers/")
@@ -195,7 +198,7 @@ fn refuse(request: &Request<Incoming>) -> Response<Body> {
     response
 }
 
-/// Returns when a connection has had its time: to send a first request, or to be refused.
+/// Returns when a connection exceeds its time to send a first request, or to read its refusal.
 async fn overdue(connection: &Connection) {
     if connection.is_refused {
         return tokio::time::sleep(REFUSED_TIMEOUT).await;
@@ -206,7 +209,7 @@ async fn overdue(connection: &Connection) {
     }
 }
 
-/// Accepts connections, also when the process has run out of file descriptors: one is kept for that.
+/// Accepts connections, even when the process has run out of file descriptors: one is reserved for that.
 struct Acceptor {
     connections: Connections,
     spare: Option<File>,
@@ -218,7 +221,7 @@ impl Acceptor {
         Acceptor { connections, spare: File::open("/dev/null").ok(), warned: None }
     }
 
-    /// The next connection, and whether it is for the internal listener.
+    /// Returns the next connection, and whether it is for the internal listener.
     async fn accept(
         &mut self,
         public: &TcpListener,
@@ -231,7 +234,7 @@ impl Acceptor {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    // Small answers are sent as they are; a failure only costs latency.
+                    // Send small responses without delay; a failure only costs latency.
                     let _ = stream.set_nodelay(true);
                     return ((stream, peer), is_internal);
                 }
@@ -241,12 +244,12 @@ impl Acceptor {
         }
     }
 
-    /// Closes idle connections. Where there are none, the client that waits is told to come back.
+    /// Closes idle connections. If there are none, refuses the waiting client with a Retry-After.
     async fn make_room(&mut self, public: &TcpListener, error: &io::Error) {
         let closed = self.connections.close_idle();
         if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
             self.warned = Some(Instant::now());
-            tracing::warn!(%error, closed, "cannot accept connections");
+            tracing::warn!(%error, closed, "failed to accept a connection");
         }
         if closed == 0 && self.spare.take().is_some() {
             if let Some(Ok((stream, _))) = public.accept().now_or_never() {
@@ -255,7 +258,7 @@ impl Acceptor {
             self.spare = File::open("/dev/null").ok();
         }
         self.spare = self.spare.take().or_else(|| File::open("/dev/null").ok());
-        // Connections that end need a moment to give their descriptors back.
+        // Closing connections takes a moment to free their descriptors.
         tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }

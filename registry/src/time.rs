@@ -1,9 +1,9 @@
-//! Times as every surface writes them.
+//! The time format of every API.
 
 use ::time::OffsetDateTime;
 use ::time::format_description::well_known::Rfc3339;
 
-/// Milliseconds since 1970 in RFC 3339.
+/// Formats milliseconds since 1970 as RFC 3339.
 pub(crate) fn rfc3339(millis: i64) -> String {
     let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis) * 1_000_000);
     time.ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()

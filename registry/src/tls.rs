@@ -1,5 +1,6 @@
-//! TLS in the server: a certificate and its key from two files, read again when they change.
-//! `serve` takes a `Tls`; whoever starts the server makes it first, so that bad files are said before anything else happens.
+//! TLS in the server: a certificate and its key from two files, reloaded when they change.
+//! The CLI loads a `Tls` before it starts the server, so that bad files are reported before anything else
+//! happens.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,31 +18,32 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::error::chain;
 
-/// How often the files are looked at. They are small, and reading them tells what a timestamp may hide.
+/// Interval between checks of the files. They are small, and reading them detects a change that a timestamp
+/// may miss.
 const LOOK_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
 
-/// Why a certificate cannot be served.
+/// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("reading {path}")]
+    #[error("failed to read {path}")]
     Read {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    #[error("{path} holds no certificate: expected lines that begin with `-----BEGIN CERTIFICATE-----`")]
+    #[error("{path} contains no certificate: expected lines that begin with `-----BEGIN CERTIFICATE-----`")]
     NoCertificate { path: PathBuf },
     #[error(
-        "{path} holds no private key: expected lines such as `-----BEGIN PRIVATE KEY-----`, without a passphrase"
+        "{path} contains no private key: expected lines such as `-----BEGIN PRIVATE KEY-----`, without a passphrase"
     )]
     NoKey { path: PathBuf },
-    #[error("{path} is not usable as PEM")]
+    #[error("{path} is not valid PEM")]
     Pem {
         path: PathBuf,
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    #[error("the certificate in {cert} and the key in {key} are not usable together")]
+    #[error("the certificate in {cert} and the key in {key} do not match or are not supported")]
     Unusable {
         cert: PathBuf,
         key: PathBuf,
@@ -50,7 +52,7 @@ pub enum TlsError {
     },
 }
 
-/// The server's certificate, as new as its files.
+/// The server's certificate, kept up to date with its files.
 #[derive(Clone)]
 pub struct Tls {
     acceptor: TlsAcceptor,
@@ -64,7 +66,7 @@ struct Current {
     certified: RwLock<Arc<CertifiedKey>>,
 }
 
-/// The contents of both files.
+/// The contents of both files: certificate and key.
 type Pair = (Vec<u8>, Vec<u8>);
 
 impl Tls {
@@ -92,13 +94,14 @@ impl Tls {
         &self.acceptor
     }
 
-    /// Watches the files for as long as it is polled. What cannot be served is said once, and what was served before goes on.
+    /// Checks the files for changes for as long as it is polled. A bad pair is logged once, and the previous
+    /// certificate stays in use.
     pub(crate) async fn watch(self) {
         let mut seen = None;
         loop {
             let current = self.current.clone();
             let looked = tokio::task::spawn_blocking(move || current.look(seen)).await;
-            // A look that panicked saw nothing.
+            // If the check panicked, the next one starts from scratch.
             seen = looked.unwrap_or_default();
             tokio::time::sleep(LOOK_AGAIN).await;
         }
@@ -106,13 +109,17 @@ impl Tls {
 }
 
 impl Current {
-    /// Takes over what lies there now, if it is not what was `seen` the last time; returns what it saw.
+    /// Loads the files if they differ from `seen`; returns their contents.
     fn look(&self, seen: Option<Pair>) -> Option<Pair> {
         let pair = match read(&self.cert, &self.key) {
             Ok(pair) => pair,
             Err(error) => {
-                // Perhaps between two steps of being replaced; said each time, for with the files gone a restart would fail.
-                tracing::warn!(error = chain(&error), "the certificate cannot be read; the one before stays");
+                // Perhaps the files are just being replaced. Logged each time, because a restart without the
+                // files would fail.
+                tracing::warn!(
+                    error = chain(&error),
+                    "failed to read the certificate; keeping the previous one"
+                );
                 return None;
             }
         };
@@ -130,7 +137,7 @@ impl Current {
             Err(error) => {
                 tracing::error!(
                     error = chain(&error),
-                    "the new certificate is not usable; the one before stays"
+                    "the new certificate is invalid; keeping the previous one"
                 );
             }
         }
@@ -224,12 +231,12 @@ mod tests {
         files.write();
         assert_eq!(said(&files), "");
         std::fs::write(files.key(), "").unwrap();
-        assert!(said(&files).contains("key.pem holds no private key"), "{}", said(&files));
+        assert!(said(&files).contains("key.pem contains no private key"), "{}", said(&files));
         let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
         std::fs::write(files.key(), other).unwrap();
-        assert!(said(&files).contains("not usable together"), "{}", said(&files));
+        assert!(said(&files).contains("do not match"), "{}", said(&files));
         std::fs::write(files.cert(), "nothing").unwrap();
-        assert!(said(&files).contains("cert.pem holds no certificate"), "{}", said(&files));
+        assert!(said(&files).contains("cert.pem contains no certificate"), "{}", said(&files));
     }
 
     #[test]

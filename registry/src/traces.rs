@@ -1,5 +1,5 @@
-//! What a trace wants to know of a request beyond the log: whose trace it belongs to, and what it was in a collector's words.
-//! The program that embeds the registry sends spans, if anyone does; until it says so nothing here costs anything.
+//! OpenTelemetry context of a request: the trace that it belongs to, and its span's standard attributes.
+//! The embedding program exports spans. Until it calls `enable_traces`, this module does nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,12 +11,12 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// Says that spans are sent somewhere.
+/// Enables tracing, once an exporter is installed.
 pub fn enable_traces() {
     ON.store(true, Ordering::Relaxed);
 }
 
-/// Makes a request's span part of the trace that its client began. Before the span is entered.
+/// Makes a request's span part of its client's trace. Call it before the span is entered.
 pub(crate) fn continue_trace(span: &Span, headers: &HeaderMap) {
     if !ON.load(Ordering::Relaxed) {
         return;
@@ -25,12 +25,12 @@ pub(crate) fn continue_trace(span: &Span, headers: &HeaderMap) {
     if headers.contains_key("traceparent") {
         let parent =
             opentelemetry::global::get_text_map_propagator(|format| format.extract(&Headers(headers)));
-        // Fails where the span is sent nowhere.
+        // Fails when spans are not exported.
         let _unsent = span.set_parent(parent);
     }
 }
 
-/// What a request to another process needs in its head for that process' spans to be part of the trace of the one that is answered.
+/// The headers that make the spans of an outgoing request part of the current request's trace.
 pub(crate) fn passed_on() -> HeaderMap {
     let mut headers = HeaderMap::new();
     if ON.load(Ordering::Relaxed) {
@@ -42,7 +42,7 @@ pub(crate) fn passed_on() -> HeaderMap {
     headers
 }
 
-/// Names a request's span by its route, and says how it ended.
+/// Names a request's span by its route, and records its status.
 pub(crate) fn name_span(span: &Span, method: &'static str, route: &str, status: StatusCode) {
     if !ON.load(Ordering::Relaxed) {
         return;

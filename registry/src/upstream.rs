@@ -1,5 +1,5 @@
-//! A registry that a prefix of this one is fetched from: its settings, and the way there.
-//! `app::mirror` decides what is fetched and when; this module knows whose names are whose.
+//! The upstream registry of a mirrored prefix: its settings and its client.
+//! `app::mirror` decides what is fetched and when; this module maps names.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,32 +15,33 @@ use crate::Error;
 use crate::config::{address, duration};
 use crate::store::{millis, now_ms};
 
-/// How long an upstream that did not answer is left alone where there is something held to answer with.
+/// How long requests use stored content instead of an upstream that did not respond.
 const REST: Duration = Duration::from_secs(5);
-/// An upstream that sends nothing for this long is given up.
+/// Timeout for an upstream that sends no data.
 const IDLE: Duration = Duration::from_secs(20);
-/// How long it may take to begin a response.
+/// Timeout until the response begins.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 3;
 
-/// `[[mirror]]`: repositories below a prefix come from another registry.
+/// `[[mirror]]`: repositories below a prefix are fetched from another registry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MirrorConfig {
-    /// Repositories whose names start with this are fetched; the rest of the name is the upstream's. Ends in `/`, or is
-    /// empty for all.
+    /// Repositories whose names start with this prefix are mirrored; the rest of the name is the upstream's.
+    /// Ends in `/`, or is empty for all repositories.
     pub prefix: String,
-    /// The other registry: scheme and host, and a path where only repositories below that are meant.
+    /// The upstream: scheme and host, and a path to mirror only the repositories below it.
     #[serde(with = "address")]
     pub upstream: Url,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<Secret>,
-    /// For how long a tag is served before the upstream is asked again where it points.
+    /// How long a tag is served before the upstream is checked again.
     #[serde(default = "check_after", with = "duration")]
     pub check_after: Duration,
-    /// Speak http to an upstream beyond this machine. Whoever sits in between can then send what they like under a tag.
+    /// Allow http to an upstream beyond this machine. Anyone on the network path can then replace the content
+    /// of a tag.
     #[serde(default)]
     pub plain_http: bool,
 }
@@ -52,11 +53,11 @@ fn check_after() -> Duration {
 /// One mirrored prefix.
 pub(crate) struct Upstream {
     prefix: String,
-    /// What the upstream's own names start with.
+    /// The prefix of the upstream's own repository names.
     path: String,
     pub(crate) check_after: Duration,
     pub(crate) registry: lode_client::Registry,
-    /// Until when it is left alone, in Unix milliseconds.
+    /// When the upstream is tried again, in Unix milliseconds.
     resting: AtomicI64,
 }
 
@@ -70,38 +71,39 @@ impl Upstream {
     pub(crate) fn open(mirror: &MirrorConfig, egress: &Egress) -> Result<Upstream, Error> {
         let unusable = |reason: String| Error::Config { setting: "mirror", reason };
         let MirrorConfig { prefix, upstream, username, password, check_after, plain_http } = mirror;
-        // 1. The names here.
+        // 1. The prefix.
         let parts = prefix.strip_suffix('/').unwrap_or(prefix);
         if !prefix.is_empty() && (parts == prefix || parts.parse::<Repository>().is_err()) {
-            return Err(unusable(format!("the prefix `{prefix}` is not a path that ends in `/`")));
+            return Err(unusable(format!("prefix `{prefix}` is not a path that ends in `/`")));
         }
-        // 2. The address there.
+        // 2. The upstream's address.
         if !upstream.username().is_empty() || upstream.password().is_some() {
-            return Err(unusable("the login goes into username and password, not into the address".into()));
+            return Err(unusable("set username and password instead of a login in the address".into()));
         }
         let path = upstream.path().trim_matches('/');
         if !path.is_empty() && path.parse::<Repository>().is_err() {
-            return Err(unusable(format!("`{path}` is no path of repositories")));
+            return Err(unusable(format!("`{path}` is not a repository path")));
         }
         let loopback = upstream.host_str().is_some_and(lode_client::is_loopback_host);
         if upstream.scheme() == "http" && !loopback && !plain_http {
-            return Err(unusable(format!("{upstream} is not https; plain_http = true accepts that")));
+            return Err(unusable(format!("{upstream} is not https; set plain_http = true to allow it")));
         }
-        // 3. Who we are there.
+        // 3. The credentials.
         let mut base = upstream.clone();
         base.set_path("");
         let credentials = match (username, password) {
             (None, None) => Credentials::none(),
             (Some(username), Some(password)) => {
                 let login = Login { username: username.clone(), password: password.expose().to_owned() };
-                // Only this registry's own challenge is answered, never that of a place it redirects to.
+                // Credentials are sent only to this registry, never to a host that it redirects to.
                 Credentials::fixed(host_and_port(&base), login)
             }
-            _ => return Err(unusable("username and password go together".into())),
+            _ => return Err(unusable("set both username and password, or neither".into())),
         };
         let retry =
             RetryPolicy { attempts: ATTEMPTS, base: Duration::from_millis(200), cap: Duration::from_secs(2) };
-        // The upstream itself is permitted wherever it is; its token server and its redirects only by the policy.
+        // The upstream itself is always permitted; its token server and its redirects are subject to the
+        // policy.
         let base = lode_client::base_url(base.as_str(), PlainHttp::default())
             .map_err(|error| unusable(error.to_string()))?;
         let options = ClientOptions {
@@ -124,18 +126,18 @@ impl Upstream {
         })
     }
 
-    /// What a repository of ours is called there; None if it is not below the prefix.
+    /// The upstream's name for one of our repositories; None if it is not below the prefix.
     pub(crate) fn repository(&self, ours: &Repository) -> Option<Repository> {
         let rest = ours.as_str().strip_prefix(&self.prefix)?;
         format!("{}{rest}", self.path).parse().ok()
     }
 
-    /// It did not answer a moment ago.
+    /// Whether a recent request failed, so that the upstream should not be tried yet.
     pub(crate) fn is_resting(&self) -> bool {
         now_ms() < self.resting.load(Ordering::Relaxed)
     }
 
-    /// Takes an error of the client for what it means here.
+    /// Converts an error of the client, and records a transient one.
     pub(crate) fn failed(&self, error: lode_client::Error) -> Error {
         if error.is_transient() {
             self.resting.store(now_ms().saturating_add(millis(REST)), Ordering::Relaxed);
@@ -145,13 +147,13 @@ impl Upstream {
     }
 }
 
-/// The key that the client looks logins up by.
+/// The key under which the client looks up credentials.
 pub(crate) fn host_and_port(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
-/// The upstream with the longest prefix of a name.
+/// The upstream with the longest prefix that matches a name.
 pub(crate) fn upstream_of<'a>(
     upstreams: &'a [Arc<Upstream>],
     name: &Repository,
@@ -215,7 +217,7 @@ mod tests {
         assert!(refused(mirror("hub/", "https://a:b@registry.example")).contains("login"));
         let half =
             MirrorConfig { username: Some("ann".into()), ..mirror("hub/", "https://registry.example") };
-        assert!(refused(half).contains("go together"));
+        assert!(refused(half).contains("both username and password"));
         let plain = MirrorConfig { plain_http: true, ..mirror("hub/", "http://registry.example") };
         assert!(open(&plain).is_ok());
     }
