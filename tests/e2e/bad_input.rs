@@ -273,8 +273,8 @@ async fn the_apis_of_models_refuse_politely() {
     assert_eq!(made.status, 200, "{}", made.text());
     for (said, naming) in [
         (json!({"quantize": "q9", "files": files}), "`q9` is not a quantisation that can be made"),
-        (json!({"license": 5, "from": "x"}), "expected a text or a list of texts"),
-        (json!({"requires": "new", "from": "x"}), "'requires' is no version"),
+        (json!({"license": 5, "from": "x"}), "expected a string or a list of strings"),
+        (json!({"requires": "new", "from": "x"}), "'requires' is not a version"),
         (json!({"adapters": {"a.gguf": digest}, "from": "x"}), "`a.gguf` is malformed"),
         (json!({"draft_files": {"d.safetensors": digest}, "from": "x"}), "`d.safetensors` is malformed"),
         (json!({"files": {"cat.jpg": digest}, "stream": false}), "there is no model in it"),

@@ -1,5 +1,5 @@
-//! `GET /lode/v1/blobs?size=BYTES`: is anything here that long? Where nothing is, bytes of that length cannot be here either, and
-//! need not wait for their digest to be sent.
+//! `GET /lode/v1/blobs?size=BYTES`: whether any blob has this size. If none does, a client's content of that
+//! size cannot be here either, so the client can send it without hashing it first.
 
 use axum::extract::State;
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! Copies: a second name for a manifest, and in another repository for all that it names. No bytes move.
+//! Copies: a new name for a manifest and, in another repository, links to everything that it references. No
+//! bytes are copied.
 
 use axum::extract::State;
 use axum::routing::{MethodRouter, post};
@@ -21,7 +22,7 @@ impl RequestBody for Copy {
     const ACTION: Action = Action::Push;
 }
 
-/// The route of a surface that reads names its own way.
+/// The copy route of an API; `read_name` parses the API's names.
 pub(crate) fn copy(read_name: ReadName) -> MethodRouter<Registry> {
     post(
         move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, body: JsonBody<Copy>| async move {

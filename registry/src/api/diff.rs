@@ -1,5 +1,5 @@
-//! `GET /lode/v1/diff/{name}/{reference}?with=NAME`: two models of this registry held against each other, as lines of JSON: a
-//! record a tensor as it is compared, then the total.
+//! `GET /lode/v1/diff/{name}/{reference}?with=NAME`: compares two models of this registry. The response has
+//! one JSON record per line: one for each tensor once it is compared, then the total.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -33,9 +33,9 @@ pub(crate) async fn get(
         Compared::ThereUnknown => return Err(unknown(&other, &other_reference)),
         Compared::Records(records) => records,
     };
-    // The status is sent by now: an answer that breaks off before its total has failed.
+    // The status has been sent, so a response that ends before its total has failed.
     let lines = records.map(|record| record.map(|record| line(&record))).inspect_err(|error: &Error| {
-        tracing::error!(error = chain(error), "comparison broke off");
+        tracing::error!(error = chain(error), "comparison failed");
     });
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }

@@ -1,5 +1,5 @@
-//! From a failure to a response: problem details (RFC 9457) under `/lode/v1`; under `/api`, and everywhere that has no words of
-//! its own, `{"error":"text"}`, as ollama's clients read it.
+//! Error responses: problem details (RFC 9457) under `/lode/v1`; under `/api`, and everywhere without a
+//! format of its own, `{"error":"text"}`, as ollama's clients expect.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
@@ -14,13 +14,13 @@ pub(crate) fn respond(failure: &Failure) -> Response {
 
 #[derive(Serialize)]
 struct Problem<'a> {
-    /// The status says all that a program can act on.
+    /// Always `about:blank`: programs act on the status alone.
     #[serde(rename = "type")]
     kind: &'static str,
     title: &'static str,
     status: u16,
     detail: &'a str,
-    /// The request's id, as the log has it.
+    /// The request's id, as in the log.
     instance: &'a str,
     /// The same as `detail`, for clients of earlier versions.
     error: &'a str,

@@ -1,4 +1,4 @@
-//! What operators' tools ask: alive, ready, and how it goes.
+//! Health, readiness and metrics, for operators' tools.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -9,12 +9,12 @@ use crate::Registry;
 use crate::http::Json;
 use crate::metrics::page;
 
-/// Answers while the process serves.
+/// Succeeds while the process serves.
 pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// 200 once everything that was asked for is there, otherwise 503 with what is missing.
+/// 200 once all required parts are available; otherwise 503 with the list of missing ones.
 pub(crate) async fn readyz(State(registry): State<Registry>) -> Response {
     match registry.ready().await {
         Ok(()) => Json(json!({ "ready": true })).into_response(),
@@ -25,7 +25,8 @@ pub(crate) async fn readyz(State(registry): State<Registry>) -> Response {
     }
 }
 
-/// Prometheus' text format. Numbers about the whole server only, so that it asks for no more rights than the probes do.
+/// Metrics in Prometheus' text format. They cover only the whole server, so they need no more rights than the
+/// probes.
 pub(crate) async fn metrics(State(registry): State<Registry>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page(&registry).await)
         .into_response()

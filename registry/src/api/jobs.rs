@@ -1,4 +1,4 @@
-//! `/lode/v1/jobs`: long work, followed and cancelled. `POST /lode/v1/gc` and `/lode/v1/fsck` start it.
+//! `/lode/v1/jobs`: shows and cancels jobs. `POST /lode/v1/gc` and `/lode/v1/fsck` start them.
 
 use std::time::Duration;
 
@@ -29,14 +29,14 @@ pub(crate) struct Findings {
     findings: Vec<Value>,
 }
 
-/// 202, the job, and where it can be followed.
+/// Starts a job; responds with 202, the job, and its URL.
 pub(super) async fn start(registry: &Registry, caller: &Caller, kind: JobKind) -> Result<Response, Failure> {
     let job = registry.job_start(caller, kind).await?;
     let location = header_value(&format!("/lode/v1/jobs/{}", job.id));
     Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(job)).into_response())
 }
 
-/// The newest first.
+/// Newest first.
 pub(crate) async fn list(
     State(registry): State<Registry>,
     caller: Caller,
@@ -51,7 +51,7 @@ pub(crate) async fn list(
     Ok(page(Json(JobList { jobs: found.items }), next))
 }
 
-/// `wait=SECONDS`: the response comes once the job has finished, or after that time.
+/// `wait=SECONDS`: responds once the job has finished, or after that time.
 pub(crate) async fn show(
     State(registry): State<Registry>,
     caller: Caller,

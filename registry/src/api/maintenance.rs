@@ -1,4 +1,5 @@
-//! `POST /lode/v1/gc` and `/lode/v1/fsck` start a job. What the collection removed, and its undo.
+//! `POST /lode/v1/gc` and `/lode/v1/fsck`, which start a job; and the removals of collections, which can be
+//! undone.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -43,7 +44,7 @@ pub(crate) async fn gc(
     jobs::start(&registry, &caller, JobKind::Gc { dry_run: gc.dry_run }).await
 }
 
-/// What to bring back: a repository, and one of its tags or digests.
+/// The object to restore: a repository, and one of its tags or digests.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Undo {
@@ -59,7 +60,8 @@ pub(crate) async fn undo(
     Ok(Json(registry.gc_undo(&caller, &undo.repository, &undo.reference.parse()?).await?))
 }
 
-/// Newest first; `n` limits the page, and `last` is where the previous one ended (`next`; `after` is its older name).
+/// Newest first; `n` limits the page, and `last` is the end of the previous page (`next`; `after` is its
+/// older name).
 pub(crate) async fn removals(
     State(registry): State<Registry>,
     caller: Caller,

@@ -1,5 +1,6 @@
-//! JSON for programs: our own API under `/lode/v1`, what ollama's and OpenAI's clients ask of a model list, and the operators' probes.
-//! What a model has to answer goes through `gateway`.
+//! JSON APIs: our own under `/lode/v1`, model management for ollama's and OpenAI's clients, and the
+//! operators' probes.
+//! Inference requests go through `gateway`.
 
 pub(crate) mod blobs;
 pub(crate) mod copy;
@@ -15,5 +16,5 @@ pub(crate) mod openai;
 pub(crate) mod webhooks;
 pub(crate) mod workers;
 
-/// The longest page of a listing.
+/// The maximum size of a page.
 const MAX_PAGE: u32 = 1000;

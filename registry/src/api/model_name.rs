@@ -1,12 +1,13 @@
-//! Model names as ollama's clients write them, and as they are shown to those clients.
-//! They know `[host/][namespace/]model[:tag]`, imply the namespace `library`, and do not care about case.
+//! Model names as ollama's clients write them, and as those clients see them.
+//! Their names have the form `[host/][namespace/]model[:tag]`, imply the namespace `library`, and ignore
+//! case.
 
 use lode_model::reference::{Name, Reference, Repository, Tag};
 
 use crate::app::Spellings;
 use crate::http::{Failure, OwnHosts};
 
-/// How the names of a surface are read.
+/// Parses the model names of an API.
 pub(crate) type ReadName = fn(&str, &OwnHosts) -> Result<ModelName, Failure>;
 
 /// The model that a request names.
@@ -16,21 +17,22 @@ pub(crate) struct ModelName {
     pub(crate) reference: Reference,
 }
 
-/// The host that ollama's clients put before a name that has none.
+/// The host that ollama's clients add to a name without one.
 const OLLAMA_HOST: &str = "registry.ollama.ai";
 const IMPLIED_NAMESPACE: &str = "library/";
 
-/// The repositories that ollama's registry clients mean by the name in a path. They send `library/x` where their user wrote `x`.
+/// The repositories that a name in a path of ollama's registry clients can mean. They send `library/x` for
+/// `x`.
 pub(crate) fn sent_by_client(text: &str) -> Result<Spellings, Failure> {
     let folded = text.to_ascii_lowercase();
     spellings(folded.strip_prefix(IMPLIED_NAMESPACE).filter(|bare| !bare.contains('/')).unwrap_or(&folded))
 }
 
-/// The repositories that a name means, the spelling given first: lower case, of two parts at most.
+/// The repositories that a name can mean, the given spelling first: in lower case, with at most two parts.
 pub(crate) fn spellings(text: &str) -> Result<Spellings, Failure> {
     let folded = text.to_ascii_lowercase();
     if folded.matches('/').count() > 1 {
-        let reason = "ollama's names have at most a namespace and a model; longer ones are served under /lode/v1 and /v2";
+        let reason = "names here have at most a namespace and a model; longer ones are available under /lode/v1 and /v2";
         return Err(Failure::ModelName { name: text.to_owned(), reason });
     }
     let other = match folded.strip_prefix(IMPLIED_NAMESPACE) {
@@ -39,14 +41,14 @@ pub(crate) fn spellings(text: &str) -> Result<Spellings, Failure> {
         None => Some(format!("{IMPLIED_NAMESPACE}{folded}")),
     };
     let given: Repository = folded.parse()?;
-    // A name that is too long with the namespace before it has no other spelling.
+    // With the namespace the name would be too long, so it has no other spelling.
     Ok(match other.and_then(|other| other.parse().ok()) {
         Some(other) => Spellings::two(given, other),
         None => given.into(),
     })
 }
 
-/// The model that a request under `/api` names. A host in front has to be this server's own.
+/// The model that a request under `/api` names. A host in the name must be this server's own.
 pub(crate) fn parse(text: &str, own: &OwnHosts) -> Result<ModelName, Failure> {
     if text.is_empty() {
         return Err(Failure::ModelMissing);
@@ -55,7 +57,7 @@ pub(crate) fn parse(text: &str, own: &OwnHosts) -> Result<ModelName, Failure> {
     match bare.split_once('/') {
         Some((host, rest)) if host == OLLAMA_HOST => parse_local(rest, sent_by_client),
         Some((host, rest)) if own.contains(host) => parse_local(rest, spellings),
-        // Ollama takes the first of two parts for a namespace, whatever it looks like.
+        // Ollama treats the first of two parts as a namespace, even if it looks like a host.
         Some((host, rest)) if host.contains(':') || (is_host(host) && rest.contains('/')) => {
             Err(Failure::OtherHost { name: bare.to_owned(), host: host.to_owned(), rest: rest.to_owned() })
         }
@@ -67,7 +69,7 @@ fn is_host(part: &str) -> bool {
     part.contains('.') || part == "localhost"
 }
 
-/// The rest of a name, behind its host.
+/// Parses the rest of a name, after its host.
 fn parse_local(
     text: &str,
     read: impl FnOnce(&str) -> Result<Spellings, Failure>,
@@ -80,32 +82,32 @@ fn parse_local(
     Ok(ModelName { repositories: read(name)?, reference: Reference::Tag(tag) })
 }
 
-/// The model that a request under `/lode/v1` names: any repository, by tag or digest, on this server.
+/// The model that a request under `/lode/v1` names: any repository on this server, by tag or digest.
 pub(crate) fn parse_any(text: &str, _: &OwnHosts) -> Result<ModelName, Failure> {
     parse_exact(text)
 }
 
-/// As `parse_any`, where no request is at hand.
+/// Like `parse_any`, for callers without a request.
 pub(crate) fn parse_exact(text: &str) -> Result<ModelName, Failure> {
     if text.is_empty() {
         return Err(Failure::ModelMissing);
     }
     let name: Name = text.parse()?;
     if name.host.is_some() {
-        let reason = "it names a host; ask that host";
+        let reason = "it contains a host; send the request to that host";
         return Err(Failure::ModelName { name: text.to_owned(), reason });
     }
     Ok(ModelName { repositories: name.repository.into(), reference: name.reference })
 }
 
-/// What ollama's clients call this repository: without the implied namespace. None where they have no name for it.
+/// The name of a repository for ollama's clients: without the implied namespace. None if they cannot name it.
 pub(crate) fn shown(repository: &Repository) -> Option<&str> {
     let name = repository.as_str();
     let bare = name.strip_prefix(IMPLIED_NAMESPACE).filter(|bare| !bare.contains('/')).unwrap_or(name);
     (bare.matches('/').count() <= 1).then_some(bare)
 }
 
-/// As `shown`, of a name that ends in a tag or digest.
+/// Like `shown`, for a name that ends in a tag or digest.
 pub(crate) fn shown_with_tag(name: &str) -> Option<String> {
     let repository = name.split([':', '@']).next()?.parse().ok()?;
     Some(format!("{}{}", shown(&repository)?, &name[repository.as_str().len()..]))

@@ -1,4 +1,4 @@
-//! `/lode/v1/models` and `/lode/v1/tensors`: what the index knows.
+//! `/lode/v1/models` and `/lode/v1/tensors`: models and tensors from the database.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -15,7 +15,7 @@ use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Path, Query, page};
 use crate::time::rfc3339;
 
-/// The longest page of tensors: most models have fewer.
+/// The maximum size of a page of tensors; most models have fewer.
 const MAX_TENSOR_PAGE: u32 = 10_000;
 
 #[derive(Serialize)]
@@ -29,12 +29,12 @@ struct Entry {
     tag: Tag,
     digest: Digest,
     modified_at: String,
-    /// It was not read yet: what it is follows.
+    /// It has not been indexed yet, so its details are not known.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pending: bool,
     #[serde(flatten)]
     summary: Option<ModelSummary>,
-    /// Why a pending one could not be read so far.
+    /// Why indexing of a pending model has failed so far.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Shown {
     digest: Digest,
     media_type: String,
     modified_at: String,
-    /// Null where the manifest is no model.
+    /// Null if the manifest is not a model.
     #[serde(flatten)]
     summary: Option<ModelSummary>,
     config: Option<Descriptor>,
@@ -77,7 +77,7 @@ pub(crate) async fn list(
     Ok(page(Json(ModelList { models }), next))
 }
 
-/// `team/mini:latest`, as the last entry of a page is named.
+/// Parses `team/mini:latest`, the name of a page's last entry.
 fn tagged(name: &str) -> Result<(Repository, Tag), Failure> {
     let parsed = name
         .rsplit_once(':')
@@ -114,13 +114,14 @@ pub(crate) async fn tensors(
     query: Query,
 ) -> Result<Response, Failure> {
     let n = query.limit("n")?.unwrap_or(MAX_TENSOR_PAGE).clamp(1, MAX_TENSOR_PAGE);
-    // Tensors are numbered from 0 in the manifest's order; `last` is the number of the previous page's last one.
+    // Tensors are numbered from 0 in the manifest's order; `last` is the number of the previous page's last
+    // one.
     let from = query.number("last")?.map_or(0, |last| last.saturating_add(1));
     let found = registry.tensor_page(&caller, &repository, &reference, from, n).await?;
     let (digest, found) = found.ok_or_else(|| unknown(&repository, &reference))?;
     let last = from + found.items.len() as u64;
     let next = found.more.then(|| {
-        // A tag may move from page to page; a digest does not.
+        // A tag may move between pages; a digest does not.
         let path = format!("/lode/v1/tensors/{repository}/{digest}");
         let last = last.saturating_sub(1).to_string();
         links.next(&path, &[("n", &n.to_string()), ("last", &last)])

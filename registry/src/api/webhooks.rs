@@ -1,4 +1,4 @@
-//! `/lode/v1/webhooks`: the events that have not been delivered, and another attempt at one.
+//! `/lode/v1/webhooks`: lists undelivered events, and retries one.
 
 use axum::extract::State;
 use axum::response::Response;

@@ -1,4 +1,4 @@
-//! `/lode/v1/workers`: join, report, leave, and who is there.
+//! `/lode/v1/workers`: workers register, send heartbeats and leave; callers list them.
 
 use std::net::SocketAddr;
 
@@ -48,10 +48,10 @@ pub(crate) async fn list(
     Ok(page(Json(WorkerList { workers }), next))
 }
 
-/// The place of a worker in the listing, oldest registration first: `REGISTERED_AT.ID`.
+/// A worker's position in the listing, oldest registration first: `REGISTERED_AT.ID`.
 fn position(text: &str) -> Result<(i64, Uuid), Failure> {
     let parsed = text.split_once('.').and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
-    let expected = "the `last` of a `Link` to the next page";
+    let expected = "the `last` parameter of a `Link` to the next page";
     parsed.ok_or_else(|| Failure::Query { name: "last", value: text.to_owned(), expected })
 }
 
@@ -63,7 +63,7 @@ pub(crate) async fn register(
 ) -> Result<(StatusCode, Json<Registration>), Failure> {
     let (announcement, _charge) = body.into_parts();
     if !matches!(announcement.advertise.scheme(), "http" | "https") {
-        return Err(Failure::Unsupported("advertise is an http or https address"));
+        return Err(Failure::Unsupported("advertise must be an http or https URL"));
     }
     let registration = registry.worker_register(&caller, shown.proof(), announcement).await?;
     Ok((StatusCode::CREATED, Json(registration)))
@@ -90,7 +90,7 @@ pub(crate) async fn leave(
     if known { Ok(StatusCode::NO_CONTENT) } else { Err(Failure::WorkerUnknown) }
 }
 
-/// What a request shows of the right to join: the bearer token, and whether it comes from this machine.
+/// A request's evidence for the right to join: the bearer token, and whether it comes from this machine.
 pub(crate) struct Shown {
     token: Option<String>,
     is_local: bool,
@@ -108,7 +108,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Shown {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = authorization.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
-        // What a proxy on this machine passes on may come from anywhere.
+        // A proxy on this machine may pass on requests from anywhere.
         let is_direct =
             !parts.headers.contains_key("x-forwarded-for") && !parts.headers.contains_key("forwarded");
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();

@@ -1,4 +1,4 @@
-//! Bad input: each line is a request and the failure it gets. Nothing here may be a 5xx.
+//! Bad input: each row is a request and the expected failure. None of them may cause a 5xx.
 
 use http::{Method, Request};
 use lode_model::manifest::MAX_MANIFEST_BYTES;
@@ -122,7 +122,7 @@ async fn our_own_apis() {
         ("/lode/v1/generate", r#"{"model":"a/b/c/d"}"#, 404, "model 'a/b/c/d' not found"),
         ("/lode/v1/generate", r#"{"model":"host:1/a"}"#, 400, ""),
         ("/lode/v1/workers", r#"{"advertise":"nonsense"}"#, 400, ""),
-        ("/lode/v1/workers", r#"{"advertise":"file:///etc"}"#, 400, "advertise is an http or https address"),
+        ("/lode/v1/workers", r#"{"advertise":"file:///etc"}"#, 400, "advertise must be an http or https URL"),
         ("/lode/v1/gc", r#"{"dry":true}"#, 400, ""),
     ];
     for (path, body, status, text) in cases {

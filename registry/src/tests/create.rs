@@ -1,4 +1,4 @@
-//! Models made over `/api`: from one that is here, and from files that were sent before.
+//! Models created over `/api`: from an existing model, and from uploaded files.
 
 use http::Request;
 use lode_model::digest::Digest;
@@ -46,7 +46,7 @@ async fn files_are_sent_before_they_have_a_name() {
     assert_eq!(app.send(Request::head(&path), "").await.status, 200);
     assert_eq!(app.send(Request::post(&path), "content").await.status, 200);
     assert_eq!(app.send(Request::head(path.replace("sha256:", "sha256-")), "").await.status, 200);
-    // What another repository has need not be sent.
+    // A blob that another repository has need not be sent.
     let held = app.push_blob("team/mini", "held").await;
     assert_eq!(app.send(Request::head(format!("/api/blobs/{held}")), "").await.status, 200);
 
@@ -61,7 +61,7 @@ async fn files_are_sent_before_they_have_a_name() {
     assert_eq!(
         catalog["repositories"],
         json!(["lode-staging", "team/mini"]),
-        "it is a repository like others"
+        "the staging repository is listed like any other"
     );
 }
 
@@ -154,12 +154,12 @@ async fn a_model_is_made_from_files() {
     assert_eq!(app.get("/api/tags").await.json()["models"][0]["name"], "made:latest");
     let shown = app.post_json("/api/show", json!({"model": "made"})).await.json();
     assert_eq!((&shown["system"], &shown["details"]["family"]), (&json!("Be brief."), &json!("llama")));
-    // Repeated, it makes the very same model.
+    // Repeating the request creates exactly the same model.
     assert_eq!(app.post_json("/api/create", body).await.status, 200);
     assert_eq!(app.get("/v2/made/manifests/latest").await.body, made.body);
 }
 
-/// A GGUF of one matrix, whose bytes all are this one.
+/// A GGUF with one matrix whose bytes all have this value.
 fn gguf(ty: Type, byte: u8) -> Vec<u8> {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "llama");
@@ -170,7 +170,7 @@ fn gguf(ty: Type, byte: u8) -> Vec<u8> {
     bytes
 }
 
-/// A checkpoint of one mxfp8 matrix, whose bytes all are 255, the scales among them.
+/// A checkpoint with one mxfp8 matrix whose bytes, including the scales, are all 255.
 fn packed() -> Vec<u8> {
     let said = [("quant_type", "mxfp8"), ("group_size", "32")].map(|(k, v)| (k.to_owned(), v.to_owned()));
     let keys: [(&str, Dtype, &[u64]); 2] =
@@ -197,10 +197,10 @@ async fn a_model_is_quantised_here() {
     let blob = app.get(&format!("/v2/made/blobs/{}", model["digest"].as_str().unwrap())).await;
     assert_eq!(blob.body.len(), model["size"].as_u64().unwrap() as usize);
     assert_eq!(Digest::sha256(&blob.body).to_string(), model["digest"].as_str().unwrap());
-    // Again, and it is the same.
+    // Repeating the request gives the same model.
     assert_eq!(app.post_json("/api/create", body("Q4_0")).await.status, 200);
     assert_eq!(app.get("/v2/made/manifests/latest").await.json(), made);
-    // Values that no type holds, and scales that nobody can use.
+    // Values that no type can represent, and unusable scales.
     for (name, file, quantize, part) in [
         ("m.gguf", gguf(Type::F32, 0xff), json!("q8_0"), "blk.0.ffn_up.weight"),
         (
@@ -252,14 +252,14 @@ async fn what_cannot_be_made_is_refused_by_name() {
         ),
         (json!({"model": "m", "from": "base", "quantize": "int4"}), 400, "quantising needs files"),
         (json!({"model": "m", "from": "base", "quantize": "q9"}), 400, "`q9`"),
-        (json!({"model": "m", "from": "base", "remote_host": "https://x"}), 400, "other hosts"),
+        (json!({"model": "m", "from": "base", "remote_host": "https://x"}), 400, "remote models"),
     ] {
         let answer = app.post_json("/api/create", body.clone()).await;
         assert_eq!(answer.status, status, "{body}: {}", answer.text());
         let error = answer.json()["error"].as_str().unwrap().to_owned();
         assert!(error.contains(part), "{body}: {error}");
     }
-    // What only the files tell comes as the last record, and nothing is to be seen.
+    // Errors that only the files reveal come as the last record, and no model is created.
     let body = json!({"model": "m", "files": {"model.safetensors": broken}});
     let answer = app.post_json("/api/create", body).await;
     let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();

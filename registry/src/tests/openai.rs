@@ -1,4 +1,4 @@
-//! What OpenAI's libraries send and get, against workers made of a few lines.
+//! Requests of OpenAI's libraries and their responses, with minimal fake workers.
 
 use serde_json::{Value, json};
 
@@ -89,7 +89,7 @@ async fn what_is_null_is_not_said() {
         let body = heard.lock().unwrap().pop().unwrap()["body"].clone();
         serde_json::from_str(body.as_str().unwrap()).unwrap()
     };
-    // An earlier answer as the Python library dumps it, and every setting that may be null.
+    // An earlier response as the Python library dumps it, and every setting that may be null.
     let call = json!({"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}});
     let messages = json!([
         {"role": "user", "content": "?", "name": null},
@@ -157,26 +157,26 @@ async fn what_cannot_be_done_is_refused_by_its_name() {
     join(&app, address).await;
     let (chat, text) = ("/v1/chat/completions", "/v1/completions");
     for (path, key, value, expect) in [
-        (chat, "n", json!(2), "n and best_of must be 1: a request gets one answer"),
-        (text, "best_of", json!(3), "n and best_of must be 1: a request gets one answer"),
+        (chat, "n", json!(2), "n and best_of must be 1: a request gets one choice"),
+        (text, "best_of", json!(3), "n and best_of must be 1: a request gets one choice"),
         (chat, "logit_bias", json!({"50256": -100}), "logit_bias is not supported"),
         (text, "echo", json!(true), "echo is not supported"),
         (chat, "messages", json!([]), "messages is missing or empty"),
         (chat, "messages", json!(null), "messages is missing or empty"),
         (chat, "temperature", json!("hot"), "temperature: invalid type: string \"hot\", expected f64"),
         (chat, "max_tokens", json!(1e30), "max_tokens: invalid type: floating point"),
-        (chat, "stop", json!(5), "stop: expected a text or a list of texts"),
+        (chat, "stop", json!(5), "stop: expected a string or a list of strings"),
         (chat, "stream", json!("yes"), "stream: invalid type: string \"yes\", expected a boolean"),
         (chat, "messages", json!("Hi"), "messages: invalid type: string \"Hi\", expected a sequence"),
         (
             chat,
             "messages",
             json!([{"role": "user", "content": 5}]),
-            "messages[0].content: expected a text or a list",
+            "messages[0].content: expected a string or a list",
         ),
         (chat, "messages", json!([{"content": "x"}]), "messages[0]: missing field `role`"),
         (chat, "response_format", json!({"type": "yaml"}), "response_format.type: unknown variant `yaml`"),
-        (text, "prompt", json!(["a", "b"]), "prompt: expected a text, or one in a list"),
+        (text, "prompt", json!(["a", "b"]), "prompt: expected a string, or a list with one string"),
         (text, "logprobs", json!(-1), "logprobs: invalid value: integer `-1`"),
         ("/v1/embeddings", "dimensions", json!(-1), "dimensions: invalid value: integer `-1`"),
     ] {
@@ -190,7 +190,7 @@ async fn what_cannot_be_done_is_refused_by_its_name() {
         assert_eq!((answer.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")), "{key}");
         assert!(error["message"].as_str().unwrap().contains(expect), "{key}: {error}");
     }
-    assert!(heard.lock().unwrap().is_empty(), "no worker was asked");
+    assert!(heard.lock().unwrap().is_empty(), "no worker got a request");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `/api/blobs/{digest}`: files that a model will be made from, sent before it has a name.
+//! `/api/blobs/{digest}`: files for a model, uploaded before it is created.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -40,7 +40,7 @@ pub(crate) async fn post(
     }
 }
 
-/// A digest as ollama's clients write it: they know it from file names too.
+/// A digest as ollama's clients write it; `sha256-` comes from file names.
 pub(super) fn parse(text: &str) -> Result<Digest, Failure> {
     let usual = text.replacen("sha256-", "sha256:", 1);
     let digest: Option<Digest> = usual.to_ascii_lowercase().parse().ok();

@@ -1,4 +1,5 @@
-//! `POST /api/create`: a model made from one that is here, or from files that were sent to `/api/blobs`.
+//! `POST /api/create`: creates a model from another one of this registry, or from files that were sent to
+//! `/api/blobs`.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,8 @@ use crate::app::{CreateError, ExtraFile, MadeFrom, NewModel, Step};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
-/// What ollama's clients show a bar for that stands for no layer.
+/// The digest in progress records that are not about a layer; ollama's clients need one to show a progress
+/// bar.
 const NO_DIGEST: &str = "0000000000000000000";
 
 #[derive(Deserialize)]
@@ -51,7 +53,7 @@ impl RequestBody for Create {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text or a list of texts")]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
 enum Texts {
     One(String),
     Many(Vec<String>),
@@ -93,22 +95,22 @@ pub(crate) async fn post(
 }
 
 impl Create {
-    /// What is asked for, in our own terms.
+    /// Converts the request to a `NewModel`.
     async fn read(self, registry: &Registry, caller: &Caller, own: &OwnHosts) -> Result<NewModel, Failure> {
         let ModelName { repositories, reference } = model_name::parse(self.named.name(), own)?;
         let repository = registry.spelling_to_write(&repositories).await?;
         if said(&self.remote_host).is_some() {
-            return Err(Failure::Unsupported("models of other hosts are not served here; pull them"));
+            return Err(Failure::Unsupported("remote models are not supported; pull them instead"));
         }
         if said(&self.draft_quantize).is_some() {
-            return Err(Failure::Unsupported("draft models are stored as they are"));
+            return Err(Failure::Unsupported("draft models cannot be quantised"));
         }
         let quantize = match said(&self.quantize).or(said(&self.quantization)) {
             Some(text) => Some(text.parse().map_err(Failure::Quantize)?),
             None => None,
         };
         if said(&self.requires).is_some_and(|text| !is_version(text)) {
-            return Err(Failure::Unsupported("'requires' is no version, expected one such as 0.19.0"));
+            return Err(Failure::Unsupported("'requires' is not a version such as 0.19.0"));
         }
         let from = match (said(&self.from), self.files) {
             (Some(name), _) => {
@@ -132,7 +134,7 @@ impl Create {
         let mut parameters = self.parameters.unwrap_or_default();
         for (name, value) in &mut parameters {
             check_value(name, value).map_err(Failure::Parameter)?;
-            // One stop text is a list of one.
+            // A single stop string is a list of one.
             if name == "stop" && value.is_string() {
                 *value = Value::Array(vec![value.take()]);
             }
@@ -148,7 +150,7 @@ impl Create {
             Some(Texts::Many(texts)) => texts,
         };
         let edits = Edits {
-            // Clients send an empty text for one that was not said.
+            // Clients send an empty string for an absent value.
             template: self.template.filter(|text| !text.is_empty()),
             system: self.system.filter(|text| !text.is_empty()),
             parameters,
@@ -166,7 +168,7 @@ impl Create {
     }
 }
 
-/// Makes a full disk, a mirrored name and the like speak for themselves.
+/// Reports a full disk, a mirrored name and the like as errors of their own.
 impl From<CreateError> for Failure {
     fn from(error: CreateError) -> Failure {
         match error {

@@ -1,5 +1,5 @@
-//! What ollama's clients ask of the registry itself: lists, details, copies, deletions.
-//! Names follow `model_name`, forms and texts follow ollama.
+//! ollama's API for the registry itself: lists, details, copies, deletions.
+//! Names follow `model_name`; formats and texts follow ollama.
 
 pub(crate) mod blobs;
 pub(crate) mod create;
@@ -22,7 +22,7 @@ use crate::app::ModelSummary;
 use crate::auth::{Action, Caller, Target, allow};
 use crate::http::{Failure, Json, JsonBody, OwnHosts, RequestBody};
 
-/// The version of ollama whose API this is; its clients refuse servers that seem too old.
+/// The version of ollama that this API implements; its clients refuse servers that seem too old.
 const API_VERSION: &str = "0.33.0";
 
 /// A request that names a model, by either key.
@@ -44,7 +44,7 @@ impl Named {
     }
 }
 
-/// The short description of a model that several answers carry.
+/// The short description of a model in several responses.
 #[derive(Serialize)]
 pub(crate) struct Details {
     parent_model: String,
@@ -76,7 +76,8 @@ pub(crate) async fn version(caller: Caller) -> Result<Json<Value>, Failure> {
     Ok(Json(json!({ "version": API_VERSION, "lode": env!("CARGO_PKG_VERSION") })))
 }
 
-/// The signed-in user, which a server without accounts does not require. If this route failed, `ollama push NAME` would end before it asks this server to push.
+/// The signed-in user, which a server without accounts does not require. If this route failed, `ollama push
+/// NAME` would end before it asks this server to push.
 pub(crate) async fn me(caller: Caller) -> Result<Json<Value>, Failure> {
     allow(&caller, Action::Pull, Target::Server)?;
     Ok(Json(json!({ "id": Uuid::nil(), "email": "", "name": "anonymous" })))

@@ -1,4 +1,4 @@
-//! `POST /api/pull`: a model of another registry becomes one of ours, under the part of its name behind the host.
+//! `POST /api/pull`: copies a model from another registry, under its name without the host.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::app::{Moved, Remote, Tell, TransferError};
 use crate::auth::{Action, Caller};
 use crate::http::{Failure, JsonBody, OwnHosts, RequestBody};
 
-/// Where a name without a host is looked for, as ollama's clients do.
+/// The registry for a name without a host, as in ollama's clients.
 const DEFAULT_HOST: &str = "registry.ollama.ai";
-/// How much of a digest a record shows.
+/// How many digits of a digest a record shows.
 const SHOWN_DIGITS: usize = 12;
 
-/// What `/api/pull` and `/api/push` take.
+/// The body of `/api/pull` and `/api/push`.
 #[derive(Deserialize)]
 pub(crate) struct Transfer {
     #[serde(flatten)]
     pub(super) named: Named,
     stream: Option<bool>,
-    /// Plain http.
+    /// Use plain http.
     #[serde(default)]
     insecure: bool,
     #[serde(default)]
@@ -47,11 +47,11 @@ impl RequestBody for Pull {
     const ACTION: Action = Action::Push;
 }
 
-/// Where a model comes from or goes to.
+/// The other registry of a transfer, and the model's name here.
 pub(super) struct Place {
-    /// None where the name has this server's own host.
+    /// None if the name has this server's own host.
     pub(super) remote: Option<Remote>,
-    /// What it is called here.
+    /// The model's name on this server.
     pub(super) name: ModelName,
     pub(super) host_given: bool,
 }
@@ -65,7 +65,7 @@ pub(crate) async fn post(
     let (Pull(transfer), charge) = body.into_parts();
     let Place { remote, name: ModelName { repositories, reference }, host_given } =
         transfer.read(&registry, &own)?;
-    // A name without a host that is known here is here: this server is where it lives.
+    // A name without a host that exists here needs no pull.
     let here = registry.spelling_of_manifest(&caller, &repositories, &reference).await?;
     let is_here =
         (!host_given || remote.is_none()) && registry.model_show(&caller, &here, &reference).await?.is_some();
@@ -118,7 +118,7 @@ impl Transfer {
         let host = name.host.clone().filter(|host| host != DEFAULT_HOST);
         let Some(host) = host else {
             let ours = model_name::parse(bare, own)?;
-            // Of two spellings, that registry knows the one with the namespace.
+            // Of two spellings, that registry has the one with the namespace.
             let theirs = ours.repositories.iter().find(|repository| repository.as_str().contains('/'));
             let theirs = theirs.unwrap_or(ours.repositories.first()).clone();
             let registry = registry.remote_registry(&format!("https://{DEFAULT_HOST}"), self.login())?;
@@ -133,14 +133,14 @@ impl Transfer {
         let registry = registry.remote_registry(&address, self.login())?;
         let remote =
             Remote { registry, repository: name.repository.clone(), reference: name.reference.clone() };
-        // `library` is implied here as it is there. A name of more parts has one spelling.
+        // `library` is implied here too. A name with more parts has one spelling.
         let repositories = model_name::sent_by_client(name.repository.as_str());
         let repositories = repositories.unwrap_or_else(|_| name.repository.clone().into());
         let name = ModelName { repositories, reference: name.reference };
         Ok(Place { remote: Some(remote), name, host_given: true })
     }
 
-    /// The login that the request brought for the other registry.
+    /// The credentials of the request for the other registry.
     fn login(&self) -> Option<Login> {
         let is_given = !self.username.is_empty() && !self.password.is_empty();
         is_given.then(|| Login { username: self.username.clone(), password: self.password.clone() })

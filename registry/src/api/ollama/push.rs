@@ -1,4 +1,4 @@
-//! `POST /api/push`: a model of ours to the registry that the host in its name says.
+//! `POST /api/push`: sends a model to the registry whose host is in its name.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::app::{Moved, Tell};
 use crate::auth::Caller;
 use crate::http::{Failure, JsonBody, OwnHosts};
 
-/// How much of a digest a record shows.
+/// How many digits of a digest a record shows.
 const SHOWN_DIGITS: usize = 12;
 
 pub(crate) async fn post(
@@ -32,7 +32,7 @@ pub(crate) async fn post(
     }
     records::answer(transfer.is_stream(), move |records| async move {
         records.status("retrieving manifest");
-        // To this server itself, where it is already.
+        // This server already has it.
         let Some(remote) = remote else { return Ok(()) };
         let telling = records.clone();
         let tell: Tell = Arc::new(move |moved: Moved| match moved {

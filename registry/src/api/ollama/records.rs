@@ -1,5 +1,6 @@
-//! Work that tells how far it is: a record a line while it goes on, or its last record alone, as the request asked.
-//! A failure before the first record is the answer itself; a later one is the last line.
+//! Progress of long requests: one record per line while the work runs, or only its last record, as the
+//! request says.
+//! A failure before the first record becomes the response itself; a later one is the last line.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,12 +20,12 @@ use crate::error::chain;
 use crate::http::{Failure, Json};
 
 const NDJSON: &str = "application/x-ndjson";
-/// How many records may wait for a client that reads slowly; those that only tell how far it is are dropped beyond.
+/// How many records may wait for a client that reads slowly; further progress records are dropped.
 const WAITING: usize = 256;
-/// How often one blob's progress is told.
+/// Minimum interval between progress records.
 const EVERY: Duration = Duration::from_millis(60);
 
-/// Where work tells how far it is.
+/// Receives the progress of the work.
 #[derive(Clone)]
 pub(crate) struct Records {
     sender: Sender<Result<Value, Failure>>,
@@ -32,12 +33,12 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// What is being done now.
+    /// Reports the current step.
     pub(crate) fn status(&self, status: impl Into<String>) {
         self.send(json!({ "status": status.into() }));
     }
 
-    /// How far one blob is. Between its start and its end only now and then.
+    /// Reports the progress of one blob, throttled except at its start and its end.
     pub(crate) fn progress(&self, status: &str, digest: &str, total: u64, completed: u64) {
         let is_edge = completed == 0 || completed >= total;
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,12 +55,12 @@ impl Records {
     }
 
     fn send(&self, record: impl Serialize) {
-        // A client that does not read misses records, and the work goes on.
+        // A client that does not read misses records, but the work continues.
         let _ = self.sender.try_send(Ok(json!(record)));
     }
 }
 
-/// Runs `work` and answers with what it tells. It ends when the client goes away.
+/// Runs `work` and responds with its records. The work ends when the client disconnects.
 pub(crate) async fn answer<F>(is_stream: bool, work: impl FnOnce(Records) -> F) -> Result<Response, Failure>
 where
     F: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -68,7 +69,7 @@ where
     let working = work(Records { sender: sender.clone(), told: Arc::default() });
     let job = async move {
         tokio::select! {
-            // The last word is waited for: what came before may have been dropped, it may not.
+            // The last record must arrive, so wait for space; earlier ones may be dropped.
             done = working => {
                 let last = done.map(|()| json!({ "status": "success" }));
                 let _ = sender.send(last).await;
@@ -98,7 +99,7 @@ fn rest(receiver: Receiver<Result<Value, Failure>>) -> impl futures::Stream<Item
             Ok(record) => line(&record),
             Err(failure) => {
                 if failure.status().is_server_error() {
-                    tracing::warn!(error = chain(&failure), "the work behind an answer failed");
+                    tracing::warn!(error = chain(&failure), "work failed after its response began");
                 }
                 line(&json!({ "error": failure.message() }))
             }

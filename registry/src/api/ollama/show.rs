@@ -1,4 +1,4 @@
-//! `POST /api/show`: what a model's manifest, config and text layers say, as ollama's clients read it.
+//! `POST /api/show`: a model's manifest, config and text layers, in ollama's format.
 
 use axum::extract::State;
 use axum::routing::{MethodRouter, post};
@@ -71,7 +71,7 @@ struct Tensor {
     shape: Vec<u64>,
 }
 
-/// The route of a surface that reads names its own way.
+/// The show route of an API; `read_name` parses the API's names.
 pub(crate) fn show(read_name: ReadName) -> MethodRouter<Registry> {
     post(
         move |State(registry): State<Registry>, caller: Caller, own: OwnHosts, show: JsonBody<Show>| async move {
@@ -169,7 +169,7 @@ async fn shown(
     })
 }
 
-/// What it was made from, where that was said.
+/// The base model, if one is recorded.
 fn parent(model: &Model) -> &str {
     let named = model.manifest.annotations.get(BASE_NAME_ANNOTATION).map(String::as_str);
     let noted = || model.manifest.layers.iter().find_map(|layer| layer.from.as_deref());
@@ -178,7 +178,7 @@ fn parent(model: &Model) -> &str {
 
 type TextCommand = fn(Text) -> Command;
 
-/// A Modelfile that makes the model again. What it has no words for, it names.
+/// A Modelfile that recreates the model. Comments name the texts that a Modelfile cannot express.
 struct Written {
     text: String,
 }
@@ -191,11 +191,11 @@ impl Written {
     fn push(&mut self, what: &str, command: Result<Command, UnsayableText>) {
         self.text.push_str(&match command {
             Ok(command) => Modelfile { commands: vec![command] }.to_string(),
-            Err(_) => format!("# {what} is left out: no quotes can hold it\n"),
+            Err(_) => format!("# {what} is left out: it cannot be quoted\n"),
         });
     }
 
-    /// What each text is called, the text, and the command that says it.
+    /// Adds texts, each with its name and its command.
     fn texts(&mut self, texts: &[(&str, &str, TextCommand)]) {
         for (what, text, command) in texts.iter().filter(|(_, text, _)| !text.is_empty()) {
             self.push(what, Text::new(*text).map(command));
@@ -227,7 +227,7 @@ impl Written {
     }
 }
 
-/// The stored options as text: a key padded to 30 columns and a value, one a line.
+/// The stored options as text, one per line: the key padded to 30 columns, and the value.
 fn parameters(params: &Map<String, Value>) -> String {
     let mut lines = Vec::new();
     for (key, value) in params {
@@ -238,9 +238,9 @@ fn parameters(params: &Map<String, Value>) -> String {
     lines.join("\n")
 }
 
-/// The checkpoint's numbers under GGUF's names.
+/// The checkpoint's hyperparameters under GGUF's names.
 fn model_info(model: &Model, config: &Value, keys: Map<String, Value>) -> Map<String, Value> {
-    // A GGUF file's own names and numbers are what the others are translated to.
+    // A GGUF file has the names and values that the others are translated to.
     let mut info = keys;
     let Some(summary) = &model.summary else { return info };
     if let Some(parameters) = summary.parameters {
@@ -269,7 +269,8 @@ fn model_info(model: &Model, config: &Value, keys: Map<String, Value>) -> Map<St
     info
 }
 
-/// What the template can say that a worker would use. One that cannot be read says nothing: no worker loads it.
+/// The abilities of the template that a worker would use. An invalid template has none, because no worker
+/// loads it.
 fn templates_can(go: &str, jinja: Option<Abilities>, renderer: &str) -> Abilities {
     let parsed = Some(go).filter(|go| !go.is_empty()).and_then(|go| Template::parse(go).ok());
     let chosen = match (parsed.map(|parsed| Abilities::of_go(&parsed, go)), jinja) {
@@ -279,7 +280,8 @@ fn templates_can(go: &str, jinja: Option<Abilities>, renderer: &str) -> Abilitie
     chosen.unwrap_or_default()
 }
 
-/// What the config blob lists, or a GGUF's keys or the checkpoint's class name tell; and of a model that answers, what its template can say.
+/// The capabilities of a model: those that the config blob lists, or else those of the GGUF keys or the
+/// checkpoint's class name; and for a generating model, the abilities of its template.
 fn capabilities(model: &Model, config: &Value, keys: &[&'static str], can: Abilities) -> Vec<String> {
     let listed = model.config.as_ref().map(|config| config.capabilities.clone()).unwrap_or_default();
     let class = config["architectures"][0].as_str().unwrap_or_default();

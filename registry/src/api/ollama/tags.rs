@@ -1,5 +1,5 @@
-//! `GET /api/tags`: the models, newest first, as ollama lists them.
-//! Repositories that ollama's clients have no name for are left out.
+//! `GET /api/tags`: the models, newest first, in ollama's format.
+//! Repositories that ollama's clients cannot name are left out.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -34,7 +34,7 @@ struct Entry {
 pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Result<Json<Tags>, Failure> {
     let mut models = registry.model_list_all(&caller).await?;
     models.sort_by_key(|model| Reverse(model.modified_at));
-    // Where both spellings of a name have a tag, reads find the one without the namespace.
+    // If both spellings of a name have a tag, reads find the one without the namespace.
     let bare: HashSet<String> = models
         .iter()
         .filter(|model| !model.repository.as_str().contains('/'))
@@ -50,7 +50,7 @@ pub(crate) async fn list(State(registry): State<Registry>, caller: Caller) -> Re
 
 impl Entry {
     fn new(name: String, model: &TaggedModel) -> Entry {
-        // One that was not read yet is listed without details: it can be used already.
+        // A model that is not indexed yet is listed without details, because it can already be used.
         let summary = model.summary().cloned().unwrap_or_default();
         Entry {
             model: name.clone(),

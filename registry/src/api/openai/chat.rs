@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`, by way of `/api/chat`.
+//! `POST /v1/chat/completions`, implemented with `/api/chat`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::http::Failure;
 use crate::http::extract::{InferenceBody, null_as_default, parse, parse_part};
 use crate::http::forwarded::ClientAddress;
 
-/// A request. Messages, schemas and tools stay text: a long conversation is read one message at a time.
+/// A request. Messages, schemas and tools stay text: a long conversation is parsed one message at a time.
 #[derive(Deserialize)]
 struct Chat<'a> {
     #[serde(default, deserialize_with = "null_as_default")]
@@ -30,7 +30,7 @@ struct Chat<'a> {
     response_format: Option<ResponseFormat<'a>>,
     #[serde(borrow)]
     tools: Option<&'a RawValue>,
-    /// Only `none` has an effect: a model cannot be made to call.
+    /// Only `none` has an effect: a model cannot be forced to call a tool.
     #[serde(borrow)]
     tool_choice: Option<&'a RawValue>,
     reasoning_effort: Option<String>,
@@ -56,16 +56,16 @@ struct Message<'a> {
     tool_call_id: Option<&'a RawValue>,
     #[serde(borrow)]
     name: Option<&'a RawValue>,
-    /// The model's reasoning, as these responses have it, and as others do.
+    /// The model's reasoning, under the name in our responses, and under the one of other servers.
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     #[serde(borrow)]
     reasoning_content: Option<&'a RawValue>,
 }
 
-/// Content that is not one text.
+/// Content that is not one string.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text or a list of parts of type text or image_url")]
+#[serde(untagged, expecting = "expected a string or a list of parts of type text or image_url")]
 enum Content<'a> {
     Parts(#[serde(borrow)] Vec<Part<'a>>),
 }
@@ -131,7 +131,7 @@ struct Schema<'a> {
     schema: &'a RawValue,
 }
 
-/// The request as a worker takes it.
+/// The request for a worker.
 #[derive(Serialize)]
 struct WorkerChat<'a> {
     model: &'a str,
@@ -173,7 +173,7 @@ struct WorkerMessage<'a> {
     tool_name: Option<WorkerContent<'a>>,
 }
 
-/// A text as it was written, or one that was put together.
+/// A JSON string copied from the request, or a new one.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum WorkerContent<'a> {
@@ -204,17 +204,17 @@ pub(crate) async fn post(
     Reply::new(Shape::Chat, form.model, form.include_usage).answer(answer, form.stream).await
 }
 
-/// The request in ollama's words.
+/// Translates the request to ollama's format.
 fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
     let chat: Chat<'_> = parse(body)?;
-    // Read apart, so that a wrong field can be named.
+    // Parsed separately, so that an error can name its field.
     let sampling: Sampling = parse(body)?;
     let options = sampling.options()?;
-    // For a worker a conversation without any is no more than a wish to have the model loaded.
+    // A worker would treat a chat without messages as a request to load the model.
     if chat.messages.is_empty() {
         return Err(Failure::Unsupported("messages is missing or empty"));
     }
-    // A tool's result has only the id of its call; the name of the tool is in the call.
+    // A tool's result has only the id of its call, and the call has the tool's name.
     let mut called = HashMap::new();
     let messages = chat.messages.iter().enumerate();
     let messages = messages.map(|(at, message)| translate_message(at, message, &mut called));
@@ -253,7 +253,7 @@ fn format<'a>(format: &ResponseFormat<'a>) -> Result<Option<WorkerFormat<'a>>, F
     }
 }
 
-/// A message in ollama's words; its calls are added to `called`.
+/// Translates a message to ollama's format; adds its tool calls to `called`.
 fn translate_message(
     at: usize,
     json: &RawValue,
@@ -291,7 +291,7 @@ fn translate_message(
     let thinking = text(message.reasoning, || field("reasoning"))?;
     let thinking = thinking.or(text(message.reasoning_content, || field("reasoning_content"))?);
     let translated = WorkerMessage {
-        // OpenAI's newer name for the system's voice.
+        // OpenAI's newer name for the system role.
         role: if message.role == "developer" { "system" } else { &message.role },
         content,
         images,
@@ -301,7 +301,7 @@ fn translate_message(
         tool_name: name.map(WorkerContent::Written).or(named),
     };
     let json = String::from_utf8(to_json(&translated, json.get().len() + 64)).expect("JSON is UTF-8");
-    Ok(RawValue::from_string(json).expect("what was written as JSON is JSON"))
+    Ok(RawValue::from_string(json).expect("serialised JSON is JSON"))
 }
 
 impl ToolCall<'_> {
@@ -318,11 +318,11 @@ impl ToolCall<'_> {
     }
 }
 
-/// The bytes of an image that came along, in base64. Nothing is fetched for a caller.
+/// The base64 data of an inline image. Nothing is fetched for a caller.
 fn image_data(url: &str) -> Result<&str, Failure> {
     let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
     data.map(|(_, data)| data).ok_or_else(|| {
-        Failure::Unsupported("images come as `data:` addresses with base64; others are not fetched")
+        Failure::Unsupported("images must be `data:` URLs with base64; other URLs are not fetched")
     })
 }
 
@@ -333,7 +333,7 @@ fn think(effort: &str) -> Result<Value, Failure> {
         "medium" | "high" | "max" => Ok(json!(effort)),
         "xhigh" | "ultra" => Ok(json!("max")),
         _ => Err(Failure::Unsupported(
-            "reasoning_effort is one of none, minimal, low, medium, high, xhigh, max",
+            "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, max",
         )),
     }
 }
@@ -409,13 +409,13 @@ mod tests {
         for (message, expect) in [
             (
                 json!({"role": "user", "content": [{"type": "image_url", "image_url": "http://example.com/x.png"}]}),
-                "images come as",
+                "images must be",
             ),
             (
                 json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}),
                 "EOF while parsing",
             ),
-            (json!({"role": "user", "content": 7}), "messages[1].content: expected a text or a list"),
+            (json!({"role": "user", "content": 7}), "messages[1].content: expected a string or a list"),
             (json!({"role": "user", "reasoning": 7}), "messages[1].reasoning: invalid type: integer `7`"),
             (json!({"role": 7}), "messages[1].role: invalid type: integer `7`"),
             (

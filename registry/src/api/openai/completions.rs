@@ -1,4 +1,4 @@
-//! `POST /v1/completions`, by way of `/api/generate`.
+//! `POST /v1/completions`, implemented with `/api/generate`.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -28,14 +28,14 @@ struct Completion<'a> {
     echo: Option<bool>,
 }
 
-/// A prompt that is not one text.
+/// A prompt that is not one string.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text, or one in a list")]
+#[serde(untagged, expecting = "expected a string, or a list with one string")]
 enum Prompt {
     Listed([String; 1]),
 }
 
-/// The request as a worker takes it.
+/// The request for a worker.
 #[derive(Serialize)]
 struct WorkerGenerate<'a> {
     model: &'a str,
@@ -69,7 +69,7 @@ pub(crate) async fn post(
     Reply::new(Shape::Completion, form.model, form.include_usage).answer(answer, form.stream).await
 }
 
-/// The request in ollama's words.
+/// Translates the request to ollama's format.
 fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
     let completion: Completion<'_> = parse(body)?;
     let sampling: Sampling = parse(body)?;
@@ -90,7 +90,7 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, Form), Failure> {
     let request = WorkerGenerate {
         model: &completion.model,
         prompt,
-        // The prompt is continued, not answered: no template goes around it but one that is made for a suffix.
+        // The prompt is continued, so no template is applied, except for a suffix.
         raw: suffix.is_none(),
         stream,
         options,

@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`, by way of `/api/embed`.
+//! `POST /v1/embeddings`, implemented with `/api/embed`.
 
 use axum::extract::State;
 use base64::Engine;
@@ -26,7 +26,7 @@ struct Embeddings<'a> {
     encoding_format: EncodingFormat,
 }
 
-/// The request as a worker takes it.
+/// The request for a worker.
 #[derive(Serialize)]
 struct WorkerEmbed<'a> {
     model: &'a str,
@@ -65,7 +65,7 @@ pub(crate) async fn post(
     Ok(Json(json!({ "object": "list", "data": data, "model": model, "usage": usage })))
 }
 
-/// The request in ollama's words.
+/// Translates the request to ollama's format.
 fn translate(body: &[u8]) -> Result<(Vec<u8>, (String, EncodingFormat)), Failure> {
     let Embeddings { model, input, dimensions, encoding_format } = parse(body)?;
     let is_empty = |input: &RawValue| {
@@ -73,7 +73,8 @@ fn translate(body: &[u8]) -> Result<(Vec<u8>, (String, EncodingFormat)), Failure
         matches!([rest.next(), rest.next()], [Some('['), Some(']')]) || input.get() == "\"\""
     };
     let input = input.filter(|input| !is_empty(input));
-    let input = input.ok_or(Failure::Unsupported("input is a text or a list of texts, and not empty"))?;
+    let input =
+        input.ok_or(Failure::Unsupported("input must be a string or a list of strings, and not empty"))?;
     let request = WorkerEmbed { model: &model, input, dimensions };
     let json = to_json(&request, body.len());
     Ok((json, (model, encoding_format)))

@@ -1,4 +1,4 @@
-//! From a failure to an answer under `/v1`, in OpenAI's form.
+//! Error responses under `/v1`, in OpenAI's format.
 
 use axum::response::{IntoResponse, Response};
 use serde_json::json;

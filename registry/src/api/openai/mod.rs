@@ -1,5 +1,5 @@
-//! OpenAI's API, turned into ollama's on the way to a worker and back on the way out; and the list of models.
-//! Unknown fields are ignored, as its clients expect of servers that are not OpenAI.
+//! OpenAI's API, translated to ollama's for a worker, and back; and the list of models.
+//! Unknown fields are ignored, as its clients expect of servers other than OpenAI's.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -33,14 +33,14 @@ struct Sampling {
     presence_penalty: Option<f64>,
     seed: Option<i64>,
     stop: Option<Stop>,
-    /// Answers wanted, and answers made to choose from.
+    /// The number of choices to return, and the number of candidates to generate.
     n: Option<i64>,
     best_of: Option<i64>,
     logit_bias: Option<Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text or a list of texts")]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
 enum Stop {
     One(String),
     Many(Vec<String>),
@@ -54,10 +54,11 @@ struct StreamOptions {
 }
 
 impl Sampling {
-    /// As ollama's `options`, with OpenAI's defaults. What would change the answer and cannot be done is refused.
+    /// Converts to ollama's `options`, with OpenAI's defaults. Unsupported settings that would change the
+    /// response are refused.
     fn options(&self) -> Result<Value, Failure> {
         if [self.n, self.best_of].into_iter().flatten().any(|answers| answers != 1) {
-            return Err(Failure::Unsupported("n and best_of must be 1: a request gets one answer"));
+            return Err(Failure::Unsupported("n and best_of must be 1: a request gets one choice"));
         }
         if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
             return Err(Failure::Unsupported("logit_bias is not supported"));
@@ -82,21 +83,21 @@ impl Sampling {
     }
 }
 
-/// How a response to a request is to be written.
+/// The settings of a response.
 struct Form {
     model: String,
     stream: bool,
     include_usage: bool,
 }
 
-/// A translated request as it is sent.
+/// Serialises a translated request.
 fn to_json(request: &impl Serialize, capacity: usize) -> Vec<u8> {
     let mut json = Vec::with_capacity(capacity);
-    serde_json::to_writer(&mut json, request).expect("texts, numbers and JSON are JSON");
+    serde_json::to_writer(&mut json, request).expect("strings, numbers and JSON are JSON");
     json
 }
 
-/// A field that must be a text, as it was written. `field` is where it is.
+/// A field that must be a JSON string, unparsed. `field` returns its path.
 fn text(value: Option<&RawValue>, field: impl FnOnce() -> String) -> Result<Option<&RawValue>, Failure> {
     match value {
         Some(value) if !value.get().starts_with('"') => parse_part::<String>(value, field).map(|_| None),
@@ -104,7 +105,7 @@ fn text(value: Option<&RawValue>, field: impl FnOnce() -> String) -> Result<Opti
     }
 }
 
-/// Sends a translated request to a worker. What it refuses comes back as a failure, in its words.
+/// Sends a translated request to a worker. A refusal becomes a failure with the worker's message.
 async fn ask(
     registry: &Registry,
     (caller, client): (&Caller, ClientAddress),

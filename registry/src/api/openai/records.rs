@@ -1,4 +1,4 @@
-//! A worker's stream of bytes as the records in it: one JSON value a line.
+//! Splits a worker's byte stream into records: one JSON value per line.
 
 use bytes::{Bytes, BytesMut};
 use futures::stream::BoxStream;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::gateway::GatewayError;
 
-/// A line longer than this is not waited for.
+/// The maximum length of a line.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
 type Bytestream = BoxStream<'static, Result<Bytes, GatewayError>>;
@@ -44,7 +44,7 @@ async fn next_line(bytes: &mut Bytestream, buffer: &mut BytesMut) -> Result<Opti
         }
         match bytes.next().await {
             Some(more) => buffer.extend_from_slice(&more?),
-            // What comes without a newline at the end is still a record.
+            // Bytes without a final newline are a record too.
             None if buffer.trim_ascii().is_empty() => return Ok(None),
             None => return Ok(Some(buffer.split())),
         }

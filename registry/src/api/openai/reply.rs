@@ -1,4 +1,4 @@
-//! A worker's records as OpenAI's answers: one object, or server-sent events.
+//! Converts a worker's records to OpenAI's responses: one object, or server-sent events.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -18,7 +18,7 @@ pub(super) enum Shape {
     Completion,
 }
 
-/// One answer: what all its parts repeat, and how far it is.
+/// One response: the fields that all its parts repeat, and its progress.
 pub(super) struct Reply {
     shape: Shape,
     id: String,
@@ -27,7 +27,7 @@ pub(super) struct Reply {
     include_usage: bool,
     has_begun: bool,
     has_called: bool,
-    /// Characters of the tokens that log-probabilities were told of.
+    /// Characters of the tokens whose log-probabilities have been sent.
     told: usize,
 }
 
@@ -47,7 +47,7 @@ impl Reply {
         Ok(Json(self.whole(&record)).into_response())
     }
 
-    /// The answer to a request that did not ask for a stream.
+    /// The response to a request without streaming.
     fn whole(&mut self, record: &Value) -> Value {
         let mut choice = self.content(record, "message");
         choice.insert("finish_reason".to_owned(), self.finish_reason(record));
@@ -62,10 +62,10 @@ impl Reply {
                 Ok(record) if record["error"].is_string() => vec![event(&failed(&record["error"]))],
                 Ok(record) => self.chunks(&record).iter().map(event).collect(),
                 Err(error) => {
-                    tracing::warn!(error = chain(&error), "a response ended early");
+                    tracing::warn!(error = chain(&error), "response ended early");
                     let text = match error {
                         GatewayError::Broken(_) | GatewayError::NotRead { .. } => error.to_string(),
-                        _ => "the worker's answer is not readable".to_owned(),
+                        _ => "the worker's response is invalid".to_owned(),
                     };
                     vec![event(&failed(&json!(text)))]
                 }
@@ -78,7 +78,7 @@ impl Reply {
         (headers, body).into_response()
     }
 
-    /// The chunks that one record makes: its text, and at the end a reason and, where asked for, the counts.
+    /// The chunks of one record: its text and, at the end, a finish reason and the requested usage.
     fn chunks(&mut self, record: &Value) -> Vec<Value> {
         let mut chunks = Vec::new();
         let is_done = record["done"] == json!(true);
@@ -103,7 +103,7 @@ impl Reply {
         chunks
     }
 
-    /// The choice that a record's text makes, without its reason to end. `key` is what a chat's text goes under.
+    /// The choice with a record's text, without its finish reason. `key` is the field of a chat's text.
     fn content(&mut self, record: &Value, key: &str) -> Map<String, Value> {
         let mut choice = Map::new();
         choice.insert("index".to_owned(), json!(0));
@@ -116,7 +116,7 @@ impl Reply {
         }
         let said = &record["message"];
         let mut message = Map::new();
-        // In a stream the role comes once.
+        // A stream has the role only once.
         if !std::mem::replace(&mut self.has_begun, true) {
             message.insert("role".to_owned(), json!("assistant"));
         }
@@ -135,21 +135,21 @@ impl Reply {
         choice
     }
 
-    /// Log-probabilities in the form of completions: a list for each of their sides.
+    /// Log-probabilities in the format of completions: a list for each of their fields.
     fn columns(&mut self, tokens: &[Value]) -> Value {
         let column = |key: &str| tokens.iter().map(|token| token[key].clone()).collect::<Value>();
         let likeliest = |token: &Value| {
             let mut map = Map::new();
             for other in token["top_logprobs"].as_array().into_iter().flatten() {
                 let text = other["token"].as_str().unwrap_or_default().to_owned();
-                // Of pieces of characters that look alike the likelier one, which comes first.
+                // Of partial characters with the same text, keep the likelier one, which comes first.
                 map.entry(text).or_insert_with(|| other["logprob"].clone());
             }
             Value::Object(map)
         };
         let mut offset = |token: &Value| {
             let bytes = token["bytes"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-            // A character begins with any byte but those that go on with one.
+            // Count the bytes that begin a character: all but UTF-8 continuation bytes.
             let begun = bytes.filter(|byte| byte & 0xC0 != 0x80).count();
             let at = self.told;
             self.told += begun;
@@ -166,7 +166,7 @@ impl Reply {
     fn object(&self, choices: Vec<Value>, suffix: &str) -> Value {
         let object = match self.shape {
             Shape::Chat => format!("chat.completion{suffix}"),
-            // A stream of these has no name of its own.
+            // Its stream has no object name of its own.
             Shape::Completion => "text_completion".to_owned(),
         };
         json!({
@@ -177,7 +177,7 @@ impl Reply {
 
     fn finish_reason(&self, record: &Value) -> Value {
         match record["done_reason"].as_str() {
-            // An answer that was cut off may lack calls.
+            // A truncated response may lack tool calls.
             Some("length") => json!("length"),
             _ if self.has_called => json!("tool_calls"),
             _ => json!("stop"),
