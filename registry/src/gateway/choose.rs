@@ -1,11 +1,12 @@
-//! Which workers a request is sent to: those that have the model loaded, then those that have it on disk, then the others. Within
-//! a class the less loaded of two random workers comes first, so that replicas which know the same do not all choose the same.
-//! Pure: the random numbers and the load come from the caller.
+//! Chooses the workers for a request: first those that have the model loaded, then those that have it on
+//! disk, then the others. Within a class, the less loaded of two random workers comes first, so that replicas
+//! with the same data do not all choose the same one. Pure: the caller passes the random numbers and the
+//! load.
 
 /// How many workers a request is tried on.
 pub(crate) const TRIES: usize = 4;
 
-/// Some workers by their places: those that are known, or as many as there are.
+/// Candidate workers, as positions in the worker table: a list, or all of the table.
 pub(crate) enum Class<'a> {
     Places(&'a [usize]),
     All(usize),
@@ -27,8 +28,9 @@ impl Class<'_> {
     }
 }
 
-/// The workers to try, in order: at most `TRIES`, from the first class on. `random(n)` is below `n`; of two workers the one with
-/// the smaller load is tried first. The cost does not depend on how many workers there are.
+/// The workers to try, in order: at most `TRIES`, starting with the first class. `random(n)` is below `n`. Of
+/// two workers the one with the smaller load is tried first. The cost does not depend on the number of
+/// workers.
 pub(crate) fn by_preference<L: Ord>(
     classes: &[Class<'_>],
     mut random: impl FnMut(usize) -> usize,
@@ -36,7 +38,7 @@ pub(crate) fn by_preference<L: Ord>(
 ) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::with_capacity(TRIES);
     for class in classes {
-        // Twice as many as are needed, to choose each from two, and as many as may be chosen already.
+        // Twice as many as needed, so that each is chosen from two, plus as many as may be chosen already.
         let wanted = 2 * (TRIES - chosen.len()) + chosen.len();
         let mut sample = sample(class.len(), wanted, &mut random)
             .into_iter()
@@ -64,7 +66,7 @@ pub(crate) fn by_preference<L: Ord>(
 /// Up to `wanted` different numbers below `count`, in random order.
 fn sample(count: usize, wanted: usize, random: &mut impl FnMut(usize) -> usize) -> Vec<usize> {
     let mut picked: Vec<usize> = Vec::with_capacity(wanted.min(count));
-    // Floyd's algorithm: one random number for each, however many there are to choose from.
+    // Floyd's algorithm: one random number per pick, whatever `count` is.
     for last in count.saturating_sub(wanted)..count {
         let number = random(last + 1);
         let number = if picked.contains(&number) { last } else { number };
@@ -77,7 +79,7 @@ fn sample(count: usize, wanted: usize, random: &mut impl FnMut(usize) -> usize) 
 mod tests {
     use super::*;
 
-    /// A small generator, so that the tests repeat.
+    /// A small deterministic generator, so that the tests are repeatable.
     fn random(mut state: u64) -> impl FnMut(usize) -> usize {
         move |below| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -87,7 +89,7 @@ mod tests {
 
     #[test]
     fn loaded_then_cached_then_the_less_loaded_of_the_others() {
-        // Places: 0 and 1 have it loaded, 2 and those on disk, 3 and 4 neither.
+        // Positions 0 and 1 have it loaded, 0 to 2 have it on disk, 3 and 4 have neither.
         let loads = [9, 3, 5, 1, 8];
         for seed in 0..100 {
             let classes = [Class::Places(&[0, 1]), Class::Places(&[0, 1, 2]), Class::All(5)];

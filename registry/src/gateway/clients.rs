@@ -1,5 +1,5 @@
-//! How many requests for models each client has in progress, and the limit on them (`max_per_client`).
-//! The count is of this process; a client is an address as trusted proxies report it.
+//! Counts the inference requests in progress per client, and limits them (`max_per_client`).
+//! The count is per process. A client is an address as trusted proxies report it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,7 +11,7 @@ use super::GatewayError;
 #[derive(Clone, Default)]
 pub(super) struct Clients {
     in_progress: Arc<Mutex<HashMap<IpAddr, usize>>>,
-    /// 0 is no limit.
+    /// 0 means no limit.
     most: usize,
 }
 
@@ -26,7 +26,8 @@ impl Clients {
         Clients { most, ..Clients::default() }
     }
 
-    /// Counts a request, unless its client has too many. A request without an address came from within this process.
+    /// Counts a request, unless its client has too many. A request without an address comes from this
+    /// process.
     pub(super) fn admit(&self, client: Option<IpAddr>) -> Result<Option<InProgress>, GatewayError> {
         let Some(address) = client.filter(|_| self.most > 0) else { return Ok(None) };
         let client = network(address);
@@ -52,7 +53,8 @@ impl Drop for InProgress {
     }
 }
 
-/// One client: an IPv4 address, or the /64 network of an IPv6 address, within which a client chooses addresses freely.
+/// The network that counts as one client: an IPv4 address, or the /64 of an IPv6 address, within which a
+/// client can choose addresses freely.
 pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

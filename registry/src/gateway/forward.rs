@@ -1,5 +1,7 @@
-//! One request to one of several workers: the next is tried until the first byte of an answer is there, never after it.
-//! Dropping the response closes the connection to the worker, which ends its work. A client that does not read it drops it too.
+//! Sends one request to one of several workers. The next worker is tried until the first byte of a response
+//! arrives, never after it.
+//! Dropping the response closes the connection to the worker, which then stops the work. A client that does
+//! not read the response causes the same.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -29,27 +31,27 @@ use crate::{Registry, traces};
 
 const NDJSON: &str = "application/x-ndjson";
 
-/// A request for a model, resolved.
+/// An inference request whose model is resolved.
 pub(crate) struct Ask {
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
-    /// As the caller wrote it; workers repeat it in their answers.
+    /// As the caller wrote it; workers repeat it in their responses.
     pub(crate) name: String,
     pub(crate) client: ClientAddress,
     /// The worker's path.
     pub(crate) path: &'static str,
-    /// With its charge, which is held until a worker has begun to answer.
+    /// With its charge, which is kept until a worker begins its response.
     pub(crate) body: InferenceBody,
 }
 
-/// A worker's answer, from its first byte on.
+/// A worker's response, from its first byte.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) content_type: HeaderValue,
     pub(crate) bytes: BoxStream<'static, Result<Bytes, GatewayError>>,
 }
 
-/// Sends the request to some of the attached workers in order of preference, until one of them takes it.
+/// Sends the request to attached workers in order of preference, until one of them accepts it.
 pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Failure> {
     let in_progress = registry.gateway().clients.admit(ask.client.0)?;
     let table = registry.workers_attached().await?;
@@ -78,10 +80,10 @@ pub(crate) async fn forward(registry: &Registry, ask: Ask) -> Result<Answer, Fai
                 busy = Some(answer.attended(stall_timeout, None));
             }
             Ok(answer) if is_stranger(answer.status) => {
-                tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker does not know this registry");
+                tracing::warn!(worker = %worker.id, status = answer.status.as_u16(), "worker refused this registry's secret");
             }
             Ok(answer) => return Ok(answer.attended(stall_timeout, in_progress)),
-            Err(error) => tracing::warn!(worker = %worker.id, error = chain(&error), "worker did not answer"),
+            Err(error) => tracing::warn!(worker = %worker.id, error = chain(&error), "worker request failed"),
         }
     }
     busy.ok_or_else(|| GatewayError::NoAnswer { model: ask.name, tried }.into())
@@ -91,7 +93,7 @@ fn free_bytes(worker: &Worker) -> u64 {
     worker.devices.iter().fold(0, |sum, device| sum.saturating_add(device.free_bytes))
 }
 
-/// It was restarted and has another secret, which its next registration brings.
+/// The worker was restarted and has a new secret, which its next registration reports.
 fn is_stranger(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
@@ -108,7 +110,7 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
         .header(header::CONTENT_TYPE, "application/json")
         .header("lode-model", format!("{}@{}", ask.repository, ask.digest))
         .header("lode-model-name", HeaderValue::from_str(&ask.name).unwrap_or(HeaderValue::from_static("")))
-        // Clients take turns where requests wait for a model.
+        // Workers serve clients in turn when requests wait for a model.
         .header("lode-client", client)
         .body(ask.body.bytes.clone())
         .send()
@@ -126,7 +128,7 @@ async fn send(gateway: &Gateway, worker: &Worker, ask: &Ask) -> Result<Answer, r
     Ok(Answer { status, content_type, bytes })
 }
 
-/// `path` at the worker, which may be advertised under a path of its own.
+/// The URL of `path` on the worker, whose advertised URL may have a path.
 pub(super) fn address(advertise: &Url, path: &str) -> Url {
     let mut url = advertise.clone();
     url.set_path(&format!("{}{path}", advertise.path().trim_end_matches('/')));
@@ -134,14 +136,18 @@ pub(super) fn address(advertise: &Url, path: &str) -> Url {
 }
 
 impl Answer {
-    /// Cancelled when its client does not read it, and counted among the client's requests until it ends.
+    /// Cancels the response if its client does not read it, and counts it among the client's requests until
+    /// it ends.
     fn attended(self, limit: Duration, in_progress: Option<InProgress>) -> Answer {
         let counted = self.bytes.inspect(move |_| {
             let _until_the_end = &in_progress;
         });
         let bytes = CancelUnread::new(counted, limit).map(move |item| {
             item.unwrap_or_else(|NotRead| {
-                tracing::info!(limit_ms = limit.as_millis() as u64, "cancelled a response that was not read");
+                tracing::info!(
+                    limit_ms = limit.as_millis() as u64,
+                    "cancelled response: client did not read it"
+                );
                 Err(GatewayError::NotRead { limit })
             })
         });
@@ -150,11 +156,11 @@ impl Answer {
 }
 
 impl IntoResponse for Answer {
-    /// Passes the answer through. One that breaks off within a stream of records ends with a record that says so.
+    /// Passes the response through. If a stream of records ends early, its last record reports the error.
     fn into_response(self) -> Response {
         let is_stream = self.content_type.as_bytes().starts_with(NDJSON.as_bytes());
         let bytes = self.bytes.or_else(move |error| async move {
-            tracing::warn!(error = chain(&error), "a response ended early");
+            tracing::warn!(error = chain(&error), "response ended early");
             let record = Bytes::from(format!("{}\n", json!({ "error": error.to_string() })));
             if is_stream { Ok(record) } else { Err(error) }
         });

@@ -1,5 +1,6 @@
-//! The gateway: a request for a model goes to a worker that can answer it, and the answer comes back as it is made.
-//! It resolves names under the caller's rights and shows each worker the secret of its registration.
+//! The gateway: sends an inference request to a worker that can serve it, and streams the response back.
+//! It resolves names with the caller's rights, and authenticates to each worker with the secret of its
+//! registration.
 
 mod choose;
 mod clients;
@@ -26,16 +27,16 @@ pub(crate) use ps::{ps_for_ollama, ps_page};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The connections to workers, and the clients served over them.
+/// The connections to workers, and the requests of each client.
 #[derive(Clone)]
 pub(crate) struct Gateway {
     client: reqwest::Client,
-    /// How many requests this replica has at each worker.
+    /// Requests of this replica in progress, by worker.
     requests: Arc<Mutex<HashMap<Uuid, usize>>>,
     clients: Clients,
 }
 
-/// A request at a worker; dropping it takes it off the count.
+/// A request in progress on a worker; dropping it decrements the count.
 pub(super) struct CountedRequest {
     requests: Arc<Mutex<HashMap<Uuid, usize>>>,
     worker: Uuid,
@@ -55,7 +56,7 @@ impl Drop for CountedRequest {
 
 impl Gateway {
     pub(crate) fn new(config: &Config) -> Result<Gateway, Error> {
-        // There is no time limit on a response as long as the client reads it; a client that leaves ends it.
+        // A response has no timeout as long as the client reads it; it ends when the client disconnects.
         let configure = || {
             reqwest::Client::builder()
                 .no_proxy()
@@ -78,24 +79,24 @@ impl Gateway {
     }
 }
 
-/// Why no worker answered.
+/// Why a worker could not serve a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GatewayError {
-    #[error("no worker is attached that could run '{model}'; start one with `lode worker --registry URL`")]
+    #[error("no worker is attached that can run '{model}'; start one with `lode worker --registry URL`")]
     NoWorker { model: String },
-    #[error("no worker answered for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
+    #[error("no worker responded for '{model}' ({tried} tried); `GET /lode/v1/workers` lists them")]
     NoAnswer { model: String, tried: usize },
     #[error(
-        "client {client} has {limit} requests for models in progress, which is the limit (LODE_MAX_PER_CLIENT); try again when one has ended"
+        "client {client} has {limit} inference requests in progress, which is the limit (LODE_MAX_PER_CLIENT); try again when one has finished"
     )]
     TooManyOfClient { client: IpAddr, limit: usize },
     #[error("the response was cancelled: it was not read for {} s (LODE_STALL_TIMEOUT)", .limit.as_secs_f32())]
     NotRead { limit: Duration },
-    #[error("the worker's answer broke off")]
+    #[error("the worker's response ended early")]
     Broken(#[source] reqwest::Error),
-    #[error("the worker's answer is not what was expected")]
+    #[error("the worker's response is invalid")]
     Unreadable(#[source] serde_json::Error),
-    #[error("a record of the worker's answer has more than {limit_bytes} bytes")]
+    #[error("a record of the worker's response is larger than {limit_bytes} bytes")]
     LineTooLong { limit_bytes: usize },
 }
 

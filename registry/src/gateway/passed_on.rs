@@ -1,5 +1,6 @@
-//! The routes whose bodies go to a worker as they are, and the one older form that has to be turned into its successor.
-//! Names are resolved here, so that a worker only ever hears of a repository and a digest.
+//! The routes whose bodies are passed to a worker unchanged, and the older `/api/embeddings`, which is
+//! translated.
+//! Names are resolved here, so that a worker only receives a repository and a digest.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -18,7 +19,7 @@ use crate::http::extract::{InferenceBody, Members, parse};
 use crate::http::forwarded::ClientAddress;
 use crate::http::{Failure, Json, OwnHosts};
 
-/// The largest answer that is read whole before anything of it is passed on.
+/// The largest response that is read completely before it is passed on.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// A route that passes its body to `path` on a worker.
@@ -36,7 +37,7 @@ pub(crate) fn passed_on(path: &'static str, read_name: ReadName) -> MethodRouter
     )
 }
 
-/// The model that a name means to this caller; `asked` is the name as the request has it.
+/// Resolves a model name for this caller; `asked` is the name as in the request.
 pub(crate) async fn resolve(
     registry: &Registry,
     caller: &Caller,
@@ -51,7 +52,7 @@ pub(crate) async fn resolve(
     Err(Failure::ModelUnknown { name: asked.to_owned() })
 }
 
-/// `POST /api/embeddings`, the older form of `/api/embed`: one prompt, one vector.
+/// `POST /api/embeddings`, the older form of `/api/embed`: one prompt, one embedding.
 pub(crate) async fn embeddings(
     State(registry): State<Registry>,
     caller: Caller,
@@ -61,7 +62,7 @@ pub(crate) async fn embeddings(
 ) -> Result<Response, Failure> {
     let name = body.outline.model.take().unwrap_or_default();
     let (repository, digest) = resolve(&registry, &caller, &name, model_name::parse(&name, &own)?).await?;
-    // Without a prompt there is no vector, but the model is loaded all the same.
+    // Without a prompt there is no embedding, but the model is loaded.
     let (body, is_empty) = body.translate(embed_request).await?;
     let ask = Ask { repository, digest, name, client, path: "/api/embed", body };
     let answer = forward(&registry, ask).await?;
@@ -73,10 +74,11 @@ pub(crate) async fn embeddings(
     Ok(Json(json!({ "embedding": vector })).into_response())
 }
 
-/// A request to `/api/embeddings` as one to `/api/embed`, and whether its prompt is empty.
+/// Translates a request to `/api/embeddings` to one to `/api/embed`. Also returns whether its prompt is
+/// empty.
 fn embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
     let Members(mut members) = parse(body)?;
-    let empty = RawValue::from_string("\"\"".to_owned()).expect("an empty text is JSON");
+    let empty = RawValue::from_string("\"\"".to_owned()).expect("an empty string is JSON");
     let mut prompt: &RawValue = &empty;
     members.retain(|(key, value)| {
         if key == "prompt" && value.get() != "null" {
@@ -90,11 +92,11 @@ fn embed_request(body: &[u8]) -> Result<(Vec<u8>, bool), Failure> {
     let is_empty = prompt.get() == "\"\"";
     members.push(("input".into(), prompt));
     let mut request = Vec::with_capacity(body.len());
-    serde_json::to_writer(&mut request, &Members(members)).expect("texts and JSON are JSON");
+    serde_json::to_writer(&mut request, &Members(members)).expect("strings and JSON are JSON");
     Ok((request, is_empty))
 }
 
-/// The whole of an answer that is one JSON value.
+/// Reads a response that is one JSON value.
 pub(crate) async fn read_json<T: serde::de::DeserializeOwned>(mut answer: Answer) -> Result<T, Failure> {
     let mut all = Vec::new();
     while let Some(bytes) = answer.bytes.try_next().await? {

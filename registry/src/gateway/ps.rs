@@ -1,5 +1,5 @@
-//! `GET /api/ps`: what all workers have loaded, as one list.
-//! A worker that does not answer soon is left out.
+//! `GET /api/ps`: the loaded models of all workers, as one list.
+//! A worker that does not respond in time is left out.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::app::Worker;
 use crate::auth::Caller;
 use crate::http::{Failure, Json, Links, Query, page};
 
-/// The longest page of a listing.
+/// The maximum size of a page.
 const MAX_PAGE: u64 = 1000;
 
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -46,7 +46,8 @@ pub(crate) async fn ps_for_ollama(
     Ok(Json(json!({ "models": models })))
 }
 
-/// `GET /lode/v1/ps`: the same in pages, with whole names. `last` is the position of the previous page's last entry, from 0.
+/// `GET /lode/v1/ps`: the same in pages, with full names. `last` is the position of the previous page's last
+/// entry, from 0.
 pub(crate) async fn ps_page(
     State(registry): State<Registry>,
     caller: Caller,
@@ -64,12 +65,12 @@ pub(crate) async fn ps_page(
     Ok(page(Json(json!({ "models": models })), next))
 }
 
-/// What all workers have loaded, longest remaining first.
+/// The loaded models of all workers, sorted by expiry, the latest first.
 async fn loaded(registry: &Registry, caller: &Caller) -> Result<Vec<Value>, Failure> {
     let workers = registry.worker_list(caller).await?;
     let answers = join_all(workers.iter().map(|worker| loaded_by(registry.gateway(), worker))).await;
     let mut models: Vec<Value> = answers.into_iter().flatten().flat_map(|loaded| loaded.models).collect();
-    // The longest remaining comes first, as RFC 3339 times of one zone compare.
+    // Sorts as text, because RFC 3339 times in one zone sort like times.
     models.sort_by(|a, b| b["expires_at"].as_str().cmp(&a["expires_at"].as_str()));
     Ok(models)
 }

@@ -1,4 +1,5 @@
-//! The gateway against workers made of a few lines: who is asked, what they hear, and how their answers come back.
+//! The gateway with minimal fake workers: which worker is chosen, what it receives, and how its response is
+//! returned.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -20,10 +21,10 @@ use super::wire::{Server, request, within};
 use super::{Answer, App};
 use crate::Config;
 
-/// What a worker was asked: path, headers of interest, body.
+/// The requests of a worker: path, some headers, body.
 pub(super) type Heard = Arc<Mutex<Vec<Value>>>;
 
-/// A worker that notes what it hears and answers the same to everything.
+/// A worker that records its requests and always sends the same response.
 pub(super) async fn worker(
     answer: impl Fn() -> Response + Clone + Send + Sync + 'static,
 ) -> (SocketAddr, Heard) {
@@ -48,7 +49,7 @@ pub(super) async fn worker(
     (address, heard)
 }
 
-/// Registers a worker, as from this machine; its id and its secret.
+/// Registers a worker, as from this machine; returns its id and its secret.
 pub(super) async fn join(app: &App, address: SocketAddr) -> (String, String) {
     let body =
         json!({"advertise": format!("http://{address}"), "devices": [{"kind": "cpu", "free_bytes": 1}]});
@@ -113,7 +114,7 @@ async fn the_older_embeddings_are_translated() {
     let asked = heard.lock().unwrap().pop().unwrap();
     assert_eq!(asked["path"], "/api/embed");
     assert_eq!(asked["body"], json!({"model": "mini", "input": "text"}).to_string());
-    // Without a prompt the model is loaded and nothing more, and what is no text is no prompt.
+    // Without a prompt the model is only loaded, and a prompt that is not a string is refused.
     let empty = app.post_json("/api/embeddings", json!({"model": "mini", "keep_alive": -1})).await;
     assert_eq!(empty.json(), json!({"embedding": []}));
     let asked = heard.lock().unwrap().pop().unwrap();
@@ -136,7 +137,7 @@ async fn the_next_worker_is_asked_until_one_answers() {
     drop(unused);
     let dead = ask().await;
     assert_eq!(dead.status, 503);
-    assert!(dead.json()["error"].as_str().unwrap().contains("no worker answered"));
+    assert!(dead.json()["error"].as_str().unwrap().contains("no worker responded"));
 
     let busy = || (http::StatusCode::SERVICE_UNAVAILABLE, r#"{"error":"server busy"}"#).into_response();
     join(&app, worker(busy).await.0).await;
@@ -171,12 +172,13 @@ async fn records_come_through_one_by_one() {
         assert_eq!(frame, format!("{{\"n\":{n}}}\n"));
         sender.send(Bytes::from(format!("{{\"n\":{}}}\n", n + 1))).await.unwrap();
     }
-    // Whoever stops listening ends the work.
+    // A client that disconnects ends the work.
     drop(body);
     within(sender.closed()).await;
 }
 
-/// A worker whose response continues as long as it is read. The sender is closed when the gateway has dropped the response.
+/// A worker whose response continues for as long as it is read. The sender is closed when the gateway has
+/// dropped the response.
 async fn endless_worker(app: &App, record: &'static [u8]) -> mpsc::Receiver<mpsc::Sender<()>> {
     let (begun, responses) = mpsc::channel(8);
     let (address, _) = worker(move || {
@@ -256,7 +258,7 @@ async fn a_client_has_so_many_requests() {
     assert!(error.starts_with("client 192.0.2.1 has 2 requests") && error.contains("LODE_MAX_PER_CLIENT"));
     let refused = Answer::read(ask("192.0.2.1", "/v1/completions").await).await;
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
-    // A request that has ended makes place for another.
+    // A request that has finished allows another one.
     let ended = within(responses.recv()).await.unwrap();
     drop(first);
     within(ended.closed()).await;
@@ -267,7 +269,7 @@ async fn a_client_has_so_many_requests() {
 async fn a_caller_who_leaves_before_the_first_byte_ends_the_work() {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;
-    // Each request holds a sender: it is closed when the worker's handler is dropped.
+    // Each request holds a sender, which is closed when the worker's handler is dropped.
     let (begun, mut working) = mpsc::channel::<mpsc::Receiver<()>>(1);
     let routes = Router::new().fallback(move || {
         let begun = begun.clone();
@@ -287,7 +289,7 @@ async fn a_caller_who_leaves_before_the_first_byte_ends_the_work() {
     let body = r#"{"model":"mini"}"#;
     let head = request("POST /api/generate", &format!("content-length: {}\r\n", body.len()));
     stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-    let mut ended = within(working.recv()).await.expect("the worker was asked");
+    let mut ended = within(working.recv()).await.expect("the worker got the request");
     drop(stream);
     assert_eq!(within(ended.recv()).await, None);
 }
@@ -298,7 +300,7 @@ async fn a_stream_that_breaks_says_so() {
     app.push_image("mini", "latest", "x").await;
     let (address, _) = worker(|| {
         let records = [Ok(Bytes::from_static(b"{\"n\":1}\n")), Err(std::io::Error::other("gone"))];
-        // Between the two, so that the first is sent.
+        // Yields between the two, so that the first is sent.
         let records = stream::iter(records).then(|record| async move {
             if record.is_err() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -310,7 +312,7 @@ async fn a_stream_that_breaks_says_so() {
     .await;
     join(&app, address).await;
     let answer = app.post_json("/api/generate", json!({"model": "mini"})).await;
-    assert_eq!(answer.text(), "{\"n\":1}\n{\"error\":\"the worker's answer broke off\"}\n");
+    assert_eq!(answer.text(), "{\"n\":1}\n{\"error\":\"the worker's response ended early\"}\n");
 }
 
 #[tokio::test]
@@ -335,7 +337,7 @@ async fn workers_come_and_go() {
     let list = app.get("/lode/v1/workers").await;
     assert!(!list.text().contains(&secret));
     let workers = list.json()["workers"].clone();
-    assert_eq!(workers.as_array().unwrap().len(), 1, "a restarted worker replaces itself");
+    assert_eq!(workers.as_array().unwrap().len(), 1, "a restarted worker replaces its previous registration");
     assert_eq!(
         (&workers[0]["devices"][0]["more"], &workers[0]["loaded"][0]["expires_at"]),
         (&json!(true), &json!("soon"))
@@ -350,7 +352,7 @@ async fn workers_come_and_go() {
 async fn who_may_join() {
     let body = || json!({"advertise": "http://127.0.0.1:1"});
     let open = App::new().await;
-    assert_eq!(open.post_json("/lode/v1/workers", body()).await.status, 403, "from who knows where");
+    assert_eq!(open.post_json("/lode/v1/workers", body()).await.status, 403, "from an unknown address");
     assert_eq!(local(&open, "POST", "/lode/v1/workers", None, body()).await.status, 201);
 
     let shared = App::with(Config { worker_token: Some(Secret::new("hush")), ..Config::default() }).await;
