@@ -1,4 +1,5 @@
-//! A backup taken while pushes, deletions and collections go on, restored into an empty folder and checked to the last byte.
+//! Backups taken during pushes, deletions and collections, then restored into an empty folder and fully
+//! verified.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ async fn take(app: &App, to: &TempDir, how: Take) -> BackupReport {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn while_everything_goes_on() {
-    // No grace at all: blobs go between the copy of the index and their own.
+    // Without a grace period, blobs are removed between the database copy and their own copy.
     let config = Config { gc_grace: Duration::ZERO, upload_lease: Duration::ZERO, ..Config::default() };
     let app = Arc::new(App::with(config).await);
     for n in 0..20 {
@@ -69,7 +70,7 @@ async fn while_everything_goes_on() {
     let first = take(&app, &to, Take::Copy).await;
     assert!(first.blobs >= 40 && first.blobs_copied >= first.blobs, "{first:?}");
     for _ in 0..3 {
-        // Into the same folder again: what is there is not copied twice.
+        // Into the same folder again: existing blobs are not copied again.
         let again = take(&app, &to, Take::Link).await;
         assert!(again.blobs_copied < 40, "{again:?}");
         let restored = restore(to.path()).await;
@@ -81,7 +82,7 @@ async fn while_everything_goes_on() {
             let layer = manifest["layers"][0]["digest"].as_str().unwrap().to_owned();
             assert_eq!(restored.get(&format!("/v2/stays/blobs/{layer}")).await.text(), format!("layer {n}"));
         }
-        // It goes on as a registry of its own.
+        // The restored registry accepts pushes.
         restored.push_image("new", "latest", "after the restore").await;
         restored.registry.close().await;
     }
@@ -102,7 +103,7 @@ async fn what_is_gone_leaves_the_backup_and_damage_stops_it() {
     let report = take(&app, &to, Take::Copy).await;
     assert_eq!((report.blobs, report.blobs_copied, report.blobs_removed), (3, 0, 1));
 
-    // A row without its bytes is damage; the backup before it stays as it is.
+    // A row without its bytes is damage; the previous backup stays unchanged.
     let path = app._data.path().join("blobs/sha256").join(digest.hex());
     std::fs::remove_file(path).unwrap();
     let fresh = tempfile::tempdir().unwrap();
@@ -112,7 +113,7 @@ async fn what_is_gone_leaves_the_backup_and_damage_stops_it() {
     let restored = restore(to.path()).await;
     assert!(restored.registry.fsck(&Caller::Internal, true).await.unwrap().is_sound());
 
-    // Never into a folder that is being served, and only what lies in files.
+    // Never into a folder that is being served, and only from a SQLite file.
     let own = backup(app.registry.config(), app._data.path(), Take::Copy, quiet).await;
     assert!(matches!(own, Err(Error::FolderInUse { .. })), "{own:?}");
     let elsewhere = Config { database: Some("postgres://db/lode".parse().unwrap()), ..Config::default() };
@@ -127,7 +128,7 @@ async fn it_never_overwrites_a_registry() {
     let to = tempfile::tempdir().unwrap();
     take(&app, &to, Take::Copy).await;
 
-    // A backup that was served has become a registry, whether it is served still or not.
+    // A backup that was served has become a registry, even when it is no longer served.
     let other = restore(to.path()).await;
     other.push_image("b", "latest", "there").await;
     other.registry.close().await;
@@ -142,7 +143,7 @@ async fn it_never_overwrites_a_registry() {
     assert!(matches!(refused, Err(Error::Config { setting: "--to", .. })), "{refused:?}");
     let other = restore(data.path()).await;
     assert_eq!(other.get("/v2/b/manifests/latest").await.status, 200);
-    // A backup is still one.
+    // A folder with a backup is still accepted.
     take(&app, &to, Take::Copy).await;
 }
 
@@ -157,7 +158,7 @@ async fn one_that_is_cut_short_leaves_a_whole_one() {
     let to = tempfile::tempdir().unwrap();
     take(&app, &to, Take::Copy).await;
     app.registry.gc_run(&Caller::Internal, false).await.unwrap();
-    // What cannot be removed ends the next one in the middle of removing what is not listed any more.
+    // An entry that cannot be removed makes the next backup fail while it prunes unlisted blobs.
     let stuck = Digest::sha256(b"stuck");
     std::fs::create_dir(to.path().join("blobs/sha256").join(stuck.hex())).unwrap();
     backup(app.registry.config(), to.path(), Take::Copy, quiet).await.unwrap_err();

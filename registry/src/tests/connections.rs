@@ -1,4 +1,5 @@
-//! The limit on connections: idle connections are closed for new ones, busy ones stay open, and connections beyond the limit get a 503.
+//! The connection limit: idle connections are closed for new ones, busy ones stay open, and connections
+//! beyond the limit get a 503.
 
 use lode_model::digest::Digest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,7 +15,7 @@ async fn server(max_connections: usize) -> (App, Server) {
     (app, server)
 }
 
-/// The connection is closed without a word.
+/// Whether the connection is closed without a response.
 async fn is_closed(stream: &mut TcpStream) -> bool {
     matches!(within(stream.read(&mut [0; 1])).await, Ok(0) | Err(_))
 }
@@ -22,7 +23,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
 #[tokio::test]
 async fn idle_connections_make_room_for_new_ones() {
     let (_app, server) = server(4).await;
-    // One that asked and rests, one that sent half of a head, two that said nothing.
+    // One that sent a request and is idle, one that sent half of a head, and two that sent nothing.
     let mut idle = Vec::new();
     for start in ["GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", "GET /healthz HTT", "", ""] {
         let mut stream = server.connect().await;
@@ -38,7 +39,7 @@ async fn idle_connections_make_room_for_new_ones() {
         let answer = server.exchange(&request("GET /v2/", "")).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
-    // Four are open at most. Those that came first are gone, whichever they were.
+    // At most four are open, so the earlier ones have been closed, in any order.
     let mut late = Vec::new();
     for _ in 0..4 {
         let mut stream = server.connect().await;
@@ -61,7 +62,7 @@ async fn busy_connections_stay_and_others_are_refused() {
     let mut busy = Vec::new();
     for _ in 0..3 {
         let mut stream = server.connect().await;
-        // The server says so once it reads the body.
+        // The server sends 100 Continue once it reads the body.
         let head = head.replace("content-length", "expect: 100-continue\r\ncontent-length");
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut answer = [0; 12];
@@ -71,7 +72,7 @@ async fn busy_connections_stay_and_others_are_refused() {
     }
     for (path, body) in [
         ("/v2/", "\"code\":\"UNAVAILABLE\""),
-        ("/api/tags", "{\"error\":\"the server has as many"),
+        ("/api/tags", "{\"error\":\"the server has reached its limit"),
         ("/v1/models", "\"type\":\"api_error\""),
     ] {
         let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");

@@ -1,4 +1,5 @@
-//! Outgoing requests: where callers and other registries can send this server, and what they read of what it meets there.
+//! Outgoing requests: which addresses callers and other registries can make this server contact, and which
+//! parts of the responses they can read.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use super::models::push_model;
 use super::{Answer, App, image};
 use crate::{Config, MirrorConfig};
 
-/// A server on a port of its own that notes every request: method, path and `Authorization`.
+/// A server on its own port that records every request: method, path and `Authorization`.
 struct Stranger {
     address: SocketAddr,
     heard: Arc<Mutex<Vec<String>>>,
@@ -44,7 +45,7 @@ impl Stranger {
     }
 }
 
-/// Something internal, which hands out a secret whatever it is asked.
+/// An internal service that returns a secret to any request.
 async fn internal() -> Stranger {
     Stranger::start(|_| r#"{"token":"INTERNAL-TOKEN","secret":"INTERNAL"}"#.into_response()).await
 }
@@ -57,7 +58,7 @@ async fn pull(app: &App, model: String) -> Answer {
     app.post_json("/api/pull", json!({"model": model, "stream": false, "insecure": true})).await
 }
 
-/// A server that others reach as well, and so one that connects to no private address unless it is listed.
+/// A server that is reachable from other machines, so it connects to a private address only if it is listed.
 fn for_others(allow_egress: &[String]) -> Config {
     Config {
         listen: "0.0.0.0:5000".parse().unwrap(),
@@ -91,7 +92,7 @@ async fn a_registry_on_this_machine_cannot_name_another_port() {
     assert_eq!(evil.heard().len(), 3, "{:?}", evil.heard());
     assert_eq!(inner.heard(), [""; 0]);
 
-    // Where the realm is listed, its token goes to the registry that asked for it.
+    // If the realm is listed, its token is sent to the registry that requested it.
     let allow_egress = vec![format!("127.0.0.1:{port}").parse().unwrap()];
     let app = App::with(Config { allow_egress, ..Config::default() }).await;
     pull(&app, format!("{}/x/realm", evil.address)).await;
@@ -162,7 +163,7 @@ async fn errors_of_other_servers_are_not_repeated() {
         assert!(!answer.text().to_lowercase().contains("internal"), "{}", answer.text());
     }
 
-    // A closed port and one that speaks something else look the same.
+    // A closed port and a server with another protocol look the same.
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let closed_at = closed.local_addr().unwrap();
     drop(closed);
@@ -205,7 +206,7 @@ async fn a_mirror_follows_its_upstream_to_permitted_addresses_only() {
     .unwrap();
     let config = |rules: &[String]| Config { mirror: vec![mirror.clone()], ..for_others(rules) };
 
-    // The upstream is permitted because the settings name it; where it redirects to is not.
+    // The upstream is permitted because the settings name it; the target of its redirect is not.
     let app = App::with(config(&[])).await;
     let fetched: Value = app.get("/v2/hub/team/mini/manifests/latest").await.json();
     assert_eq!(fetched["layers"][0]["digest"], layer.as_str());

@@ -1,4 +1,5 @@
-//! Collections and checks as jobs: started, followed, cancelled, listed, and taken over from a replica that died.
+//! Collections and checks as jobs: starting, following, cancelling and listing them, and taking over from a
+//! dead replica.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::auth::Caller;
 use crate::store::{JobEnd, JobRun, NewJob};
 
 impl App {
-    /// Starts a job and waits for its end.
+    /// Starts a job and waits for it to finish.
     pub(super) async fn job(&self, path: &str, body: Value) -> Value {
         let started = self.post_json(path, body).await;
         assert_eq!(started.status, 202, "{}", started.text());
@@ -29,7 +30,7 @@ impl App {
         }
     }
 
-    /// All that a job found of one kind, read in pages of `n`.
+    /// All findings of a job of one kind, read in pages of `n`.
     async fn findings(&self, id: &str, kind: &str, n: u32) -> Vec<Value> {
         let (mut all, mut next) = (Vec::new(), format!("/lode/v1/jobs/{id}/findings?kind={kind}&n={n}"));
         loop {
@@ -48,7 +49,7 @@ impl App {
 async fn a_check_is_a_job_whose_findings_are_pages() {
     let app = App::new().await;
     app.push_image("team/app", "t", "content").await;
-    // Bytes that no row names, and more of them than a batch has.
+    // Bytes without a row, more of them than one batch has.
     let folder = app.registry.config().data.join("blobs/sha256");
     for n in 0..450 {
         std::fs::write(folder.join(format!("{n:064x}")), b"orphan").unwrap();
@@ -58,7 +59,7 @@ async fn a_check_is_a_job_whose_findings_are_pages() {
     assert_eq!(job["parameters"], json!({"verify": true}));
     let result = &job["result"];
     assert_eq!((&result["blobs"], &result["damage"]), (&json!(3), &json!(0)), "{job}");
-    // The counts are exact; the lists are rows of the database, and no part of the report.
+    // The counts are exact; the lists are database rows, not part of the report.
     assert_eq!(result["orphans"], 450);
     let id = job["id"].as_str().unwrap();
     let orphans = app.findings(id, "orphan", 100).await;
@@ -71,7 +72,7 @@ async fn a_check_is_a_job_whose_findings_are_pages() {
     let damage = app.findings(job["id"].as_str().unwrap(), "damage", 2).await;
     assert_eq!((damage.len(), &damage[0]["kind"]), (3, &json!("missing")));
 
-    // The newest first, page by page.
+    // Newest first, in pages.
     let page = app.get("/lode/v1/jobs?n=1").await;
     assert_eq!(page.json()["jobs"][0]["id"], job["id"]);
     let next = page.header("link").to_owned();
@@ -86,7 +87,7 @@ async fn jobs_wait_for_their_turn_and_are_cancelled() {
     let app = App::new().await;
     let turn = app.registry.gc_turn_for_test().await;
     let mut started = Vec::new();
-    // More than run at a time: some wait for the turn, some for a runner.
+    // More than run at a time: some wait for their turn, some for a runner.
     for _ in 0..6 {
         started.push(app.post_json("/lode/v1/gc", json!({})).await.header("location").to_owned());
     }
@@ -95,7 +96,7 @@ async fn jobs_wait_for_their_turn_and_are_cancelled() {
         assert!(matches!(asked.status.as_u16(), 200 | 202), "{}", asked.text());
         assert_eq!(app.until_finished(location).await["state"], "cancelled");
     }
-    // Cancelled again, it stays as it is.
+    // Cancelling it again changes nothing.
     assert_eq!(app.delete(&started[0]).await.status, 200);
     drop(turn);
     let done = app.job("/lode/v1/gc", json!({})).await;
@@ -120,7 +121,7 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         let store = app.registry.store();
         let id = Uuid::now_v7().to_string();
         let parameters = r#"{"dry_run":false}"#;
-        // This replica only reads, and leaves it to others.
+        // This replica is read-only, so it does not claim the job.
         let new = NewJob { id: &id, kind: "gc", parameters, writes: true };
         assert!(store.job_insert(&new, 100).await.unwrap());
         let lease = Duration::from_secs(600);
@@ -128,11 +129,11 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         let first = store.job_claim("a", true, lease).await.unwrap().unwrap();
         assert!(store.job_claim("b", true, lease).await.unwrap().is_none());
         let run = |holder: &str, attempt| JobRun { id: first.id.clone(), holder: holder.to_owned(), attempt };
-        // The lease of the first ends, by the database's clock.
+        // The first lease expires, by the database's clock.
         assert_eq!(store.job_beat(&run("a", 1), Duration::ZERO, None).await.unwrap(), Some(false));
         let second = store.job_claim("b", true, lease).await.unwrap().unwrap();
         assert_eq!((&second.id, second.attempts), (&first.id, 2));
-        // It has no more say, whatever it still does.
+        // Its late updates have no effect.
         assert_eq!(store.job_beat(&run("a", 1), lease, None).await.unwrap(), None);
         let end = JobEnd { state: "succeeded", progress: None, result: Some("{}"), problem: None };
         assert!(!store.job_finish(&run("a", 1), &end).await.unwrap());
@@ -143,7 +144,7 @@ async fn another_replica_takes_over_what_a_dead_one_ran() {
         assert!(app.findings(&id, "orphan", 10).await.is_empty());
         let shown = app.registry.job_show(&Caller::Anonymous, id.parse().unwrap(), Duration::ZERO).await;
         assert_eq!(shown.unwrap().unwrap().state, "succeeded");
-        // It is forgotten in the end, with what it found.
+        // It expires in the end, with its findings.
         store.jobs_expire(i64::MAX, 100).await.unwrap();
         assert!(store.job_find(&id).await.unwrap().is_none());
     }

@@ -1,4 +1,5 @@
-//! One model in the layout of every tool: the index tells the same of each; and what two models have to do with each other.
+//! One model in the layout of each tool: the database has the same facts for all of them; and comparisons and
+//! lineage of two models.
 
 use lode_model::media_type as mt;
 use serde_json::{Value, json};
@@ -47,7 +48,7 @@ fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     all
 }
 
-/// Pushes layers of a type, more fields and bytes.
+/// Pushes layers, each with its type, additional fields and bytes.
 async fn push(
     app: &App,
     name: &str,
@@ -132,7 +133,8 @@ async fn the_same_model_whoever_pushed_it() {
         json("config.json"),
     ];
     push(&app, "ollama", mt::DOCKER_CONFIG, &json!({"model_format": "safetensors"}), &layers, &none).await;
-    // Older spellings: parameters in the type, fields beside the name, and one tensor's bytes without a header.
+    // Older conventions: parameters in the media type, fields alongside the name, and one tensor's bytes
+    // without a header.
     let norm = "application/vnd.ollama.image.tensor; name=model.norm.weight; dtype=BF16; shape=1,8";
     let up = json!({"name": "model.layers.0.mlp.up_proj.weight", "dtype": "BF16", "shape": [16, 8]});
     let layers = [

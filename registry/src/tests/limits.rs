@@ -1,4 +1,4 @@
-//! Limits on request bodies: their size by route, their lists, and the memory that all of them share.
+//! Limits on request bodies: their size by route, their lists, and the memory that they share.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -12,7 +12,7 @@ use super::wire::within;
 use super::{Answer, App};
 use crate::Config;
 
-/// The text of an error in the form of its surface.
+/// The text of an error in the format of its API.
 fn message(path: &str, answer: &Answer) -> String {
     let json = answer.json();
     let text = if path.starts_with("/v2/") {
@@ -90,7 +90,7 @@ async fn lists_are_limited() {
         assert_eq!(answer.status, 400, "{path} {field}");
         assert_eq!(message(path, &answer), format!("`{field}` has more than 10000 entries"), "{path}");
     }
-    assert!(heard.lock().unwrap().is_empty(), "no worker was asked");
+    assert!(heard.lock().unwrap().is_empty(), "no worker got a request");
     let most = app.send(Request::post("/api/chat"), body("messages", message_entry, 10_000)).await;
     assert_eq!(most.status, 200);
 
@@ -107,7 +107,7 @@ async fn lists_are_limited() {
         assert_eq!(answer.status, 400, "{path}");
         assert!(message(path, &answer).contains("recursion limit"), "{path}: {}", answer.text());
     }
-    // A megabyte of values would take more memory than all bodies may have.
+    // A megabyte of small values would take more memory than the budget of all bodies.
     let values = format!("{{\"model\":\"mini\",\"x\":[{}1]}}", "1,".repeat(500_000));
     let answer = app.send(Request::post("/api/show"), values).await;
     assert_eq!(answer.status, 413);
@@ -118,7 +118,7 @@ async fn lists_are_limited() {
 async fn bodies_in_flight_share_a_budget() {
     let app = App::with(Config { body_budget: ByteSize::mib(1), ..Config::default() }).await;
     app.push_image("mini", "latest", "x").await;
-    // A worker that answers when it is told to.
+    // A worker that responds on demand.
     let (asked, mut begun) = mpsc::channel::<mpsc::Sender<()>>(1);
     let routes = axum::Router::new().fallback(move || {
         let asked = asked.clone();
@@ -153,7 +153,7 @@ async fn bodies_in_flight_share_a_budget() {
     }
     let refused = app.send(Request::put("/v2/a/manifests/b"), vec![b' '; 600 << 10]).await;
     assert_eq!(refused.failure(), super::failure(503, "UNAVAILABLE"));
-    // Small bodies have a part of the budget to themselves.
+    // Small bodies have a reserved part of the budget.
     let small = send(request("/api/generate", 10));
     within(begun.recv()).await.unwrap().send(()).await.unwrap();
     assert_eq!(within(small).await.unwrap().status(), 200);
@@ -161,7 +161,7 @@ async fn bodies_in_flight_share_a_budget() {
     first_goes_on.send(()).await.unwrap();
     let answered: Response = within(first).await.unwrap();
     assert_eq!(answered.status(), 200);
-    // The body was released when the worker began to respond.
+    // The body was released when the worker began its response.
     let next = send(request("/api/generate", 600 << 10));
     within(begun.recv()).await.unwrap().send(()).await.unwrap();
     assert_eq!(within(next).await.unwrap().status(), 200);

@@ -1,4 +1,4 @@
-//! Lists of `/lode/v1` come in pages (`n`, `last`, `Link`), and its failures as problem details.
+//! Pages of the lists under `/lode/v1` (`n`, `last`, `Link`), and its failures as problem details.
 
 use http::Request;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::App;
 use super::gateway::join;
 use super::models::push_model;
 
-/// Reads a list page by page, one entry each.
+/// Reads a list in pages of one entry.
 async fn pages(app: &App, path: &str, list: &str) -> Vec<Value> {
     let (mut all, mut next) = (Vec::new(), format!("{path}?n=1"));
     loop {
@@ -62,7 +62,7 @@ async fn failures_are_problem_details() {
     // The instance is the id of the response and of the log.
     let answer = app.get("/lode/v1/nothing/here").await;
     assert_eq!(answer.json()["instance"], answer.header("x-request-id"));
-    // Other APIs keep their own words.
+    // Other APIs keep their own format.
     let answer = app.get("/api/nothing").await;
     assert_eq!(
         (answer.header("content-type"), answer.json().as_object().unwrap().len()),

@@ -1,4 +1,4 @@
-//! The collection over HTTP: what it would do, what it did and why, and what is brought back.
+//! Collections over HTTP: the dry run, the removals with their reasons, and the undo.
 
 use std::time::Duration;
 

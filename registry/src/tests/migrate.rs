@@ -1,5 +1,5 @@
-//! A move to another database and another storage: everything arrives, a cut run goes on, and nobody writes
-//! meanwhile.
+//! Migration to another database and another storage: everything is copied, an interrupted run resumes, and
+//! nothing writes in the meantime.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn quiet(_bytes: u64) -> Arc<dyn Progress> {
     Arc::new(NoProgress)
 }
 
-/// Where a registry moves to: each database with each storage that is at hand.
+/// Migration targets: each database with each available storage.
 async fn targets(folder: &TempDir) -> Vec<Config> {
     let path = |name: &str| folder.path().join(name);
     let sqlite: Url = format!("sqlite:{}", path("to.db").display()).parse().unwrap();
@@ -48,7 +48,7 @@ async fn serve(config: Config) -> App {
     App { router: router(registry.clone()), registry, _data: data }
 }
 
-/// Stops a server and gives back its folder, free for others.
+/// Stops a server and returns its folder, unlocked.
 async fn stop(app: App) -> (TempDir, Config) {
     let App { registry, router, _data } = app;
     registry.close().await;
@@ -57,7 +57,7 @@ async fn stop(app: App) -> (TempDir, Config) {
     (_data, config)
 }
 
-/// As `migrate`, once whatever still holds the folder has let go of it.
+/// Like `migrate`, but waits until the folder's lock is released.
 async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, Error> {
     loop {
         match migrate(from.clone(), to.clone(), quiet).await {
@@ -69,7 +69,7 @@ async fn move_registry(from: &Config, to: &Config) -> Result<MigrateReport, Erro
 
 #[tokio::test]
 async fn everything_arrives() {
-    // 1. A bit of everything.
+    // 1. Push some of everything.
     let app = App::new().await;
     let first = app.push_image("team/mini", "v1", "one").await;
     let second = app.push_image("team/mini", "v2", "two").await;
@@ -94,7 +94,7 @@ async fn everything_arrives() {
 
     let elsewhere = tempfile::tempdir().unwrap();
     for to in targets(&elsewhere).await {
-        // 2. Cut short by damage; with the blob back it goes on.
+        // 2. Damage interrupts the migration; with the blob restored it resumes.
         let path = from.data.join("blobs/sha256").join(second.hex());
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, vec![b' '; bytes.len()]).unwrap();
@@ -105,7 +105,7 @@ async fn everything_arrives() {
         assert_eq!((report.repositories, report.tags), (2, 4), "{report:?}");
         assert!(report.blobs >= 9 && report.blobs_copied <= report.blobs, "{report:?}");
 
-        // 3. Served there, it is the same registry.
+        // 3. Served at the target, it is the same registry.
         let moved = serve(to.clone()).await;
         for (tag, digest) in [
             ("team/mini/manifests/v1", &first),
@@ -124,12 +124,13 @@ async fn everything_arrives() {
         let sound = moved.registry.fsck(&Caller::Internal, true).await.unwrap();
         assert!(sound.is_sound() && sound.orphans.is_empty(), "{sound:?}");
         assert_eq!(sound.blobs, report.blobs);
-        // It goes on, collections included.
+        // It accepts pushes, and collections run.
         moved.registry.gc_run(&Caller::Internal, false).await.unwrap();
         let third = moved.push_image("team/mini", "v3", "three").await;
         stop(moved).await;
 
-        // 4. Once done it is not done over what came since; and no other registry moves in.
+        // 4. A completed migration is not repeated over newer content, and no other registry can use the
+        // target.
         let again = move_registry(&from, &to).await.unwrap();
         assert!(again.done_before && again.blobs_copied == 0, "{again:?}");
         let (_stranger, stranger) = stop(App::new().await).await;
@@ -151,12 +152,12 @@ async fn only_readers_share_the_folder() {
     let layer = Digest::sha256(b"one");
     let elsewhere = tempfile::tempdir().unwrap();
     let to = targets(&elsewhere).await.remove(0);
-    // A server that may write keeps the move out.
+    // A server with write access blocks the migration.
     let refused = migrate(app.registry.config().clone(), to.clone(), quiet).await;
     assert!(matches!(refused, Err(Error::FolderInUse { .. })), "{refused:?}");
     let (folder, config) = stop(app).await;
 
-    // One that only reads goes on, and refuses what would change anything.
+    // A read-only one keeps running, and refuses all changes.
     let reading = loop {
         match open(Config { read_only: true, ..config.clone() }).await {
             Err(Error::FolderInUse { .. }) => tokio::task::yield_now().await,
@@ -181,7 +182,7 @@ async fn only_readers_share_the_folder() {
         assert!(answer.text().contains("read-only"), "{}", answer.text());
     }
     assert_eq!(app.post_json("/lode/v1/gc", json!({})).await.status, 405);
-    // Nobody who would write may come while it reads.
+    // No server with write access can start while it reads.
     let writer = open(Config { read_only: false, ..config }).await;
     assert!(matches!(writer.map(drop), Err(Error::FolderInUse { .. })));
 }
@@ -193,7 +194,7 @@ async fn a_folder_without_a_registry_does_not_take_the_new_place() {
     let (_folder, from) = stop(app).await;
     let elsewhere = tempfile::tempdir().unwrap();
     for to in targets(&elsewhere).await {
-        // A name that was misspelt, and one of a server that keeps its index elsewhere.
+        // A misspelt name, and a server that has its database elsewhere.
         let misspelt = Config { data: from.data.join("misspelt"), ..from.clone() };
         let refused = move_registry(&misspelt, &to).await;
         assert!(matches!(refused, Err(Error::Storage { .. })), "{refused:?}");
@@ -201,7 +202,7 @@ async fn a_folder_without_a_registry_does_not_take_the_new_place() {
         let apart = Config { database: "postgres://db/lode".parse().ok(), ..from.clone() };
         let refused = move_registry(&apart, &to).await;
         assert!(matches!(refused, Err(Error::Config { setting: "database", .. })), "{refused:?}");
-        // The right one moves in.
+        // The right one can be migrated.
         assert_eq!(move_registry(&from, &to).await.unwrap().tags, 1);
     }
 }

@@ -1,4 +1,5 @@
-//! Pull-through: a registry in front of another one that counts what it is asked, and that can be slow, down, or lie.
+//! Pull-through: a registry in front of an upstream that counts requests, and that can be slow, down, or
+//! return wrong bytes.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -25,14 +26,14 @@ enum Mode {
     Up,
     Slow,
     Down,
-    /// The right length, other bytes.
+    /// The right length, but other bytes.
     Wrong,
-    /// Only with the right login.
+    /// Only with the right credentials.
     Private,
     Forbidden,
 }
 
-/// What a mirror fetches from.
+/// The upstream of a mirror.
 struct Upstream {
     app: App,
     address: SocketAddr,
@@ -66,7 +67,7 @@ impl Upstream {
         *self.mode.lock().unwrap() = mode;
     }
 
-    /// How many requests began like this.
+    /// How many requests began with this text.
     fn count(&self, start: &str) -> usize {
         self.heard.lock().unwrap().iter().filter(|line| line.starts_with(start)).count()
     }
@@ -107,7 +108,7 @@ async fn answer(inner: Router, mode: Mode, request: Request) -> Response {
     inner.oneshot(request).await.unwrap()
 }
 
-/// A mirror of `upstream` for each engine that is at hand.
+/// A mirror of `upstream` for each available database engine.
 async fn mirrors(upstream: &Upstream, check_after: Duration) -> Vec<App> {
     let config = || Config { mirror: vec![upstream.mirrored(check_after)], ..Config::default() };
     let mut apps = vec![App::with(config()).await];
@@ -136,7 +137,7 @@ async fn fetched_once_and_served_while_the_upstream_is_down() {
         assert_eq!(manifest.header("docker-content-digest"), digest.as_str());
         assert_eq!(manifest.header("content-type"), media_type::OCI_MANIFEST);
         let layer = layer_of(&manifest);
-        // A HEAD tells without fetching; a GET fetches.
+        // A HEAD does not fetch the blob; a GET does.
         let head = app.send(http::Request::head(&layer), "").await;
         assert_eq!((head.status.as_u16(), head.header("content-length")), (200, "5"));
         assert_eq!(upstream.count("GET /v2/team/mini/blobs/"), 0);
@@ -179,7 +180,7 @@ async fn fifty_who_ask_at_once_are_one_fetch() {
     }
 }
 
-/// Two servers on one database and one storage cannot be had on a folder, so they take turns by their leases alone.
+/// Two servers cannot share a folder, so this tests only that their leases exclude each other.
 #[tokio::test]
 async fn replicas_take_turns() {
     let upstream = Upstream::start().await;
@@ -206,14 +207,14 @@ async fn a_tag_follows_its_upstream() {
         assert_eq!(app.get(MANIFEST).await.header("docker-content-digest"), first.as_str());
         let second = upstream.app.push_image("team/mini", "latest", "two").await;
         assert_eq!(app.get(MANIFEST).await.header("docker-content-digest"), second.as_str());
-        // Down, the last that was seen counts; back again, the upstream does.
+        // While the upstream is down, the last known digest counts; once it is back, its own does.
         upstream.set(Mode::Down);
         assert_eq!(app.get(MANIFEST).await.header("docker-content-digest"), second.as_str());
         upstream.set(Mode::Up);
         assert_eq!(upstream.app.delete("/v2/team/mini/manifests/latest").await.status, 202);
         let gone = async || app.get(MANIFEST).await.failure();
         let mut last = gone().await;
-        // It is left alone for a moment after it was down.
+        // After a failure the upstream is not tried again for a moment.
         for _ in 0..100 {
             if last.0 != 200 {
                 break;
@@ -225,7 +226,7 @@ async fn a_tag_follows_its_upstream() {
             };
         }
         assert_eq!(last, failure(404, "MANIFEST_UNKNOWN"));
-        // What was fetched stays under its digest.
+        // Fetched content stays available by digest.
         assert_eq!(app.get(&format!("/v2/hub/team/mini/manifests/{second}")).await.status, 200);
         upstream.app.push_image("team/mini", "latest", "one").await;
     }
@@ -251,7 +252,7 @@ async fn what_is_not_there_and_what_cannot_be_told() {
             let answer = app.get(path).await;
             assert_eq!(answer.failure(), failure(503, "UNAVAILABLE"), "{path}");
             assert_eq!(answer.header("retry-after"), "5");
-            assert!(answer.text().contains("does not answer"), "{}", answer.text());
+            assert!(answer.text().contains("does not respond"), "{}", answer.text());
         }
         upstream.set(Mode::Forbidden);
         let answer = app.get(MANIFEST).await;
@@ -311,7 +312,7 @@ async fn nobody_pushes_below_a_mirrored_prefix() {
         assert_eq!(answer.failure(), failure(405, "DENIED"), "{path}");
     }
     assert_eq!(upstream.heard.lock().unwrap().len(), 0);
-    // Beside the prefix all is as ever.
+    // Outside the prefix everything works as usual.
     assert_eq!(app.push_manifest("own", "latest", &manifest).await.status, 201);
     assert_eq!(app.get("/v2/hubs/manifests/latest").await.status, 404);
 }
@@ -322,7 +323,7 @@ async fn blobs_stay_within_their_repository() {
     upstream.app.push_image("team/mini", "latest", "layer").await;
     let app = App::with(Config { mirror: vec![upstream.mirrored(LONG)], ..Config::default() }).await;
     let own = app.push_blob("own", "secret").await;
-    // Held here, but not what the upstream shows there.
+    // Stored here, but not in that upstream repository.
     assert_eq!(
         app.get(&format!("/v2/hub/team/mini/blobs/{own}")).await.failure(),
         failure(404, "BLOB_UNKNOWN")
@@ -330,14 +331,14 @@ async fn blobs_stay_within_their_repository() {
     let layer = layer_of(&app.get(MANIFEST).await);
     assert_eq!(app.get(&layer).await.status, 200);
     assert_eq!(app.get(&layer.replace("hub/team/mini", "own")).await.status, 404);
-    // What is here already is linked, not fetched again.
+    // Blobs that are stored here are linked, not fetched again.
     let shared = app.push_blob("own", "shared").await;
     upstream.app.push_blob("team/mini", "shared").await;
     assert_eq!(app.get(&format!("/v2/hub/team/mini/blobs/{shared}")).await.text(), "shared");
     assert_eq!(upstream.count(&format!("GET /v2/team/mini/blobs/{shared}")), 0);
 }
 
-/// Anyone who may push to the upstream can name a digest there that a private repository here holds.
+/// Anyone with push access to the upstream can reference a digest there that a private repository here has.
 #[tokio::test]
 async fn a_manifest_that_names_a_local_digest_links_only_what_the_upstream_serves() {
     let upstream = Upstream::with(Config { allow_sparse: true, ..Config::default() }).await;
@@ -356,10 +357,10 @@ async fn a_manifest_that_names_a_local_digest_links_only_what_the_upstream_serve
         assert_eq!(app.get(&path).await.failure().0, 503);
         upstream.set(Mode::Up);
 
-        // Once the upstream serves it, the bytes held here are linked instead of fetched.
+        // Once the upstream serves it, the stored bytes are linked instead of fetched.
         upstream.app.push_blob("team/mini", "private bytes").await;
         within(async {
-            // The upstream is left alone for a moment after it was down.
+            // After a failure the upstream is not tried again for a moment.
             while app.get(&path).await.status != 200 {
                 tokio::task::yield_now().await;
             }
@@ -396,9 +397,9 @@ async fn a_copy_out_of_a_mirror_fetches_what_is_not_held() {
             assert_eq!(app.get(&layer).await.text(), "layer");
             upstream.set(Mode::Up);
         }
-        // Copied before: nothing was fetched a second time.
+        // The blobs were copied before, so nothing was fetched again.
         assert_eq!(upstream.count("GET /v2/mini/blobs/"), 0);
-        // What cannot be fetched is not copied in part, and nobody is told that it was.
+        // If a blob cannot be fetched, nothing is copied, and the request fails.
         upstream.app.push_image("mini", "other", "another layer").await;
         assert_eq!(app.get("/v2/hub/mini/manifests/other").await.status, 200);
         upstream.set(Mode::Down);

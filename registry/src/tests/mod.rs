@@ -1,5 +1,5 @@
-//! The router as a value: requests in, answers out, on a temporary folder with SQLite.
-//! What only a socket shows is in `wire`.
+//! Tests of the router without a socket: requests in, responses out, on a temporary folder with SQLite.
+//! Tests that need a socket are in `wire`.
 
 mod backup;
 mod bad_input;
@@ -53,7 +53,7 @@ struct App {
     _data: TempDir,
 }
 
-/// An answer, read to its end.
+/// A response, read to its end.
 struct Answer {
     status: StatusCode,
     headers: HeaderMap,
@@ -94,7 +94,7 @@ impl App {
         self.send(Request::post(path), body.to_string()).await
     }
 
-    /// A fresh upload's address.
+    /// The URL of a new upload.
     async fn upload(&self, repository: &str) -> String {
         let answer = self.send(Request::post(format!("/v2/{repository}/blobs/uploads/")), "").await;
         assert_eq!(answer.status, 202, "{}", answer.text());
@@ -116,7 +116,7 @@ impl App {
         self.send(Request::put(path).header("content-type", kind), manifest.to_string()).await
     }
 
-    /// A small image under `tag`; its digest.
+    /// Pushes a small image under `tag`; returns its digest.
     async fn push_image(&self, repository: &str, tag: &str, content: &str) -> Digest {
         let config = self.push_blob(repository, "{}").await;
         let layer = self.push_blob(repository, content.to_owned()).await;
@@ -158,7 +158,7 @@ impl Answer {
         self.json()["errors"][0]["code"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Status and code, as tables compare them.
+    /// Status and code, for comparison with tables.
     fn failure(&self) -> (u16, String) {
         (self.status.as_u16(), self.code())
     }
@@ -173,7 +173,7 @@ fn image(config: &Digest, config_size: usize, layers: &[Value]) -> Value {
     })
 }
 
-/// What tables expect: a status and a code.
+/// The status and code that a table expects.
 fn failure(status: u16, code: &str) -> (u16, String) {
     (status, code.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Models in the index: listed, shown, copied and deleted, each right as soon as the push is answered.
+//! Models in the database: list, show, copy and delete, each correct as soon as the push has returned.
 
 use http::Request;
 use lode_model::gguf::{Header, Metadata};
@@ -22,7 +22,7 @@ pub(super) async fn push_model(app: &App, repository: &str, tag: &str) {
 /// Media type, name and content of each.
 type Layers<'a> = &'a [(&'a str, &'a str, &'a str)];
 
-/// The model with more layers.
+/// The same model with more layers.
 async fn push_model_with(app: &App, repository: &str, tag: &str, more: Layers<'_>) {
     let mut layers = Vec::new();
     let more = more.iter().map(|(kind, name, text)| (*kind, *name, text.as_bytes().to_vec()));
@@ -102,7 +102,7 @@ async fn as_ollama_shows_it() {
     push_model(&app, "mini", "latest").await;
     push_model(&app, "team/sub/mini", "latest").await;
     let tags = app.get("/api/tags").await.json();
-    assert_eq!(names(&tags), ["mini:latest"], "longer names are not ollama's");
+    assert_eq!(names(&tags), ["mini:latest"], "ollama's clients cannot use longer names");
     assert_eq!(tags["models"][0]["digest"].as_str().unwrap().len(), 64);
 
     for body in [json!({"model": "mini"}), json!({"name": "library/MINI:latest"})] {
@@ -164,10 +164,10 @@ async fn what_a_template_can_say_is_shown() {
         (&[(file, "chat_template.jinja", calls)], &["tools"]),
         (&[(go, "", thinks)], &["thinking"]),
         (&[(go, "", "{{ .Prompt }}{{ .Suffix }}")], &["insert"]),
-        // Of two only the one counts that a worker uses.
+        // Of two templates, only the one that a worker uses counts.
         (&[(go, "", thinks), (file, "chat_template.jinja", calls)], &["thinking"]),
         (&[(go, "", "{{ .Prompt }}"), (file, "chat_template.jinja", calls)], &["tools"]),
-        // Whether to think is asked for, and nothing marks a thought.
+        // The template has a switch for thinking, but no markers of reasoning.
         (&[(go, "", "{{ if .Think }}think{{ end }}{{ .Prompt }}")], &[]),
     ];
     for (at, (layers, expect)) in cases.into_iter().enumerate() {

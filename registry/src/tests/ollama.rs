@@ -1,4 +1,4 @@
-//! The dialect of ollama's two registry clients, as their requests are on the wire.
+//! ollama's two registry clients, with requests as they send them.
 
 use std::collections::BTreeSet;
 
@@ -27,12 +27,12 @@ async fn classic(app: &App, request: Builder, body: &'static str) -> Answer {
 async fn push_and_pull_as_the_classic_client_does() {
     let app = App::new().await;
     let digest = Digest::sha256(b"content");
-    // A blob that is there already, elsewhere.
+    // A blob that exists in another repository.
     app.push_blob("elsewhere", "content").await;
 
     let mount = Request::post(format!("/v2/library/Mini/blobs/uploads/?from=library/base&mount={digest}"));
     let opened = classic(&app, mount, "").await;
-    assert_eq!(opened.status, 202, "a 201 makes it skip other uploads");
+    assert_eq!(opened.status, 202, "a 201 makes the client skip other uploads");
     let location = opened.header("location").to_owned();
     assert!(location.starts_with("http://localhost:5000/v2/mini/blobs/uploads/"), "{location}");
 
@@ -167,7 +167,7 @@ async fn ollama_reads_the_spelling_that_has_the_content() {
         let answer = app.send(request, "").await;
         (answer.status == 200).then(|| answer.header("docker-content-digest").to_owned())
     };
-    // The client sends the namespace for names without one.
+    // For names without a namespace the client sends `library`.
     for (sent, stored) in [
         ("library/theirs/manifests/latest", "library/theirs/manifests/latest"),
         ("library/both/manifests/old", "both/manifests/old"),
@@ -176,14 +176,14 @@ async fn ollama_reads_the_spelling_that_has_the_content() {
         let got = digest(&format!("/v2/{sent}"), Some(CLASSIC)).await;
         assert!(got.is_some() && got == digest(&format!("/v2/{stored}"), None).await, "{sent}");
     }
-    // To everyone else they are two repositories.
+    // For all other clients they are two repositories.
     for path in ["/v2/theirs/manifests/latest", "/v2/both/manifests/new", "/v2/library/theirs/manifests/gone"]
     {
         assert_eq!(digest(path, None).await, None, "{path}");
     }
     assert_eq!(digest("/v2/library/neither/manifests/latest", Some(CLASSIC)).await, None);
 
-    // Blobs too; the address that they are fetched from names the repository that has them.
+    // The same for blobs; the URL to fetch them names the repository that has them.
     let manifest = classic(&app, Request::get("/v2/library/theirs/manifests/latest"), "").await.json();
     let layer = manifest["layers"][0]["digest"].as_str().unwrap();
     let path = format!("/v2/library/theirs/blobs/{layer}");
@@ -220,8 +220,8 @@ async fn ollama_writes_to_the_spelling_that_exists() {
         assert_eq!(classic(&app, Request::get(&location), "").await.status, 204);
         assert_eq!(classic(&app, Request::put(format!("{location}?digest={digest}")), "").await.status, 201);
 
-        // Asked before the push, the client is told that the other spelling's blob is there; the manifest may
-        // name it.
+        // Before the push, the client was told that the other spelling's blob exists, so the manifest may
+        // reference it.
         let mut layers = vec![json!({"mediaType": media_type::OLLAMA_MODEL, "digest": digest, "size": 6})];
         if sent == "both" {
             assert_eq!(classic(&app, Request::head(format!("{path}/blobs/{held}")), "").await.status, 200);
@@ -241,7 +241,7 @@ async fn ollama_writes_to_the_spelling_that_exists() {
         assert_eq!(classic(&app, Request::delete(format!("{path}/manifests/new")), "").await.status, 202);
         assert_eq!(app.get(&format!("/v2/{stored}/manifests/new")).await.status, 404);
     }
-    // A blob that neither spelling has is still missed.
+    // A blob that neither spelling has is still reported missing.
     let absent =
         json!({"mediaType": media_type::OLLAMA_MODEL, "digest": Digest::sha256(b"absent"), "size": 6});
     let manifest = json!({"schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
@@ -273,11 +273,11 @@ async fn the_api_takes_both_spellings_and_returns_one() {
         assert_eq!(app.post_json("/api/show", json!({"model": name})).await.status, 200, "{name}");
     }
     assert_eq!(app.post_json("/api/show", json!({"model": "library/team/mini"})).await.status, 400);
-    // Under other surfaces names are exact.
+    // In the other APIs names are exact.
     assert_eq!(app.post_json("/lode/v1/show", json!({"model": "theirs:8b"})).await.status, 404);
     assert_eq!(app.get("/v1/models/theirs:8b").await.status, 404);
 
-    // Copies go to the spelling that exists, else to the bare one.
+    // Copies go to the spelling that exists, else to the one without the namespace.
     for (destination, stored) in [
         ("theirs:copy", "library/theirs"),
         ("library/fresh:copy", "fresh"),
@@ -312,7 +312,7 @@ async fn names_may_carry_this_servers_own_host() {
         assert_eq!(copied.status, 200, "{host}: {}", copied.text());
         assert_eq!(app.get("/v2/ns/m/manifests/1").await.status, 200);
         assert_eq!(post("/api/show", json!({"model": format!("{host}/ns/m:1")})).await.status, 200);
-        // It is here: nothing has to be sent or fetched.
+        // The model is on this server, so nothing is transferred.
         for path in ["/api/push", "/api/pull"] {
             let moved = post(path, json!({"model": format!("{host}/ns/m:1"), "stream": false})).await;
             assert_eq!((moved.status.as_u16(), moved.json()), (200, json!({"status": "success"})), "{host}");
@@ -328,7 +328,7 @@ async fn names_may_carry_this_servers_own_host() {
         let refused = post("/api/copy", json!({"source": "mini", "destination": name})).await;
         let error = refused.json()["error"].as_str().unwrap_or_default().to_owned();
         assert_eq!(refused.status, 400, "{error}");
-        assert!(error.contains(&format!("ollama push {name}")), "it says how: {error}");
+        assert!(error.contains(&format!("ollama push {name}")), "the error names the command: {error}");
     }
 }
 
@@ -336,7 +336,8 @@ async fn names_may_carry_this_servers_own_host() {
 async fn a_push_by_a_bare_name_says_where_to_push() {
     let app = App::new().await;
     push_model(&app, "mini", "latest").await;
-    // Before it pushes a name without a host, `ollama push` asks who is signed in, and ends at any error.
+    // Before it pushes a name without a host, `ollama push` requests the signed-in user, and stops at any
+    // error.
     let me = app.send(Request::post("/api/me"), "").await;
     assert_eq!(me.status, 200, "{}", me.text());
     assert_eq!(me.json()["name"], "anonymous");
@@ -347,7 +348,7 @@ async fn a_push_by_a_bare_name_says_where_to_push() {
     for part in ["'mini' is already stored on this server", "ollama push HOST/NAMESPACE/MODEL"] {
         assert!(error.contains(part), "{error}");
     }
-    // Words that make the client print advice about ollama.com in place of the error.
+    // Words that make the client print advice about ollama.com instead of the error.
     assert!(!error.contains("access denied") && !error.contains("unauthorized"));
     assert_eq!(app.post_json("/api/push", json!({"model": "gone"})).await.status, 404);
 }

@@ -1,4 +1,4 @@
-//! What operators see: numbers, request ids, and nothing of who asked for what.
+//! Operators' view: metrics and request ids, without the names of repositories.
 
 use http::Request;
 
@@ -19,10 +19,10 @@ async fn metrics_count_by_route_and_never_by_name() {
     assert_eq!(page.status, 200);
     assert!(page.header("content-type").starts_with("text/plain; version=0.0.4"));
     let text = page.text();
-    // Other tests count beside this one, so presence is what can be told.
+    // Other tests count in the same process, so only the presence of lines can be checked.
     for line in [
         "# TYPE lode_http_requests_total counter",
-        "# HELP lode_http_requests_total Requests answered.",
+        "# HELP lode_http_requests_total Completed requests.",
         r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="PUT",status="201"}"#,
         r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="GET",status="200"}"#,
         r#"lode_http_requests_total{route="/v2/{name}/manifests/{reference}",method="GET",status="404"}"#,
@@ -51,7 +51,7 @@ async fn a_storage_that_is_not_the_index_s_is_not_ready() {
     assert_eq!(app.get("/readyz").await.status, 200);
     app.push_image("a", "v1", "layer").await;
     assert_eq!(app.get("/readyz").await.status, 200);
-    // The same index, on a storage that was misspelt.
+    // The same database with another, misspelt storage.
     let elsewhere = tempfile::tempdir().unwrap();
     let database = format!("sqlite:{}", app._data.path().join("lode.db").display());
     let config = Config {

@@ -1,4 +1,4 @@
-//! Pulls over real connections: the bytes of files that never pass through this process, and of answers that do, compared one by one.
+//! Pulls over real connections: file bodies, which bypass this process, and others, compared byte by byte.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use super::App;
 use super::wire::{Server, request, within};
 
-/// A text in which every line differs, so that bytes in a wrong place show.
+/// A text with different lines, so that misplaced bytes are noticed.
 fn text(lines: usize) -> String {
     (0..lines).map(|i| format!("{i:07}\n")).collect()
 }
@@ -18,7 +18,7 @@ fn text(lines: usize) -> String {
 struct Fixture {
     server: Server,
     app: App,
-    /// Larger than every buffer on the way.
+    /// Larger than every buffer in between.
     large: (Digest, String),
     small: (Digest, String),
 }
@@ -33,7 +33,7 @@ impl Fixture {
     }
 }
 
-/// A request for a part of a blob, on a connection that stays.
+/// A range request on a persistent connection.
 fn part(digest: &Digest, range: &Range<usize>) -> String {
     let (first, last) = (range.start, range.end - 1);
     format!("GET /v2/a/blobs/{digest} HTTP/1.1\r\nhost: localhost\r\nrange: bytes={first}-{last}\r\n\r\n")
@@ -47,7 +47,7 @@ async fn head_of(stream: &mut (impl AsyncRead + Unpin)) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Reads an answer that has to be this text, resting in between where `pause` is set.
+/// Reads a response that must have this text, with pauses if `pause` is set.
 async fn expect(stream: &mut (impl AsyncRead + Unpin), status: u16, text: &str, pause: bool) {
     let head = head_of(stream).await;
     assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{head}");
@@ -88,7 +88,7 @@ async fn parts_in_a_pipeline_come_whole_and_in_order() {
         let (sent, ()) = tokio::join!(writer.write_all(asked.as_bytes()), read);
         sent.unwrap();
     }
-    // A pipeline of many small answers, some of them from files.
+    // A pipeline of many small responses, some of them from files.
     let mut stream = f.server.connect().await;
     let ping = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let asked = format!("{}{ping}", part(small, &(0..5))).repeat(60);
@@ -138,12 +138,12 @@ async fn a_hundred_clients_of_every_pace() {
         let range = i * 1000..text.len() - i * 3000;
         stream.write_all(part(digest, &range).as_bytes()).await.unwrap();
         match i % 4 {
-            // Leaves in the middle.
+            // Disconnects in the middle.
             0 => {
                 within(stream.read_exact(&mut vec![0; 200_000])).await.unwrap();
                 return;
             }
-            // Leaves at once.
+            // Disconnects at once.
             1 if i > 50 => return,
             pace => expect(&mut stream, 206, &text[range], pace == 1).await,
         }
@@ -153,7 +153,8 @@ async fn a_hundred_clients_of_every_pace() {
     futures::future::join_all(clients).await;
 }
 
-/// What is framed or encrypted, or of a version that has no kept connections, goes the way through this process.
+/// Framed or encrypted responses, and those of versions without persistent connections, pass through this
+/// process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_versions_get_the_same_bytes() {
     let f = Fixture::start().await;

@@ -1,5 +1,5 @@
-//! The rows of this crate's edge on Postgres: models, tensors, workers, keys. Run where LODE_TEST_POSTGRES names a server;
-//! SQLite runs under all the other tests.
+//! API tests on Postgres: models, tensors, workers, keys. They run if LODE_TEST_POSTGRES names a server; all
+//! other tests use SQLite.
 
 use http::Request;
 use serde_json::json;

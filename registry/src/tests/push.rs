@@ -1,4 +1,5 @@
-//! Uploads and manifests on their way in: what clients read off the answers, and what the conformance program does not check.
+//! Pushes of uploads and manifests: the responses that clients rely on, and cases that the conformance
+//! program does not check.
 
 use http::Request;
 use lode_model::digest::{Algorithm, Digest};
@@ -214,7 +215,7 @@ async fn descriptors_have_the_size_of_their_content() {
             assert_eq!(app.push_manifest("a", "all", &index).await.status, status);
         }
     }
-    // What is absent has no size to compare with.
+    // An absent blob has no size to compare with.
     let sparse = App::with(crate::Config { allow_sparse: true, ..Default::default() }).await;
     let config = sparse.push_blob("a", "{}").await;
     let absent =

@@ -26,7 +26,7 @@ async fn read(app: &App, digest: &Digest, headers: &[(&str, &str)]) -> Answer {
     app.send(headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)), "").await
 }
 
-/// The parts of a `multipart/byteranges` body: each one's header lines and bytes.
+/// The parts of a `multipart/byteranges` body: the header lines and bytes of each.
 fn parts(answer: &Answer) -> Vec<(String, Vec<u8>)> {
     let boundary = answer.header("content-type").strip_prefix("multipart/byteranges; boundary=").unwrap();
     let find = |bytes: &[u8], text: &str| bytes.windows(text.len()).position(|at| at == text.as_bytes());
@@ -54,7 +54,7 @@ fn parts(answer: &Answer) -> Vec<(String, Vec<u8>)> {
 async fn several_ranges_come_in_one_body() {
     for (app, digest, content) in each_storage().await {
         let total = content.len();
-        // The first two touch, the third overlaps the fourth, the last lies outside.
+        // The first two are adjacent, the third overlaps the fourth, the last is outside the blob.
         let list = "bytes=10-19,20-29, 2000000-2300000,2200000-2400000 ,-5,9000000-";
         let answer = read(&app, &digest, &[("range", list)]).await;
         assert_eq!(answer.status, 206, "{}", answer.status);
@@ -70,7 +70,7 @@ async fn several_ranges_come_in_one_body() {
         });
         assert_eq!(parts(&answer), expected);
 
-        // Ranges that become one are an ordinary part.
+        // Ranges that merge into one give an ordinary partial response.
         let one = read(&app, &digest, &[("range", "bytes=0-9,5-19,9000000-")]).await;
         assert_eq!((one.status.as_u16(), one.header("content-range")), (206, "bytes 0-19/3000000"));
         assert_eq!(one.body, content[..20]);
@@ -94,12 +94,12 @@ async fn a_condition_and_the_number_of_ranges_are_checked() {
         let refused = read(&app, &digest, &[("range", &range)]).await;
         assert_eq!(refused.failure(), failure(416, "SIZE_INVALID"));
         assert_eq!(refused.header("content-range"), "bytes */3000000");
-        // These merge ranges and ask again after a 400, and fail the pull after a 416.
+        // These clients merge ranges and retry after a 400, and fail the pull after a 416.
         for agent in ["containers/5.36.1 (github.com/containers/image)", "libpod/5.5.0", "skopeo/1.19.0"] {
             let refused = read(&app, &digest, &[("range", &range), ("user-agent", agent)]).await;
             assert_eq!(refused.failure(), failure(400, "SIZE_INVALID"), "{agent}");
         }
-        // Many ranges that touch are one.
+        // Many adjacent ranges are one.
         let touching: Vec<String> = (0..5000).map(|at| format!("{at}-{at}")).collect();
         let merged = read(&app, &digest, &[("range", &format!("bytes={}", touching.join(",")))]).await;
         assert_eq!((merged.status.as_u16(), merged.body.len()), (206, 5000));

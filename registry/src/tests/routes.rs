@@ -1,4 +1,4 @@
-//! Every route of the router, asked by somebody who may do nothing: each has to ask the policy.
+//! Every route of the router, requested by a caller without any rights: each has to check the policy.
 //! A route that is not in the table fails the test.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use crate::auth::Caller;
 const ZERO: &str = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
 const ID: &str = "00000000-0000-0000-0000-000000000000";
 
-/// Method, route as the router has it, body.
+/// Method, route as in the router, body.
 const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/", ""),
     ("GET", "/v2", ""),
@@ -88,7 +88,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/lode/v1/jobs/{id}/findings", ""),
 ];
 
-/// Asked by probes that know nobody.
+/// Routes for probes, which do not authenticate.
 const OPEN: &[&str] = &["/healthz", "/readyz", "/metrics"];
 
 #[tokio::test]
@@ -125,7 +125,7 @@ async fn every_route_asks_the_policy() {
         let was_read = is_read.load(Ordering::SeqCst);
         let answer = Answer::read(response).await;
         assert_eq!(answer.status, 403, "{method} {route}: {}", answer.text());
-        // Everybody may pull something, so the body has to tell what.
+        // Every caller may pull something, so these routes have to read the body to know the model.
         let may_be_read = ["show", "push"].iter().any(|name| route.ends_with(name));
         assert!(!was_read || may_be_read, "{method} {route} reads the body of a caller without any rights");
     }

@@ -1,4 +1,4 @@
-//! Listings and deletions: order, pages, and what goes with what.
+//! Listings and deletions: order, pages, and what is deleted together.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! TLS on a real socket, with a client that trusts nothing but the test's own certificate.
+//! TLS on a real socket, with a client that trusts only the test's own certificate.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Pair {
         pair
     }
 
-    /// Puts another pair in the place of this one, the way certificate tools do.
+    /// Replaces this pair with another one, as certificate tools do.
     fn replace_with(&self, other: &Pair) {
         for name in ["key.pem", "cert.pem"] {
             let fresh = self.folder.path().join("fresh");
@@ -59,13 +59,13 @@ async fn both_versions_of_http_over_tls() {
         assert_eq!((answer.status().as_u16(), answer.version()), (200, version));
         assert!(answer.bytes().await.unwrap() == vec![7; 300_000]);
     }
-    // Somebody else's certificate is not shown, and plain http is not spoken.
+    // Another certificate is rejected by the client, and plain http is not supported.
     assert!(Pair::new().client(&server, true).get(&url).send().await.is_err());
     let mut plain = server.connect().await;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     plain.write_all(request("GET /healthz", "").as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // An alert or a reset; never an answer.
+    // An alert or a reset, but never a response.
     let _reset = within(plain.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
 }
@@ -101,7 +101,7 @@ async fn a_renewed_certificate_is_served_without_a_restart() {
     assert_eq!(asked(&trusts_old).await.unwrap(), 200);
     assert!(asked(&trusts_new).await.is_err());
 
-    // What is no certificate changes nothing.
+    // An invalid certificate changes nothing.
     let cert = old.folder.path().join("cert.pem");
     std::fs::write(&cert, "half of a").unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -114,7 +114,7 @@ async fn a_renewed_certificate_is_served_without_a_restart() {
         }
     })
     .await;
-    // Who is connected stays so; who comes meets the new one.
+    // Open connections continue; new ones get the new certificate.
     assert_eq!(asked(&trusts_old).await.unwrap(), 200);
     assert!(asked(&old.client(&server, true)).await.is_err());
 }

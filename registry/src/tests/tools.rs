@@ -1,11 +1,11 @@
-//! Calls of tools and thoughts in OpenAI's words: what a worker said, whole and as events.
+//! Tool calls and reasoning in OpenAI's format, from a worker's records: as one object and as events.
 
 use serde_json::{Value, json};
 
 use super::App;
 use super::gateway::{join, records, worker};
 
-/// The answer to a chat that a worker's records make.
+/// The response to a chat for the given worker records, and the request that the worker got.
 async fn asked(answer: &'static str, request: Value) -> (String, Value) {
     let app = App::new().await;
     app.push_image("mini", "latest", "x").await;

@@ -1,4 +1,4 @@
-//! This server as the client of another one: models fetched from there, and sent there.
+//! This server as the client of another one: pulls and pushes of models.
 
 use std::net::SocketAddr;
 
@@ -48,7 +48,7 @@ async fn a_model_is_fetched_from_another_registry() {
     let tags = here.get("/api/tags").await.json();
     assert_eq!(tags["models"][0]["name"], "team/mini:8b");
     assert_eq!(tags["models"][0]["digest"], Digest::sha256(&theirs).hex());
-    // Again: nothing moves. Without a host it is this server's own.
+    // Again: nothing is transferred. A name without a host means this server's own model.
     let again = here.post_json("/api/pull", json!({"name": name, "stream": false})).await;
     assert_eq!((again.status.as_u16(), again.json()), (200, json!({"status": "success"})));
     let own = records(&here, "/api/pull", json!({"model": "team/mini:8b"})).await;
@@ -100,7 +100,7 @@ async fn what_cannot_move_is_told() {
     let error = told.last().unwrap()["error"].as_str().unwrap();
     assert!(error.contains("file does not exist") && error.contains("team/gone:1"), "{error}");
     assert_eq!(here.get("/v2/team/gone/manifests/1").await.status, 404);
-    // Nobody listens there.
+    // A port without a listener.
     let silent = json!({"model": "127.0.0.1:1/team/mini", "stream": false});
     let answer = here.post_json("/api/pull", silent).await;
     assert_eq!(answer.status, 502, "{}", answer.text());

@@ -1,4 +1,4 @@
-//! Webhooks against a receiver on a real socket, which may refuse at first.
+//! Webhooks with a receiver on a real socket, which may refuse at first.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -20,20 +20,20 @@ use crate::{Config, Error, open, router};
 
 const SECRET: &str = "a secret of the test";
 
-/// Somebody who is told, and what they were told.
+/// A receiver, and the events that it got.
 #[derive(Clone, Default)]
 struct Receiver(Arc<Mutex<Heard>>);
 
 #[derive(Default)]
 struct Heard {
-    /// How many attempts are still to be refused.
+    /// How many more attempts to refuse.
     refusals: usize,
     attempts: usize,
     taken: Vec<(String, Value)>,
 }
 
 impl Receiver {
-    /// Starts listening; returns the address to post to.
+    /// Starts listening; returns the URL to post to.
     async fn start(refusals: usize) -> (Receiver, String) {
         let receiver = Receiver::default();
         receiver.0.lock().unwrap().refusals = refusals;
@@ -92,7 +92,7 @@ async fn pending(app: &App) -> Value {
     app.get("/lode/v1/webhooks").await.json()["deliveries"].clone()
 }
 
-/// Waits until nothing is left to tell. The receiver knows of an event before the sender has noted its answer.
+/// Waits until no event is pending. The receiver gets an event before the sender has stored the result.
 async fn all_told(app: &App) {
     within(async {
         while pending(app).await != json!([]) {
@@ -122,7 +122,7 @@ async fn every_change_is_told_although_the_first_attempts_fail() {
             .iter()
             .all(|push| push["repository"] == "team/mini" && push["size_bytes"].as_u64() > Some(100))
     );
-    // The third push moved nothing.
+    // The third push moved no tag.
     let mut moves: Vec<_> =
         of_type(&events, "tag").iter().map(|tag| (tag["tag"].clone(), tag["previous"].clone())).collect();
     moves.sort_by_key(|(tag, previous)| (tag.to_string(), previous.to_string()));
@@ -154,7 +154,7 @@ async fn what_collections_take_and_what_comes_back_is_told() {
     })
     .await;
     let old = app.push_image("team/mini", "v1", "one").await;
-    // Tags go by their age, which is told in milliseconds.
+    // Retention sorts tags by age, which has millisecond resolution.
     tokio::time::sleep(Duration::from_millis(5)).await;
     app.push_image("team/mini", "v2", "two").await;
     let build = app.push_image("ci/build", "latest", "three").await;
@@ -180,7 +180,7 @@ async fn what_collections_take_and_what_comes_back_is_told() {
         deleted,
         [(json!(old), json!("unreferenced"), json!([])), (json!(build), json!("untagged"), json!([]))]
     );
-    // A collection that takes nothing tells nothing.
+    // A collection that removes nothing sends no events.
     assert_eq!(app.job("/lode/v1/gc", json!({})).await["state"], "succeeded");
     all_told(&app).await;
     assert_eq!(receiver.0.lock().unwrap().taken.len(), said + 3);
@@ -205,7 +205,7 @@ async fn only_what_is_wanted_is_told() {
     let events = receiver.events(1).await;
     assert_eq!(events.len(), 1);
     assert_eq!(events[0]["data"]["tag"], "v2");
-    // A push that is refused is none.
+    // A refused push sends no event.
     let missing = super::image(&lode_model::digest::Digest::sha256(b"absent"), 1, &[]);
     assert_eq!(app.push_manifest("team/mini", "v3", &missing).await.status, 400);
     all_told(&app).await;
@@ -241,7 +241,7 @@ async fn what_is_given_up_stays_visible_and_can_be_repeated() {
 
 #[tokio::test]
 async fn what_waits_for_an_address_that_left_the_settings_is_given_up() {
-    // Nobody listens there.
+    // A port without a listener.
     let app = App::with(telling("http://127.0.0.1:9/hook", json!({ "events": ["push"] }))).await;
     app.push_image("a", "v1", "one").await;
     assert_eq!(pending(&app).await.as_array().unwrap().len(), 1);
@@ -253,7 +253,7 @@ async fn what_waits_for_an_address_that_left_the_settings_is_given_up() {
     sqlx::query("update webhook_deliveries set created_at = 0").execute(&pool).await.unwrap();
     pool.close().await;
 
-    // Without any address there is nobody to deliver to.
+    // Without webhooks in the settings nothing is delivered.
     let config = Config { data: _data.path().to_owned(), ..Config::default() };
     let registry = loop {
         match open(config.clone()).await {
@@ -276,7 +276,7 @@ async fn what_waits_for_an_address_that_left_the_settings_is_given_up() {
 async fn an_event_outlives_its_process_and_replicas_share_the_work() {
     let (receiver, url) = Receiver::start(0).await;
     let Some(database) = crate::store::postgres_for_test().await else { return };
-    // Written down by a process that ends before its address can be reached.
+    // Stored by a process that ends before its URL can be reached.
     let nobody = "http://127.0.0.1:9/hook";
     let config = |url: &str| Config {
         database: Some(database.clone()),
@@ -289,7 +289,8 @@ async fn an_event_outlives_its_process_and_replicas_share_the_work() {
     app.registry.close().await;
     drop(app);
 
-    // The address has moved; what waits for the old one is put on the new one, as no test may listen on port 9.
+    // The receiver's URL has changed. Pending events are moved to the new one, because no test may listen on
+    // port 9.
     let pool = sqlx::PgPool::connect(database.as_str()).await.unwrap();
     let moved = sqlx::query("update webhook_deliveries set target = $1, next_at = 0").bind(&url);
     assert_eq!(moved.execute(&pool).await.unwrap().rows_affected(), 20);

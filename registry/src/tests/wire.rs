@@ -1,4 +1,5 @@
-//! What only a socket shows: lengths on HEAD, early answers, `100 Continue`, bodies that break off, and the end of a server.
+//! Behaviour that only a socket shows: lengths on HEAD, early responses, `100 Continue`, bodies that end
+//! early, and shutdown.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -37,7 +38,7 @@ impl Server {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Sends `text` on a connection of its own, and reads until the server closes it.
+    /// Sends `text` on a new connection, and reads until the server closes it.
     pub(super) async fn exchange(&self, text: &str) -> String {
         let mut stream = self.connect().await;
         stream.write_all(text.as_bytes()).await.unwrap();
@@ -48,7 +49,7 @@ impl Server {
 }
 
 pub(super) async fn within<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(120), work).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(120), work).await.expect("done within the timeout")
 }
 
 async fn read_until(stream: &mut TcpStream, end: &str) -> String {
@@ -94,7 +95,7 @@ async fn asked_first_told_first() {
 
     let too_big = "expect: 100-continue\r\ncontent-length: 99999999\r\n";
     let refused = server.exchange(&request("PUT /v2/a/manifests/latest", too_big)).await;
-    assert!(refused.starts_with("HTTP/1.1 413 "), "not told to go on: {refused}");
+    assert!(refused.starts_with("HTTP/1.1 413 "), "no 100 Continue: {refused}");
 }
 
 #[tokio::test]
@@ -110,7 +111,7 @@ async fn an_early_answer_arrives() {
     let sent = async { writer.write_all(&vec![1; size]).await };
     let mut answer = String::new();
     let (sent, read) = within(async { tokio::join!(sent, reader.read_to_string(&mut answer)) }).await;
-    sent.expect("the connection is not reset under the client");
+    sent.expect("the connection is not reset while the client sends");
     read.unwrap();
     assert!(answer.starts_with("HTTP/1.1 416 ") && answer.contains("range: 0-0\r\n"), "{answer}");
 }
@@ -124,14 +125,14 @@ async fn a_body_that_breaks_off_stores_nothing_false() {
     let head = request(&format!("PATCH {location}"), "content-length: 100\r\n");
     stream.write_all(format!("{head}only this").as_bytes()).await.unwrap();
     drop(stream);
-    // Whatever was kept, the status tells it, and the upload goes on from there.
+    // The status reports how much was saved, and the upload resumes from there.
     let offset = async {
         loop {
             let status = app.get(&location).await;
             assert_eq!(status.status, 204);
             let range = status.header("range").to_owned();
             let before = if range == "0-0" { 0 } else { range[2..].parse::<u64>().unwrap() + 1 };
-            // With its range, so that it is refused if what was cut off is saved only now.
+            // With its range, so that it is refused if the interrupted body is saved only now.
             let next = http::Request::patch(&location)
                 .header("content-length", 4)
                 .header("content-range", format!("{before}-{}", before + 3));
@@ -159,7 +160,7 @@ async fn a_stopping_server_finishes_what_it_began() {
     assert!(read_until(&mut idle, "ok\n").await.starts_with("HTTP/1.1 200 "));
 
     server.stop.take().unwrap().send(()).unwrap();
-    // The idle connection ends and nobody new gets in; the upload goes on.
+    // The idle connection ends and new ones are refused; the upload continues.
     assert_eq!(within(idle.read(&mut [0; 1])).await.unwrap(), 0);
     assert!(TcpStream::connect(server.address).await.is_err());
     assert!(!server.end.is_finished());
