@@ -1,6 +1,5 @@
 //! A backup of a registry with an embedded database, taken while its server runs: a snapshot of the database
-//! and every blob that it lists.
-//! The result is a data folder; to restore, serve a copy of it.
+//! and every blob that it lists. The result is a data folder; to restore, serve a copy of it.
 
 use std::fs::File;
 use std::io;

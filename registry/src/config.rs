@@ -1,6 +1,5 @@
 //! Every setting of the server with its default and its risks. The CLI fills it from flags, variables and a
-//! file.
-//! A `Config` redacts its secrets when it is printed or serialised.
+//! file. A `Config` redacts its secrets when it is printed or serialised.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

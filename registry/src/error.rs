@@ -1,6 +1,5 @@
-//! The registry's errors, for callers to act on; nothing here knows HTTP.
-//! Each HTTP surface maps the variants once (`oci/error.rs`, `api/error.rs`). Details of `Storage` and
-//! `Database` go only to the operator's log.
+//! The registry's errors, for callers to act on; nothing here knows HTTP. Each HTTP surface maps the variants
+//! once (`oci/error.rs`, `api/error.rs`). Details of `Storage` and `Database` go only to the operator's log.
 
 use std::sync::Arc;
 

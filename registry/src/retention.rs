@@ -22,7 +22,7 @@ pub struct RetentionRule {
     pub keep_last: Option<u32>,
     /// Patterns of tags that are kept at any age.
     pub keep: Vec<String>,
-    /// Age at which a manifest without a tag, a parent index and a subject is removed. Not set: never.
+    /// Age at which a manifest is removed if it has no tag, no parent index and no subject. Not set: never.
     #[serde(with = "duration_option", skip_serializing_if = "Option::is_none")]
     pub remove_untagged_after: Option<Duration>,
 }

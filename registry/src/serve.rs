@@ -1,6 +1,5 @@
 //! The accept loop: accepts connections, passes requests to the router, and lets requests in flight finish on
-//! shutdown.
-//! The caller opens the registry and provides the listeners.
+//! shutdown. The caller opens the registry and provides the listeners.
 
 use std::convert::Infallible;
 use std::fs::File;

@@ -1,6 +1,5 @@
 //! JSON APIs: our own under `/lode/v1`, model management for ollama's and OpenAI's clients, and the
-//! operators' probes.
-//! Inference requests go through `gateway`.
+//! operators' probes. Inference requests go through `gateway`.
 
 pub(crate) mod blobs;
 pub(crate) mod copy;

@@ -1,7 +1,6 @@
-//! Storage keys; this is the only place that formats them.
-//! In a folder, blobs follow the OCI image layout, so that other tools, and a worker on this machine, can
-//! read it. Object storage cannot rename for free, so a blob keeps its upload's key, and the database has the
-//! location.
+//! Storage keys; this is the only place that formats them. In a folder, blobs follow the OCI image layout, so
+//! that other tools, and a worker on this machine, can read it. Object storage cannot rename for free, so a
+//! blob keeps its upload's key, and the database has the location.
 
 use lode_model::digest::{Algorithm, Digest};
 use uuid::Uuid;

@@ -1,6 +1,6 @@
 //! Exclusive locks by key within this process: for writers of an upload, and for commits and deletions of a
-//! digest.
-//! Across processes the database's generations and row locks apply; a folder store has only one process.
+//! digest. Across processes the database's generations and row locks apply; a folder store has only one
+//! process.
 
 use std::any::Any;
 use std::collections::HashMap;

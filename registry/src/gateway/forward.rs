@@ -1,7 +1,6 @@
 //! Sends one request to one of several workers. The next worker is tried until the first byte of a response
-//! arrives, never after it.
-//! Dropping the response closes the connection to the worker, which then stops the work. A client that does
-//! not read the response causes the same.
+//! arrives, never after it. Dropping the response closes the connection to the worker, which then stops the
+//! work. A client that does not read the response causes the same.
 
 use std::cmp::Reverse;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! The routes whose bodies are passed to a worker unchanged, and the older `/api/embeddings`, which is
-//! translated.
-//! Names are resolved here, so that a worker only receives a repository and a digest.
+//! translated. Names are resolved here, so that a worker only receives a repository and a digest.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};

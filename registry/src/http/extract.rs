@@ -1,7 +1,6 @@
 //! The handlers' extractors: path segments, query, JSON body and caller. Each parses its value or fails with
-//! a `Failure`.
-//! axum's own would reply in their own format. Bodies are read last: first the caller is checked, then the
-//! length, then the budget.
+//! a `Failure`. axum's own extractors would reply in their own format. Bodies are read last: first the caller
+//! is checked, then the length, then the budget.
 
 use std::borrow::Cow;
 use std::convert::Infallible;

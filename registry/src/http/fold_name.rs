@@ -1,7 +1,6 @@
 //! Repository names contain slashes, but a route parameter is one segment, so this request map escapes them
-//! before routing.
-//! It reads the path from the right, where the fixed tails are, so that a repository may be called
-//! `team/blobs/uploads`.
+//! before routing. It reads the path from the right, where the fixed tails are, so that a repository may be
+//! called `team/blobs/uploads`.
 
 use axum::extract::Request;
 use bytes::Bytes;

@@ -1,7 +1,6 @@
 //! Sends files over plain connections with sendfile: their bytes go from the page cache to the socket without
-//! passing through this process.
-//! A response body contains a marker in place of a file piece's bytes. The connection recognises a marker by
-//! its address, and sends the piece itself.
+//! passing through this process. A response body contains a marker in place of a file piece's bytes. The
+//! connection recognises a marker by its address, and sends the piece itself.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,6 +1,5 @@
-//! `/v2/{name}/blobs/{digest}`: get, head, delete.
-//! A response to ollama carries a signed link to this one blob, because that client fetches the bytes without
-//! credentials.
+//! `/v2/{name}/blobs/{digest}`: get, head, delete. A response to ollama carries a signed link to this one
+//! blob, because that client fetches the bytes without credentials.
 
 use std::io;
 use std::ops::Range;

@@ -1,6 +1,5 @@
 //! `GET /v2/{name}/referrers/{digest}`: the manifests of a repository whose subject is that digest, as an
-//! image index.
-//! Without referrers the index is empty; it is never a 404.
+//! image index. Without referrers the index is empty; it is never a 404.
 
 use std::collections::BTreeMap;
 

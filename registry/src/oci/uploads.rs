@@ -1,6 +1,5 @@
 //! `/v2/{name}/blobs/uploads/`: create, announce, mount, send in one piece or in chunks, query, finish,
-//! cancel.
-//! The URL of an upload identifies its state; each response repeats it.
+//! cancel. The URL of an upload identifies its state; each response repeats it.
 
 use axum::body::Body;
 use axum::extract::State;

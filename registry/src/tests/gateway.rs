@@ -255,7 +255,10 @@ async fn a_client_has_so_many_requests() {
     let refused = Answer::read(ask("192.0.2.1", "/api/generate").await).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, "5"));
     let error = refused.json()["error"].as_str().unwrap().to_owned();
-    assert!(error.starts_with("client 192.0.2.1 has 2 requests") && error.contains("LODE_MAX_PER_CLIENT"));
+    assert!(
+        error.starts_with("client 192.0.2.1 has 2 inference requests")
+            && error.contains("LODE_MAX_PER_CLIENT")
+    );
     let refused = Answer::read(ask("192.0.2.1", "/v1/completions").await).await;
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     // A request that has finished allows another one.

@@ -1,6 +1,5 @@
 //! Progress of long requests: one record per line while the work runs, or only its last record, as the
-//! request says.
-//! A failure before the first record becomes the response itself; a later one is the last line.
+//! request says. A failure before the first record becomes the response itself; a later one is the last line.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
