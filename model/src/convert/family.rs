@@ -1,5 +1,5 @@
-//! The families of checkpoints that are converted: what a GGUF calls them, and what it calls their tensors.
-//! Names are llama.cpp's (`gguf-py/gguf/constants.py`, `tensor_mapping.py`).
+//! The checkpoint families that can be converted, with their GGUF architecture names and GGUF tensor names.
+//! The names are llama.cpp's (`gguf-py/gguf/constants.py`, `tensor_mapping.py`).
 
 /// A family, by `model_type` of its config.json.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +27,14 @@ const FAMILIES: [(&str, Family, &str); 9] = [
     ("phi3", Family::Phi3, "phi3"),
 ];
 
-/// Where a tensor of a checkpoint goes.
+/// The GGUF tensor that a checkpoint tensor becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// A tensor of its own.
+    /// A whole GGUF tensor.
     Tensor { name: String, layer: Option<u64> },
-    /// One expert of a stack.
+    /// One expert of a stacked GGUF tensor.
     Expert { name: String, layer: u64, expert: u64 },
-    /// It follows from other things, so a GGUF has no place for it.
+    /// The tensor can be derived from other data, so a GGUF does not store it.
     Nowhere,
 }
 
@@ -43,7 +43,7 @@ impl Family {
         FAMILIES.iter().find(|(name, ..)| *name == model_type).map(|(_, family, _)| *family)
     }
 
-    /// Every `model_type` that is known.
+    /// Returns every known `model_type`.
     pub(super) fn known() -> Vec<&'static str> {
         FAMILIES.iter().map(|(name, ..)| *name).collect()
     }
@@ -57,12 +57,13 @@ impl Family {
         matches!(self, Family::Gemma2 | Family::Gemma3)
     }
 
-    /// Whether a tensor is a query or key projection of an architecture that rotates neighbours, and not halves.
+    /// Whether a tensor is a query or key projection of an architecture whose rotary embedding rotates
+    /// neighbouring elements rather than halves.
     pub(super) fn rotates_pairs(self, name: &str) -> bool {
         self.architecture() == "llama" && (name.contains(".attn_q.") || name.contains(".attn_k."))
     }
 
-    /// Where a tensor of this name goes; `None`: no model of this family has it.
+    /// Returns the place of a tensor in the GGUF, or `None` if no model of this family has the tensor.
     pub(super) fn place(self, name: &str) -> Option<Place> {
         let tensor = |name: &str| Some(Place::Tensor { name: name.to_owned(), layer: None });
         match name {

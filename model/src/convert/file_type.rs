@@ -1,14 +1,14 @@
-//! The names of whole-file quantisations, such as Q4_K_M, and the numbers that `general.file_type` has for them.
-//! A name is a recipe: [`super::mix`] says which type each tensor gets.
+//! The names of whole-file quantisations, such as Q4_K_M, and their values of `general.file_type`. A name
+//! stands for a recipe: [`super::mix`] chooses the type of each tensor.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::quant::ggml::Type;
 
-/// What a GGUF can be made as.
+/// A quantisation of a whole GGUF file that Lode can produce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types, reason = "the names that the field knows these by")]
+#[allow(non_camel_case_types, reason = "the established names of these quantisations")]
 pub enum FileType {
     F32,
     F16,
@@ -59,12 +59,12 @@ impl FileType {
         self.row().1
     }
 
-    /// The type of every tensor that the mix makes no exception for.
+    /// The type of every tensor for which the mix makes no exception.
     pub fn base(self) -> Type {
         self.row().2
     }
 
-    /// Whether tensors become blocks, and not plain floats.
+    /// Whether tensors are quantised to blocks rather than stored as plain floats.
     pub fn is_quantised(self) -> bool {
         !matches!(self, FileType::F32 | FileType::F16 | FileType::BF16)
     }
@@ -98,9 +98,9 @@ impl fmt::Display for FileType {
     }
 }
 
-/// A text that names none of them.
+/// The error for a text that is not the name of a [`FileType`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a quantisation of GGUF files that can be made")]
+#[error("`{text}` is not a supported quantisation of GGUF files")]
 pub struct UnknownFileType {
     pub text: String,
 }
@@ -108,7 +108,7 @@ pub struct UnknownFileType {
 impl FromStr for FileType {
     type Err = UnknownFileType;
 
-    /// In any case; Q3_K, Q4_K and Q5_K are short for the mixes that end in _M.
+    /// Ignores case. Q3_K, Q4_K and Q5_K are short for the mixes that end in _M.
     fn from_str(text: &str) -> Result<Self, UnknownFileType> {
         let upper = text.to_ascii_uppercase();
         let name = match upper.as_str() {

@@ -1,5 +1,5 @@
-//! From a checkpoint's config.json to the hyper-parameters of a GGUF (llama.cpp `gguf-py/gguf/constants.py`), and the tables
-//! that rotary embeddings take from it.
+//! Converts the hyper-parameters of a checkpoint's config.json to GGUF keys (llama.cpp
+//! `gguf-py/gguf/constants.py`) and computes the tables of the rotary embedding.
 
 use std::f64::consts::PI;
 
@@ -9,13 +9,14 @@ use super::ConvertError;
 use super::family::Family;
 use crate::gguf::Metadata;
 
-/// The scaling of a checkpoint that has none.
+/// The rope scaling of a checkpoint that has none.
 static NOTHING: Json = Json::Null;
 
-/// Tables are made for a head: what is larger than this is a mistake.
+/// The largest accepted head dimension. Tables have one entry per pair of elements, so a larger value is a
+/// mistake.
 const MAX_HEAD_DIM: u64 = 1 << 16;
 
-/// What the conversion itself needs to know.
+/// The hyper-parameters that the conversion itself needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Hyper {
     pub(super) family: Family,
@@ -25,34 +26,34 @@ pub(super) struct Hyper {
     pub(super) head_dim: u64,
     pub(super) vocab_size: u64,
     pub(super) n_experts: u64,
-    /// Whether the embedding is the output matrix as well.
+    /// Whether the embedding is also the output matrix.
     pub(super) is_tied: bool,
-    /// Tensors that are computed and not stored: their names and values.
+    /// Names and values of tensors that are computed rather than read from the checkpoint.
     pub(super) tables: Vec<(&'static str, Vec<f32>)>,
     pub(super) notices: Vec<String>,
 }
 
-/// config.json, with complaints that name its keys.
+/// The parsed config.json. Its methods return errors that name the key.
 struct Config<'a>(&'a Json);
 
 impl Config<'_> {
-    /// A key that is there and not null.
+    /// Returns a key that is present and not null.
     fn get(&self, key: &str) -> Option<&Json> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
     fn optional(&self, key: &str) -> Result<Option<u64>, ConvertError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        // What a GGUF holds is 32 bits.
+        // GGUF stores these values in 32 bits.
         let number = value.as_u64().filter(|number| u32::try_from(*number).is_ok());
-        number.map(Some).ok_or_else(|| wrong(key, value, "a number of 32 bits"))
+        number.map(Some).ok_or_else(|| wrong(key, value, "a 32-bit number"))
     }
 
     fn number(&self, key: &str) -> Result<u64, ConvertError> {
         self.optional(key)?.ok_or_else(|| missing(key))
     }
 
-    /// A number that something is divided by.
+    /// Returns a number that is used as a divisor.
     fn count(&self, key: &str) -> Result<u64, ConvertError> {
         match self.number(key)? {
             0 => Err(wrong(key, &Json::from(0), "at least 1")),
@@ -74,7 +75,7 @@ fn wrong(key: &str, found: &Json, expected: &'static str) -> ConvertError {
     ConvertError::Key { key: key.to_owned(), found: found.to_string().chars().take(60).collect(), expected }
 }
 
-/// Sets the keys of the architecture.
+/// Writes the keys of the architecture.
 pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, ConvertError> {
     let c = Config(config);
     let model_type = c.get("model_type").and_then(Json::as_str).ok_or_else(|| missing("model_type"))?;
@@ -119,7 +120,7 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, Con
     let rotated = (head_dim as f64 * partial) as u64;
 
     let architecture = family.architecture();
-    // Checked to fit on the way in.
+    // `Config::optional` has checked that the values fit in 32 bits.
     let mut set = |key: &str, value: u64| metadata.set(format!("{architecture}.{key}"), value as u32);
     set("context_length", c.number("max_position_embeddings")?);
     set("embedding_length", width);
@@ -167,8 +168,8 @@ pub(super) fn write(metadata: &mut Metadata, config: &Json) -> Result<Hyper, Con
     Ok(hyper)
 }
 
-/// Base and scaling of the rotary embedding: newer files keep both in `rope_parameters`, older ones apart. Gemma 3 has two
-/// sets, of which a GGUF carries the one of its global layers.
+/// Writes the base and the scaling of the rotary embedding. Newer files keep both in `rope_parameters`, older
+/// ones in separate keys. Gemma 3 has two sets; a GGUF stores the set of its global layers.
 fn rope(metadata: &mut Metadata, c: &Config, hyper: &mut Hyper, rotated: u64) -> Result<(), ConvertError> {
     let parameters = c.get("rope_parameters");
     let parameters = parameters.map(|all| all.get("full_attention").unwrap_or(all));
@@ -200,7 +201,8 @@ fn rope(metadata: &mut Metadata, c: &Config, hyper: &mut Hyper, rotated: u64) ->
                         metadata.set(key(&format!("scaling.yarn_{name}")), value as f32);
                     }
                 }
-                // Here the whole factor of cosines and sines is given, there what it is multiplied by.
+                // config.json has the whole factor of cosines and sines. GGUF stores only its multiplier of
+                // YaRN's default factor.
                 if let Some(whole) = scaling.get("attention_factor").and_then(Json::as_f64) {
                     metadata.set(key("scaling.attn_factor"), (whole / (1.0 + 0.1 * factor.ln())) as f32);
                 }
@@ -222,12 +224,13 @@ fn rope(metadata: &mut Metadata, c: &Config, hyper: &mut Hyper, rotated: u64) ->
                 hyper.tables.push((name, values.ok_or_else(|| wrong(key, found, "a number for each pair"))?));
             }
         }
-        kind => return Err(wrong("rope_scaling", &Json::from(kind), "a scaling that a GGUF can carry")),
+        kind => return Err(wrong("rope_scaling", &Json::from(kind), "a scaling that GGUF supports")),
     }
     Ok(())
 }
 
-/// What Llama 3 divides each frequency by: nothing for short waves, the factor for long ones, a blend between.
+/// Returns the divisors of Llama 3's frequencies: 1 for short waves, the factor for long ones, and a blend in
+/// between.
 fn llama3_factors(scaling: &Config, theta: f64, rotated: u64) -> Result<Vec<f32>, ConvertError> {
     let factor = scaling.float("factor")?;
     let (low, high) = (scaling.float("low_freq_factor")?, scaling.float("high_freq_factor")?);

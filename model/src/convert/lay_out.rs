@@ -1,4 +1,5 @@
-//! From metadata and weights to a whole GGUF: every tensor gets its type and its place, and the bytes a recipe.
+//! Lays out a whole GGUF from metadata and weights: gives every tensor a type and an offset, and its bytes a
+//! recipe.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use crate::quant::ggml::Type;
 
 /// The version of the block layouts, `general.quantization_version`.
 const QUANTISATION_VERSION: u32 = 2;
-/// How many tensors a notice names.
+/// The most tensors that a notice names.
 const NAMED: usize = 6;
 
-/// A GGUF that can be read from its recipe.
+/// A planned GGUF, whose bytes are produced from its segments.
 pub(crate) struct Converted {
     pub(crate) header: Header,
     pub(crate) segments: Vec<Segment>,
@@ -26,7 +27,7 @@ pub(crate) struct Converted {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Segment {
     Bytes(Vec<u8>),
-    /// As they are in a source file.
+    /// A range of a source file, unchanged.
     Range {
         path: Arc<str>,
         offset: u64,
@@ -76,9 +77,9 @@ pub(super) fn lay_out(
     Ok(Converted { header, segments, notices })
 }
 
-/// What the mixes ask of the model.
+/// Reads the properties of the model that the mixes depend on.
 fn model_of(metadata: &Metadata, weights: &[Weight]) -> mix::Model {
-    // Some keys are one number, or one for each layer.
+    // Some keys are one number, or a list with one number per layer.
     let number = |key: &str| match metadata.hyper(key) {
         Some(Value::Array(all)) => all.iter().filter_map(|value| value.as_u64()).max(),
         value => value.and_then(Value::as_u64),
@@ -104,7 +105,7 @@ fn notice(asked: Type, given: Type, names: &[&str]) -> String {
     )
 }
 
-/// Some names as a notice has them: the first few, and how many more there are.
+/// Formats names for a notice: the first few, and the number of the rest.
 pub(crate) fn listed(names: &[&str]) -> String {
     let first: Vec<String> = names.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
     match names.len().saturating_sub(NAMED) {
@@ -132,7 +133,8 @@ fn push(segments: &mut Vec<Segment>, weight: Weight, ty: Type) {
                 }));
                 return;
             }
-            // A permuted bias is a column: each of its elements is a row of the projection.
+            // A permuted bias is laid out as a column: each of its elements belongs to a row of the
+            // projection.
             let columns = match shape.as_slice() {
                 [_] if order != RowOrder::Same => 1,
                 shape => shape.last().copied().unwrap_or(1),

@@ -1,10 +1,10 @@
-//! Which type each tensor of a GGUF gets under a name such as Q4_K_M: llama.cpp's recipe without an importance matrix
-//! (`src/llama-quant.cpp`). Pure: a name and dimensions in, a type out.
+//! Chooses the type of each tensor of a GGUF for a name such as Q4_K_M, by llama.cpp's recipe without an
+//! importance matrix (`src/llama-quant.cpp`). Pure: it takes a name and dimensions and returns a type.
 
 use super::FileType;
 use crate::quant::ggml::Type;
 
-/// What the recipe asks of the model as a whole.
+/// The properties of the whole model that the recipe depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Model {
     pub n_layers: u64,
@@ -12,9 +12,10 @@ pub struct Model {
     pub n_kv_heads: u64,
     /// Zero in a model without experts.
     pub n_experts: u64,
-    /// Whether the llama architecture; its 80 layers with grouped heads are the model of 70 billion parameters.
+    /// Whether the architecture is `llama`. A llama with 80 layers and grouped heads is the model of 70
+    /// billion parameters.
     pub is_llama: bool,
-    /// Whether there is an `output.weight`; without it the embedding stands in for it.
+    /// Whether there is an `output.weight`; without it the embedding is also the output matrix.
     pub has_output: bool,
 }
 
@@ -27,20 +28,21 @@ impl Model {
         self.is_llama && self.n_layers == 80 && self.n_heads != self.n_kv_heads
     }
 
-    /// The first and the last eighth of the layers, and every third between.
+    /// Whether the recipe gives a layer more bits: the first and the last eighth of the layers, and every
+    /// third layer between them.
     fn more_bits(&self, layer: u64) -> bool {
         let (n, eighth) = (self.n_layers, self.n_layers / 8);
         layer < eighth || layer >= 7 * n / 8 || (layer - eighth) % 3 == 2
     }
 }
 
-/// What a tensor becomes.
+/// The type that the recipe chooses for a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// It is of a kind that is never quantised.
+    /// The tensor is of a kind that is never quantised.
     Keep,
     As(Type),
-    /// What the recipe asks for does not divide its rows, so it gets more bits.
+    /// The blocks of the requested type do not divide the tensor's rows, so it gets a type with more bits.
     InsteadOf {
         asked: Type,
         given: Type,
@@ -56,7 +58,7 @@ impl Choice {
     }
 }
 
-/// What a tensor of this name becomes. `shape` is row-major: the last axis is the row.
+/// Chooses the type of a tensor. `shape` is row-major: the last axis is the row.
 pub fn choose(file_type: FileType, model: &Model, name: &str, shape: &[u64]) -> Choice {
     if !is_eligible(name, shape) {
         return Choice::Keep;
@@ -72,7 +74,7 @@ pub fn choose(file_type: FileType, model: &Model, name: &str, shape: &[u64]) -> 
     }
 }
 
-/// Whether a tensor is a matrix of weights, and not a norm, a router or a table of positions.
+/// Whether a tensor is a weight matrix rather than a norm, a router or a table of positions.
 fn is_eligible(name: &str, shape: &[u64]) -> bool {
     const KEPT: [&str; 5] = [
         "_norm.weight",
@@ -96,7 +98,7 @@ fn asked(file_type: FileType, model: &Model, name: &str, columns: u64) -> Type {
     let base = file_type.base();
     let is_output = name == "output.weight" || (!model.has_output && name == "token_embd.weight");
     if is_output {
-        // A matrix whose rows the base does not divide is not tried with 256 elements a block.
+        // Types with 256 elements per block are not tried if the base type's blocks do not divide the rows.
         return match base {
             Type::Q8_0 => Type::Q8_0,
             _ if !columns.is_multiple_of(u64::from(base.block_elements())) => Type::Q8_0,
@@ -159,13 +161,13 @@ fn asked(file_type: FileType, model: &Model, name: &str, columns: u64) -> Type {
     base
 }
 
-/// The layer of a name such as `blk.7.attn_v.weight`.
+/// Returns the layer number of a name such as `blk.7.attn_v.weight`.
 fn layer(name: &str) -> u64 {
     let number = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// The type itself, or one of smaller blocks and more bits that divides the rows.
+/// Returns `asked` if its blocks divide the rows, else a type with smaller blocks and more bits.
 fn fitting(asked: Type, columns: u64) -> Type {
     let divides = |ty: Type| columns.is_multiple_of(u64::from(ty.block_elements()));
     if divides(asked) {
@@ -185,7 +187,7 @@ fn fitting(asked: Type, columns: u64) -> Type {
 mod tests {
     use super::*;
 
-    /// A model of 32 layers with grouped heads, as many are.
+    /// A model of 32 layers with grouped heads, like many models.
     const MODEL: Model =
         Model { n_layers: 32, n_heads: 32, n_kv_heads: 8, n_experts: 0, is_llama: true, has_output: true };
 

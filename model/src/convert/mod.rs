@@ -1,5 +1,5 @@
-//! Conversion to GGUF: checkpoints of the known families, and GGUF files of floats, to any of llama.cpp's file types.
-//! [`crate::import`] plans with it; bytes come about only as the planned layer is read.
+//! Converts checkpoints of the known families, and GGUF files of floats, to any of llama.cpp's GGUF file
+//! types. [`crate::import`] plans with it. The bytes are produced only when the planned layer is read.
 //!
 //! ```text
 //! config.json -> hyper    tokenizer.json -> vocabulary    tensors -> weights (names by family) -> mix -> rows
@@ -27,10 +27,10 @@ pub(crate) use weights::Stored;
 use crate::gguf::{Header, HeaderError, Metadata};
 use crate::import::SourceFile;
 
-/// Why a model cannot be converted. Each names the file, the key or the tensor.
+/// Why a model cannot be converted. Each variant names the file, the key or the tensor.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    #[error("`{path}` is missing, and a GGUF cannot be made without it")]
+    #[error("`{path}` is missing; conversion to GGUF requires it")]
     MissingFile { path: &'static str },
     #[error("`{path}` is not JSON of the expected form")]
     Json { path: String, source: serde_json::Error },
@@ -40,9 +40,9 @@ pub enum ConvertError {
     Key { key: String, found: String, expected: &'static str },
     #[error("`config.json` has model_type `{model_type}`, which is not converted to GGUF (known: {known})")]
     ModelType { model_type: String, known: String },
-    #[error("`tokenizer.json` cannot be carried over to GGUF: {reason}")]
+    #[error("`tokenizer.json` cannot be converted to GGUF: {reason}")]
     Tokenizer { reason: String },
-    #[error("tensor `{tensor}` is not one that a model of architecture {architecture} has")]
+    #[error("tensor `{tensor}` is not part of architecture {architecture}")]
     UnknownTensor { tensor: String, architecture: &'static str },
     #[error("tensor `{tensor}` is missing")]
     MissingTensor { tensor: String },
@@ -50,13 +50,13 @@ pub enum ConvertError {
     Shape { tensor: String, found: Vec<u64>, expected: &'static str },
     #[error("tensor `{tensor}` is {dtype}, expected BF16, F16 or F32")]
     NotFloat { tensor: String, dtype: String },
-    #[error("`{path}` holds `{tensor}`, which is {ty} already; quantise from F32, F16 or BF16")]
+    #[error("tensor `{tensor}` of `{path}` is already {ty}; quantise from F32, F16 or BF16")]
     Quantised { path: String, tensor: String, ty: &'static str },
-    #[error("the GGUF cannot be written")]
+    #[error("the GGUF would be invalid")]
     Header(#[from] HeaderError),
 }
 
-/// The JSON and template files that a conversion reads, each as its bytes.
+/// The JSON and template files that a conversion reads, as bytes.
 #[derive(Default)]
 pub(crate) struct SideFiles {
     pub(crate) config: Option<Vec<u8>>,
@@ -67,7 +67,7 @@ pub(crate) struct SideFiles {
 }
 
 impl SideFiles {
-    /// The one that a file of this name is.
+    /// Returns the field for a file of this name.
     pub(crate) fn slot(&mut self, file: &SourceFile) -> Option<&mut Option<Vec<u8>>> {
         match file.path.as_str() {
             "config.json" => Some(&mut self.config),
@@ -80,7 +80,8 @@ impl SideFiles {
     }
 }
 
-/// Converts a checkpoint: its tensors, each with the file it is in, and what stands beside them.
+/// Plans the conversion of a checkpoint from its tensors, each with its source file, and its JSON and
+/// template files.
 pub(crate) fn checkpoint(
     tensors: &[Stored],
     files: SideFiles,
@@ -110,17 +111,18 @@ pub(crate) fn checkpoint(
         config,
     };
     let weights = weights::of_checkpoint(tensors, &mut hyper)?;
-    // After the weights: every id gets a token, and that there are so many is known only now.
+    // Written after the weights: every id needs a token, and the number of ids is known only now.
     vocabulary::write(&mut metadata, &side, hyper.vocab_size)?;
     let mut converted = lay_out::lay_out(metadata, weights, file_type)?;
     converted.notices.append(&mut hyper.notices);
     Ok(converted)
 }
 
-/// Quantises a GGUF of floats. `parts` are its files in order; the first has the model's keys.
+/// Plans the quantisation of a GGUF of floats. `parts` are its files in order; the first has the model's
+/// keys.
 pub(crate) fn gguf(parts: &[(Arc<str>, Header)], file_type: FileType) -> Result<Converted, ConvertError> {
     let mut metadata = parts.first().map(|(_, header)| header.metadata.clone()).unwrap_or_default();
-    // The parts become one file.
+    // The parts are merged into one file.
     for key in ["split.no", "split.count", "split.tensors.count"] {
         metadata.remove(key);
     }

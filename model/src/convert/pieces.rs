@@ -1,15 +1,16 @@
-//! Vocabularies of SentencePiece's kind, which a tokenizer.json holds as BPE over characters that falls back to bytes. llama.cpp
-//! merges by the score of what comes out, so the order of the merges becomes scores, and where it cannot it is refused.
+//! SentencePiece-style vocabularies, which a tokenizer.json stores as BPE over characters with byte fallback.
+//! llama.cpp merges by the score of the resulting piece, so the order of the merges is converted to scores.
+//! If scores cannot express the order, the vocabulary is refused.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value as Json;
 
-/// What stands for a blank.
+/// The character that replaces a blank.
 const BLANK: &str = "\u{2581}";
 
-/// Whether a blank is put before the text, by what is done to it before it is split; why not, where that is something that
-/// llama.cpp does not do.
+/// Whether the normaliser or the pre-tokeniser puts a blank before the text. Returns the reason as an error
+/// if they do something that llama.cpp does not do.
 pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool, &'static str> {
     let mut steps = Vec::new();
     flatten(normalizer, &mut steps);
@@ -20,11 +21,11 @@ pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool
         [] => None,
         [one] if replaces(one) => Some(false),
         [first, second] if prepends(first) && replaces(second) => Some(true),
-        _ => return Err("its normaliser does more than turn blanks into `\u{2581}`"),
+        _ => return Err("its normaliser does more than replace blanks with `\u{2581}`"),
     };
     match (begins, pre_tokenizer) {
         (Some(begins), Json::Null) => Ok(begins),
-        // With every blank replaced, there is none left to split at.
+        // The normaliser replaces every blank, so this split never matches.
         (Some(begins), step) if is(step, "Split") && step["pattern"]["String"] == " " => Ok(begins),
         (None, step) if is(step, "Metaspace") && step["replacement"] == BLANK && step["split"] == false => {
             match step["prepend_scheme"].as_str() {
@@ -33,7 +34,7 @@ pub(super) fn adds_blank(normalizer: &Json, pre_tokenizer: &Json) -> Result<bool
                 None => Ok(step["add_prefix_space"] != false),
             }
         }
-        _ => Err("its pre-tokeniser splits texts, which those of SentencePiece do not"),
+        _ => Err("its pre-tokeniser splits text, unlike SentencePiece's"),
     }
 }
 
@@ -49,14 +50,15 @@ fn flatten<'a>(step: &'a Json, steps: &mut Vec<&'a Json>) {
     }
 }
 
-/// The byte that a token stands for: `<0x0A>`.
+/// Returns the byte that a token such as `<0x0A>` represents.
 pub(super) fn byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_one = digits.len() == 2 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'A'..=b'F'));
     u8::from_str_radix(digits, 16).ok().filter(|_| is_one)
 }
 
-/// The score of every piece that merging gives: the earlier, the higher. `pieces` are all tokens that merging may meet.
+/// Returns the score of every piece that a merge produces; earlier merges score higher. `pieces` are all
+/// tokens that merging can encounter.
 pub(super) fn scores<'a>(
     merges: &[(&'a str, &'a str)],
     pieces: &HashSet<&'a str>,
@@ -68,14 +70,15 @@ pub(super) fn scores<'a>(
         if piece == last {
             continue;
         }
-        // 1. All ways to a piece stand together, so that it has one score.
+        // 1. All merges that produce a piece must be adjacent, so that the piece has one score.
         let score = -(scores.len() as f32);
         if pieces.contains(piece.as_str()) && scores.insert(piece.clone(), score).is_some() {
-            return Err(format!("the merges that give `{piece}` do not stand together"));
+            return Err(format!("the merges that give `{piece}` are not adjacent"));
         }
         last = piece;
     }
-    // 2. llama.cpp joins any two pieces whose sum is one, so every way has to be among the merges.
+    // 2. llama.cpp joins any two pieces whose concatenation is a piece, so every such pair must be among the
+    // merges.
     let known: HashSet<(&str, &str)> = merges.iter().copied().collect();
     for piece in pieces {
         for (at, _) in piece.char_indices().skip(1) {
@@ -124,7 +127,7 @@ mod tests {
         let apart = [("b", "c"), ("ab", "c"), ("a", "b"), ("a", "bc")];
         assert!(scores(&apart, &pieces).unwrap_err().contains("`abc`"));
         assert!(scores(&merges[..3], &pieces).unwrap_err().contains("`a` and `bc`"));
-        // What is cut out of texts before is no piece.
+        // Tokens that are cut out of the text before merging are not pieces.
         assert!(scores(&merges[..2], &["a", "b", "c", "ab", "bc"].into()).is_ok());
     }
 

@@ -1,5 +1,6 @@
-//! A tensor of a GGUF as it comes about: rows of float arrays, decoded, put in order, encoded. Any run of its bytes can be
-//! made without those before it, so that many threads may share one tensor; memory is bounded by a few rows.
+//! Produces the bytes of a GGUF tensor: rows of float arrays are decoded, reordered and encoded. Any range
+//! can be produced without the bytes before it, so that several threads can share one tensor. Memory is
+//! bounded by a few rows.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -7,29 +8,31 @@ use std::sync::Arc;
 use crate::import::{ArrayReader, FloatArray, Source};
 use crate::quant::ggml;
 
-/// How many elements are encoded at a time, or one row if that is longer.
+/// The number of elements that are encoded at a time; a longer row is encoded whole.
 const CHUNK_ELEMENTS: u64 = 1 << 17;
 
 /// The recipe of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rows {
-    /// As the GGUF calls it.
+    /// The tensor's name in the GGUF.
     pub(crate) name: String,
-    /// Where its values are: one array, or the experts of a layer one after the other. All of the same shape.
+    /// The source of the values: one array, or the experts of a layer in order. All arrays have the same
+    /// shape.
     pub(crate) arrays: Vec<FloatArray>,
     pub(crate) rows_each: u64,
     pub(crate) columns: u64,
     pub(crate) order: RowOrder,
-    /// Added to every value: one, for norms that a checkpoint stores as the distance from it.
+    /// Added to every value: 1 for norms that a checkpoint stores as the difference from 1.
     pub(crate) add: f32,
     pub(crate) to: ggml::Type,
 }
 
-/// Which row of the source a row is.
+/// The mapping from rows of the GGUF to rows of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowOrder {
     Same,
-    /// Row `2p + h` of each head is its row `h * head_dim / 2 + p`: from rotated halves to rotated pairs.
+    /// Row `2p + h` of each head is its source row `h * head_dim / 2 + p`: converts rotated halves to rotated
+    /// pairs.
     Pairs {
         head_dim: u64,
     },
@@ -48,7 +51,7 @@ impl RowOrder {
 }
 
 impl Rows {
-    /// How many bytes a row takes once it is encoded. The mix gives no type that does not divide the row.
+    /// The size of an encoded row. The mix only chooses types whose blocks divide the row.
     fn row_bytes(&self) -> u64 {
         self.to.row_bytes(self.columns).expect("the type was chosen to divide the rows")
     }
@@ -61,7 +64,7 @@ impl Rows {
         self.rows() * self.row_bytes()
     }
 
-    /// The bytes from `from` up to `to`.
+    /// Returns a reader of the bytes `from..to`.
     pub(crate) fn reader(&self, source: &Arc<dyn Source>, from: u64, to: u64) -> RowsReader {
         let row_bytes = self.row_bytes();
         RowsReader {
@@ -87,7 +90,7 @@ pub(crate) struct RowsReader {
     /// The next row to encode, and the one to stop at.
     row: u64,
     end: u64,
-    /// Bytes of the first row that nobody wants.
+    /// Leading bytes of the first row that are outside the requested range.
     skip: usize,
     values: Vec<f32>,
     ready: Vec<u8>,

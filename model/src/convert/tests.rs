@@ -1,4 +1,4 @@
-//! Whole conversions, held to GGUF files that others made of the same checkpoints.
+//! Whole conversions, compared with GGUF files that other tools made from the same checkpoints.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// A folder held in memory, changed as a test wants it.
+/// A folder in memory that tests can change.
 #[derive(Clone, Default)]
 struct Folder(BTreeMap<String, Vec<u8>>);
 
@@ -67,7 +67,7 @@ fn planned(folder: &Folder, quantize: Quantize) -> Result<Plan, String> {
     })
 }
 
-/// The GGUF that an import makes, and what it says.
+/// Imports a folder and returns the resulting GGUF with its plan.
 fn made(folder: &Folder, file_type: FileType) -> (Vec<u8>, Plan) {
     let plan = planned(folder, Quantize::Gguf(file_type)).expect("a model that can be converted");
     let layer = &plan.layers[0];
@@ -77,7 +77,7 @@ fn made(folder: &Folder, file_type: FileType) -> (Vec<u8>, Plan) {
     let mut bytes = Vec::new();
     layer.reader(&source).read_to_end(&mut bytes).expect("readable");
     assert_eq!(bytes.len() as u64, layer.size);
-    // Wherever one begins, the bytes are the same.
+    // The bytes are the same from any offset.
     let length = bytes.len() as u64;
     for (offset, count) in
         [(0, 1), (length / 3, 5000), (length / 2 + 7, 70_000), (length - 1, 9), (length, 0)]
@@ -100,7 +100,7 @@ fn tensor<'a>(file: &'a [u8], header: &Header, name: &str) -> (Type, Vec<u64>, &
 fn checkpoints_become_what_others_made_of_them() {
     let folders = fs::read_dir(repository("tests/fixtures/arch")).unwrap();
     let names = folders.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned());
-    // One family's window is nothing that a GGUF can tell.
+    // Some fixtures have no GGUF: the window of one family cannot be stored in a GGUF.
     let made_by_others =
         |name: &String| repository(&format!("tests/fixtures/gguf/{name}-q8_0.gguf")).exists();
     let names: Vec<String> = names.filter(made_by_others).collect();
@@ -157,8 +157,8 @@ fn rows_too_short_for_a_type_are_named() {
     assert!(notices.contains("`output.weight`: Q8_0 instead of Q6_K"), "{notices}");
 }
 
-/// The matrices of a checkpoint as FP8, the layers' with a scale for each block and the others with one; and the checkpoint of
-/// the floats that they stand for.
+/// Returns a checkpoint with FP8 matrices, and a checkpoint of the floats that they decode to. The matrices
+/// of layers have one scale per block, the others a single scale.
 fn in_fp8(folder: &Folder, block: [usize; 2]) -> (Folder, Folder) {
     let weights = &folder.0["model.safetensors"];
     let header = crate::safetensors::Header::read(weights).unwrap();
@@ -193,7 +193,8 @@ fn in_fp8(folder: &Folder, block: [usize; 2]) -> (Folder, Folder) {
 
 #[test]
 fn fp8_becomes_what_its_floats_become() {
-    // Blocks that rows and columns do not divide, that cut through heads, and that experts have their own of.
+    // Blocks that do not divide rows and columns, blocks that cut through heads, and experts with their own
+    // blocks.
     for (name, block) in
         [("llama", [24, 40]), ("mixtral", [100, 48]), ("qwen3-moe", [1, 64]), ("phi3", [128, 128])]
     {
@@ -248,7 +249,7 @@ fn values_that_no_block_can_hold_are_named() {
     let header = crate::safetensors::Header::read(file).unwrap();
     let at = header.data_start() + header.get("model.layers.1.mlp.up_proj.weight").unwrap().begin;
     file[at as usize + 70] = 0x7f;
-    // Of whatever type, and not only of blocks.
+    // Every file type refuses the value, not only those with blocks.
     for file_type in [FileType::F32, FileType::Q8_0] {
         let plan = planned(&fp8, Quantize::Gguf(file_type)).unwrap();
         let source: Arc<dyn Source> = Arc::new(fp8.clone());

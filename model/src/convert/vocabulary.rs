@@ -1,6 +1,6 @@
-//! From a checkpoint's tokenizer.json to the tokenizer keys of a GGUF: byte-level BPE whose pre-tokeniser is one that
-//! llama.cpp has by name, and pieces as SentencePiece has them. What is anything else is refused, because a wrong split gives
-//! wrong ids without a word.
+//! Converts a checkpoint's tokenizer.json to the tokenizer keys of a GGUF. Supported are byte-level BPE with
+//! a pre-tokeniser that llama.cpp knows by name, and SentencePiece-style pieces. Any other tokenizer is
+//! refused, because a wrong split silently gives wrong ids.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -20,7 +20,7 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The JSON files that say something about the tokenizer; absent ones are null.
+/// The JSON files that describe the tokenizer; absent ones are null.
 pub(super) struct Files {
     pub(super) tokenizer: Vec<u8>,
     pub(super) tokenizer_config: Json,
@@ -75,7 +75,8 @@ struct AddedToken {
     special: bool,
 }
 
-/// Sets the tokenizer keys. `rows` is how many ids the embedding has: tokens that the file lacks are filled up.
+/// Writes the tokenizer keys. `rows` is the number of ids in the embedding; ids without a token get a
+/// placeholder.
 pub(super) fn write(metadata: &mut Metadata, files: &Files, rows: u64) -> Result<(), ConvertError> {
     let parsed: Tokenizer = serde_json::from_slice(&files.tokenizer)
         .map_err(|source| ConvertError::Json { path: TOKENIZER.to_owned(), source })?;
@@ -91,7 +92,7 @@ pub(super) fn write(metadata: &mut Metadata, files: &Files, rows: u64) -> Result
         write_pieces(metadata, &parsed, tokens, types).map_err(refused)?;
     } else {
         let pre = pre_tokeniser(&parsed.pre_tokenizer, parsed.model.ignore_merges)
-            .ok_or_else(|| refused("its pre-tokeniser is none that llama.cpp knows by name".to_owned()))?;
+            .ok_or_else(|| refused("llama.cpp has no name for its pre-tokeniser".to_owned()))?;
         metadata.set("tokenizer.ggml.model", "gpt2");
         metadata.set("tokenizer.ggml.pre", pre);
         metadata.set("tokenizer.ggml.tokens", Array::String(tokens));
@@ -136,7 +137,7 @@ pub(super) fn write(metadata: &mut Metadata, files: &Files, rows: u64) -> Result
     Ok(())
 }
 
-/// Sets the keys of a vocabulary of pieces with scores.
+/// Writes the keys of a vocabulary of pieces with scores.
 fn write_pieces(
     metadata: &mut Metadata,
     parsed: &Tokenizer,
@@ -145,10 +146,12 @@ fn write_pieces(
 ) -> Result<(), String> {
     let adds_blank = pieces::adds_blank(&parsed.normalizer, &parsed.pre_tokenizer)?;
     if parsed.model.ignore_merges {
-        return Err("it takes whole pieces before it merges, which llama.cpp does not".to_owned());
+        return Err(
+            "it sets `ignore_merges`, which llama.cpp does not support for such a vocabulary".to_owned()
+        );
     }
     let texts: Vec<&str> = tokens.iter().map(|text| std::str::from_utf8(text).unwrap_or_default()).collect();
-    // 1. What kind each is.
+    // 1. The type of each token.
     let mut bytes = HashSet::new();
     for (text, kind) in texts.iter().zip(&mut types) {
         if Some(*text) == parsed.model.unk_token.as_deref() {
@@ -161,7 +164,7 @@ fn write_pieces(
     if let Some(byte) = (0..=u8::MAX).find(|byte| !bytes.contains(byte)) {
         return Err(format!("it falls back to bytes, but has no token `<0x{byte:02X}>`"));
     }
-    // 2. What the merges make of the normal ones.
+    // 2. The scores that the merges give to the normal tokens.
     let normal = texts.iter().zip(&types).filter(|(_, kind)| **kind == NORMAL);
     let normal: HashSet<&str> = normal.map(|(text, _)| *text).collect();
     let pair = |merge: &'_ Merge| match merge {
@@ -172,7 +175,7 @@ fn write_pieces(
     let merges: Vec<(&str, &str)> =
         merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
     let scores = pieces::scores(&merges, &normal)?;
-    // 3. What no merge gives comes after all that one gives; what is no piece has no score.
+    // 3. Pieces that no merge produces score lowest. Tokens that are not pieces have no score.
     let last = -(scores.len() as f32);
     let scores = texts.iter().zip(&types).map(|(text, kind)| match kind {
         &NORMAL => scores.get(*text).copied().unwrap_or(last),
@@ -187,7 +190,7 @@ fn write_pieces(
     Ok(())
 }
 
-/// Every id's token and what kind it is.
+/// Returns the token and the type of every id.
 fn tokens(parsed: &Tokenizer, rows: u64) -> Result<(Strings, Vec<i32>), ConvertError> {
     let refused = |reason: String| ConvertError::Tokenizer { reason };
     let vocab = parsed.model.vocab.as_object().ok_or_else(|| refused("it has no vocabulary".to_owned()))?;
@@ -201,7 +204,7 @@ fn tokens(parsed: &Tokenizer, rows: u64) -> Result<(Strings, Vec<i32>), ConvertE
         }
     }
     for AddedToken { id, content, special } in &parsed.added_tokens {
-        // Published checkpoints add tokens that have no row; nothing can ever ask for them.
+        // Published checkpoints add tokens that have no row; they can never be used.
         if *id < rows {
             by_id.insert(*id, (content, if *special { CONTROL } else { USER_DEFINED }));
         }
@@ -223,7 +226,8 @@ fn tokens(parsed: &Tokenizer, rows: u64) -> Result<(Strings, Vec<i32>), ConvertE
     Ok((tokens, types))
 }
 
-/// The id of a special token: what tokenizer_config.json calls it, else the number in config.json.
+/// Returns the id of a special token: by its name in tokenizer_config.json, else by its number in
+/// config.json.
 fn special_id(files: &Files, ids: &HashMap<&str, u64>, role: &str) -> Option<u64> {
     let named = files.tokenizer_config.get(format!("{role}_token"));
     let named = named.and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
@@ -250,7 +254,7 @@ fn template_begins(post_processor: &Json) -> bool {
     }
 }
 
-/// The templates with their names; the one without a name is the default.
+/// Returns the chat templates with their names; the one without a name is the default.
 fn chat_templates(files: &Files) -> Vec<(Option<String>, String)> {
     let text = |value: &Json| value.as_str().map(str::to_owned);
     let mut templates = Vec::new();
@@ -274,12 +278,12 @@ fn chat_templates(files: &Files) -> Vec<(Option<String>, String)> {
     templates
 }
 
-/// What a pre-tokeniser does, one step after the other.
+/// One step of a pre-tokeniser.
 #[derive(Debug, PartialEq)]
 enum Step<'a> {
     Split(&'a str),
     Digits,
-    /// Bytes to letters; and whether GPT-2's pattern is applied before that.
+    /// Maps bytes to letters, optionally after a split by GPT-2's pattern.
     Bytes {
         splits: bool,
     },
@@ -298,7 +302,8 @@ fn steps<'a>(pre_tokenizer: &'a Json, steps_so_far: &mut Vec<Step<'a>>) -> Optio
         "Split" => {
             let isolated = pre_tokenizer.get("behavior")?.as_str()? == "Isolated";
             let pattern = pre_tokenizer.get("pattern")?.get("Regex")?.as_str()?;
-            // Some files keep what is between matches, some remove what is between inverted ones: the same.
+            // Some files isolate the matches, others remove the text between inverted matches; the result is
+            // the same.
             let same = isolated || is("invert") == Some(true);
             steps_so_far.push(Step::Split(same.then_some(pattern)?));
         }
@@ -317,7 +322,8 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// llama.cpp's name for a pre-tokeniser (`src/llama-vocab.cpp`), by what it does rather than by what it was called.
+/// Returns llama.cpp's name for a pre-tokeniser (`src/llama-vocab.cpp`), matched by its steps rather than by
+/// its name.
 fn pre_tokeniser(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
     let mut found = Vec::new();
     steps(pre_tokenizer, &mut found)?;
@@ -325,7 +331,7 @@ fn pre_tokeniser(pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static s
         [Step::Bytes { splits: true }] => Some("gpt-2"),
         [Step::Digits, Step::Bytes { splits: true }] => Some("smollm"),
         [Step::Split(pattern), Step::Bytes { splits: false }] => match *pattern {
-            // The two split alike; only the first takes a piece that is a token before it looks at merges.
+            // Both split alike; only the first looks for a whole token before it applies merges.
             LLAMA3 if ignore_merges => Some("llama-bpe"),
             LLAMA3 => Some("smaug-bpe"),
             QWEN2 => Some("qwen2"),

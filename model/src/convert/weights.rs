@@ -1,4 +1,4 @@
-//! The tensors of a GGUF that is made, before it is settled what types they get, and where their values come from.
+//! The tensors of a planned GGUF before their types are chosen, and the sources of their values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ pub(super) struct Weight {
     /// Row-major.
     pub(super) shape: Vec<u64>,
     pub(super) values: Values,
-    /// The type it has where the mix has nothing to say about it.
+    /// The type of the tensor if the mix does not choose one.
     pub(super) kept: Type,
 }
 
-/// Where the values of a tensor come from.
+/// The source of a tensor's values.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Values {
-    /// Arrays of one shape, one after the other.
+    /// Arrays of one shape, concatenated.
     Floats { arrays: Vec<FloatArray>, order: RowOrder, add: f32 },
-    /// Bytes that stay as they are: integers.
+    /// Integers, copied unchanged.
     Verbatim { path: Arc<str>, offset: u64, length: u64 },
-    /// They were computed.
+    /// Computed values.
     Computed(Vec<f32>),
 }
 
-/// A tensor of a checkpoint, the file it is in, and where it is FP8 its scales.
+/// A tensor of a checkpoint, its file and, for FP8, its scales.
 pub(crate) struct Stored<'a> {
     pub(crate) path: Arc<str>,
     pub(crate) tensor: &'a Tensor,
@@ -46,7 +46,8 @@ fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32)
 }
 
-/// The tensors of a GGUF, all of its files in order. Quantised ones are refused: their values are gone.
+/// Lists the tensors of a GGUF, over all of its files in order. Quantised tensors are refused: their original
+/// values are lost.
 pub(super) fn of_gguf(parts: &[(Arc<str>, Header)]) -> Result<Vec<Weight>, ConvertError> {
     let mut weights = Vec::new();
     for (path, header) in parts {
@@ -78,7 +79,8 @@ pub(super) fn of_gguf(parts: &[(Arc<str>, Header)]) -> Result<Vec<Weight>, Conve
     Ok(weights)
 }
 
-/// The tensors of a checkpoint under their new names: the embedding first, then layer by layer, the output last.
+/// Lists the tensors of a checkpoint under their GGUF names: the embedding first, then layer by layer, the
+/// output last.
 pub(super) fn of_checkpoint(stored: &[Stored], hyper: &mut Hyper) -> Result<Vec<Weight>, ConvertError> {
     let mut weights: BTreeMap<(u64, String), Weight> = BTreeMap::new();
     let mut stacks: BTreeMap<(u64, String), BTreeMap<u64, &Stored>> = BTreeMap::new();
@@ -143,14 +145,14 @@ fn array(stored: &Stored) -> Result<FloatArray, ConvertError> {
         return Err(ConvertError::Shape {
             tensor: name.clone(),
             found: shape.clone(),
-            expected: "some elements",
+            expected: "at least one element",
         });
     }
     let (path, offset) = (Arc::clone(&stored.path), parts.weight.offset);
     Ok(FloatArray { path, offset, dtype, scales: stored.scales.cloned() })
 }
 
-/// The experts of a layer on top of each other, in the order of their numbers.
+/// Stacks the experts of a layer in the order of their numbers.
 fn stack(name: String, experts: &BTreeMap<u64, &Stored>, n_experts: u64) -> Result<Weight, ConvertError> {
     let missing = || ConvertError::MissingTensor { tensor: name.clone() };
     let shape = &experts.values().next().ok_or_else(missing)?.tensor.shape;
@@ -161,7 +163,7 @@ fn stack(name: String, experts: &BTreeMap<u64, &Stored>, n_experts: u64) -> Resu
             return Err(ConvertError::Shape {
                 tensor: expert.tensor.name.clone(),
                 found: expert.tensor.shape.clone(),
-                expected: "a matrix like the other experts'",
+                expected: "the shape of the other experts",
             });
         }
         arrays.push(array(expert)?);
@@ -182,7 +184,7 @@ fn check_rows(tensor: &Tensor, rows: u64) -> Result<(), ConvertError> {
     })
 }
 
-/// What every family has; a file without one of these opens nowhere.
+/// Checks that the tensors that every family requires are present; no runtime opens a file without them.
 fn check_complete(weights: &BTreeMap<(u64, String), Weight>, hyper: &Hyper) -> Result<(), ConvertError> {
     let missing = |tensor: String| Err(ConvertError::MissingTensor { tensor });
     let has = |at: u64, name: &str| weights.contains_key(&(at, name.to_owned()));
