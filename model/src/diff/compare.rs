@@ -1,5 +1,6 @@
-//! How far two tensors are apart: the same bytes, or how large the difference of their values is against the values themselves.
-//! Both are decoded a few rows at a time, so that memory stays bounded whatever their size and format.
+//! Compares two tensors: whether their bytes are equal, and how large the difference of their values is
+//! relative to the values. Both are decoded a few rows at a time, so that memory stays bounded whatever their
+//! size and format.
 
 use std::io;
 
@@ -9,22 +10,22 @@ use crate::read_at::ReadAt;
 use crate::safetensors::Dtype;
 use crate::tensor::{Run, TensorInfo};
 
-/// Elements that are decoded at a time, of each side.
+/// The number of elements of each side that are decoded at a time.
 const CHUNK_ELEMENTS: u64 = 1 << 20;
-/// A row with more elements than this is not decoded.
+/// The longest row that is decoded, in elements.
 const MAX_ROW_ELEMENTS: u64 = 1 << 26;
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Difference {
     /// Both are stored as the same bytes.
     pub same_bytes: bool,
-    /// The root of the summed squares of the differences, divided by that of this side's values. `None` where this side is
-    /// all zeros and the other is not.
+    /// The root of the sum of the squared differences, divided by that of this side's values. `None` if this
+    /// side is all zeros and the other is not.
     pub relative_error: Option<f64>,
-    /// The largest difference of two values.
+    /// The largest difference between two values.
     pub largest: f64,
-    /// Values that are infinite or no number on one side alone; they are left out of the figures.
+    /// Values that are infinite or NaN on only one side; the other figures leave them out.
     pub not_finite: u64,
 }
 
@@ -33,9 +34,9 @@ pub struct Difference {
 pub enum CompareError {
     #[error("the shapes differ: {here:?} and {there:?}")]
     Shapes { here: Vec<u64>, there: Vec<u64> },
-    #[error("a row has {elements} elements, more than are compared")]
+    #[error("a row has {elements} elements, expected at most {MAX_ROW_ELEMENTS}")]
     Row { elements: u64 },
-    #[error("its parts do not fall into rows")]
+    #[error("the parts of the tensor cannot be split into rows")]
     Rows,
     #[error(transparent)]
     Decode(#[from] DecodeError),
@@ -43,15 +44,15 @@ pub enum CompareError {
     Read(#[source] io::Error),
 }
 
-/// Where a tensor's bytes are.
+/// The blobs that hold a tensor's bytes.
 #[derive(Clone, Copy)]
 pub struct Blobs<'a> {
     pub weight: &'a dyn ReadAt,
-    /// Of a tensor that has scales elsewhere.
+    /// The blob of the scales, for a tensor whose scales are in another blob.
     pub scales: Option<&'a dyn ReadAt>,
 }
 
-/// Compares two tensors. `change` says what has to be done to each side's values first.
+/// Compares two tensors. `change` is applied to each side's values first.
 pub fn compare(
     (here, here_blobs): (&TensorInfo, Blobs<'_>),
     (there, there_blobs): (&TensorInfo, Blobs<'_>),
@@ -75,7 +76,8 @@ pub fn compare(
         };
         let (ours_bytes, theirs_bytes) = (read(&ours, here_blobs)?, read(&theirs, there_blobs)?);
         if alike && ours_bytes == theirs_bytes {
-            // The same in both, they still weigh against what differs; values that have no number are the same all the same.
+            // Equal values still count in the denominator of the relative error. Equal bytes that cannot be
+            // decoded are no difference.
             if let Ok(values) = decode(&ours, &ours_bytes) {
                 sums.add(&values, &values);
             }
@@ -91,12 +93,13 @@ pub fn compare(
     Ok(sums.finish())
 }
 
-/// What tells how the bytes of scales are to be taken.
+/// Returns the properties that decide how the bytes of scales are decoded.
 fn scaled_as(tensor: &TensorInfo) -> Option<(Dtype, [u64; 2])> {
     tensor.scaling.as_ref().map(|scaling| (scaling.part.dtype, scaling.block))
 }
 
-/// The first row and how many for each step; no count for what is decoded whole.
+/// Returns the first row and the row count of each step. The count is `None` for a tensor that is decoded
+/// whole.
 fn steps(tensor: &TensorInfo, change: (Change, Change)) -> Result<Vec<(u64, Option<u64>)>, CompareError> {
     let Some((columns, leading)) = tensor.shape.split_last() else { return Ok(vec![(0, None)]) };
     let rows = leading.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
@@ -122,7 +125,7 @@ fn read(tensor: &TensorInfo, blobs: Blobs<'_>) -> Result<Vec<Vec<u8>>, CompareEr
     let run = |(at, run): (usize, Run<'_>)| {
         let blob = if at < parts { Some(blobs.weight) } else { blobs.scales };
         let blob = blob.ok_or(io::ErrorKind::NotFound)?;
-        // A description that asks for more than there is fails before anything is set aside for it.
+        // Check the range before allocating memory: a damaged description can exceed the blob.
         let is_there = run.offset.checked_add(run.size_bytes).is_some_and(|end| end <= blob.len());
         let len = usize::try_from(run.size_bytes).ok().filter(|_| is_there);
         let mut bytes = vec![0; len.ok_or(io::ErrorKind::UnexpectedEof)?];
@@ -136,7 +139,7 @@ fn read(tensor: &TensorInfo, blobs: Blobs<'_>) -> Result<Vec<Vec<u8>>, CompareEr
 fn decode(tensor: &TensorInfo, bytes: &[Vec<u8>]) -> Result<Vec<f32>, CompareError> {
     let parts: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
     let values = tensor.decode_f32(&parts)?;
-    // What a row of blocks holds beyond its elements is not there to be compared.
+    // A row of blocks can have more values than the tensor has elements; such a tensor cannot be compared.
     match usize::try_from(tensor.elements()) {
         Ok(expected) if values.len() == expected => Ok(values),
         expected => {
@@ -146,7 +149,7 @@ fn decode(tensor: &TensorInfo, bytes: &[Vec<u8>]) -> Result<Vec<f32>, CompareErr
     }
 }
 
-/// Brings values into the checkpoint's form.
+/// Converts values back to the checkpoint's form.
 fn undo(mut values: Vec<f32>, columns: usize, change: Change) -> Vec<f32> {
     match change {
         Change::None => values,

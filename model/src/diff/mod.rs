@@ -1,5 +1,5 @@
-//! Two models held against each other, tensor by tensor: which belong together, whether their bytes are the same, and how far
-//! their values are apart. Pure; the caller gives a way to read each blob.
+//! Compares two models tensor by tensor: which tensors correspond, whether their bytes are equal, and how far
+//! their values differ. Pure; the caller supplies a reader for each blob.
 
 mod compare;
 mod names;
@@ -12,42 +12,43 @@ use crate::digest::Digest;
 use crate::manifest::Manifest;
 use crate::tensor::TensorInfo;
 
-/// What is known of the two models beyond their tensors.
+/// Facts about the two models beyond their tensors.
 #[derive(Clone, Debug, Default)]
 pub struct Hints {
-    /// The architecture of the GGUF model, where one of the two is one.
+    /// The architecture of the GGUF model, if one of the two is a GGUF.
     pub gguf_architecture: Option<String>,
-    /// Elements of a head of attention.
+    /// The number of elements in an attention head.
     pub head_dim: Option<u64>,
 }
 
-/// How the values of one side have to be changed before they can be compared, because GGUF stores them in another way.
+/// The change that makes one side's values comparable, because GGUF stores some tensors differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Change {
     #[default]
     None,
-    /// The rows of each head of this many stand in the order that rotates neighbours instead of halves.
+    /// Reorders the rows of each head of this many rows, which GGUF stores in the order that rotates
+    /// neighbours instead of halves.
     Heads(u64),
-    /// One was added to each value.
+    /// Subtracts the 1 that the conversion added to each value.
     MinusOne,
 }
 
-/// Two tensors that belong together, or one that stands alone.
+/// Two corresponding tensors, or one tensor without a counterpart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair<'a> {
     pub here: Option<&'a TensorInfo>,
     pub there: Option<&'a TensorInfo>,
-    /// What to do to `here` before it is compared, and to `there`.
+    /// The changes to `here` and to `there` before the comparison.
     pub change: (Change, Change),
 }
 
 impl Pair<'_> {
-    /// The name on this side, or that on the other.
+    /// The name on this side, else the name on the other side.
     pub fn name(&self) -> &str {
         self.here.or(self.there).map_or("", |tensor| tensor.name.as_str())
     }
 
-    /// Whether both are the same bytes of the same blob, which needs no look at them.
+    /// Whether both are the same bytes of the same blob, so that nothing has to be read.
     pub fn is_one(&self) -> bool {
         match (self.here, self.there) {
             (Some(here), Some(there)) => {
@@ -60,8 +61,9 @@ impl Pair<'_> {
     }
 }
 
-/// Finds the partner of each tensor: by its name, or where one model has GGUF's names and the other its checkpoint's, by what
-/// the conversion calls it. In the order of `here`, then what only `there` has.
+/// Pairs each tensor with its counterpart by name. If one model has GGUF names and the other checkpoint
+/// names, the conversion's names are used too. The result has the order of `here`, followed by the tensors
+/// that only `there` has.
 pub fn pairs<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: &Hints) -> Vec<Pair<'a>> {
     let by_name: HashMap<&str, usize> =
         there.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
@@ -75,7 +77,7 @@ pub fn pairs<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: &Hints)
         let there = partner.map(|at| &there[at]);
         pairs.push(Pair { here: Some(tensor), there, change: Default::default() });
     }
-    // The conversion's names, either way around.
+    // Pair the rest by the conversion's names, in both directions.
     let alone: HashMap<&str, usize> = pairs
         .iter()
         .enumerate()
@@ -109,7 +111,7 @@ pub fn pairs<'a>(here: &'a [TensorInfo], there: &'a [TensorInfo], hints: &Hints)
     pairs
 }
 
-/// What two manifests weigh, and what they have in common: each blob once.
+/// The sizes of two manifests and of their common blobs; each blob counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weighed {
     pub here: u64,
@@ -117,7 +119,7 @@ pub struct Weighed {
     pub shared: u64,
 }
 
-/// Weighs the layers of two manifests.
+/// Adds up the layer sizes of two manifests.
 pub fn weigh(here: &Manifest, there: &Manifest) -> Weighed {
     let blobs = |manifest: &Manifest| -> BTreeSet<(Digest, u64)> {
         manifest.layers.iter().map(|layer| (layer.digest.clone(), layer.size)).collect()

@@ -1,9 +1,10 @@
-//! What a GGUF calls the tensors of a checkpoint (llama.cpp `gguf-py/gguf/tensor_mapping.py`, for the architectures whose
-//! conversion keeps one tensor one tensor), and what the conversion does to their values.
+//! The GGUF names of checkpoint tensors (llama.cpp `gguf-py/gguf/tensor_mapping.py`, for the architectures
+//! whose conversion maps tensors one to one), and the changes that the conversion makes to their values.
 
 use super::{Change, Hints};
 
-/// The names that a tensor with this GGUF name may have had in its checkpoint, likeliest first; empty for other names.
+/// Returns the checkpoint names that a tensor with this GGUF name may have had, likeliest first; empty for
+/// other names.
 pub(super) fn of_checkpoint(name: &str) -> Vec<String> {
     let (stem, end) = match name.rsplit_once('.') {
         Some((stem, end @ ("weight" | "bias"))) => (stem, end),
@@ -34,7 +35,7 @@ pub(super) fn of_checkpoint(name: &str) -> Vec<String> {
         "attn_q_norm" => &["self_attn.q_norm"],
         "attn_k_norm" => &["self_attn.k_norm"],
         "post_attention_norm" => &["post_attention_layernorm"],
-        // Gemma has norms on both sides of its blocks, and so another name for this one.
+        // Gemma has norms on both sides of its blocks, so this norm has another name.
         "ffn_norm" => &["pre_feedforward_layernorm", "post_attention_layernorm"],
         "post_ffw_norm" => &["post_feedforward_layernorm"],
         "ffn_gate" => &["mlp.gate_proj"],
@@ -46,12 +47,12 @@ pub(super) fn of_checkpoint(name: &str) -> Vec<String> {
     parts.iter().map(|part| format!("model.layers.{layer}.{part}.{end}")).collect()
 }
 
-/// What undoes the conversion of a tensor with this GGUF name.
+/// Returns the change that undoes the conversion of a tensor with this GGUF name.
 pub(super) fn change(name: &str, hints: &Hints) -> Change {
     let architecture = hints.gguf_architecture.as_deref().unwrap_or_default();
     let part = name.rsplit('.').nth(1).unwrap_or_default();
     match (architecture, part) {
-        // Also of Mistral and Mixtral, which GGUF calls llama.
+        // GGUF also uses the name llama for Mistral and Mixtral.
         ("llama", "attn_q" | "attn_k") => hints.head_dim.map_or(Change::None, Change::Heads),
         (gemma, norm) if gemma.starts_with("gemma") && norm.ends_with("_norm") && gemma != "gemma3n" => {
             Change::MinusOne

@@ -1,4 +1,4 @@
-//! Pairs by name and by the conversion's names, and figures that can be worked out by hand.
+//! Pairs by name and by the conversion's names, and figures that can be computed by hand.
 
 use super::*;
 use crate::read_at::ReadAt;
@@ -21,7 +21,7 @@ fn tensor(name: &str, dtype: Dtype, shape: &[u64], offset: u64) -> TensorInfo {
     }
 }
 
-/// As [`super::compare`], of tensors whose bytes are all in one blob.
+/// As [`super::compare`], for tensors whose bytes are all in one blob.
 fn compare(
     here: (&TensorInfo, &dyn ReadAt),
     there: (&TensorInfo, &dyn ReadAt),
@@ -81,7 +81,7 @@ fn differences_are_measured() {
     assert_eq!((found.relative_error, found.largest, found.same_bytes), (Some(0.2), 1.0, false));
     let same = compare((&here, &ours), (&there, &[&[9; 4][..], &ours].concat()), none).unwrap();
     assert_eq!((same.relative_error, same.same_bytes), (Some(0.0), true));
-    // Of another type: not the same bytes, but the same values.
+    // Another type: the bytes differ, but the values are equal.
     let half = tensor("c", Dtype::BF16, &[2, 2], 0);
     let found = compare((&here, &ours), (&half, &bf16s(&[3.0, 0.0, 0.0, 4.0])), none).unwrap();
     assert_eq!((found.relative_error, found.same_bytes), (Some(0.0), false));
