@@ -1,15 +1,14 @@
-//! What a header says of its model, in the few words that lists show.
-//! The names are llama.cpp's.
+//! Short facts about a model, read from its GGUF header for listings. The names are llama.cpp's.
 
 use std::collections::BTreeMap;
 
 use super::{Header, Metadata, Value};
 use crate::prompt_template::JinjaSource;
 
-/// Added to a file type that was guessed.
+/// The flag that marks a file type as guessed.
 const GUESSED: u64 = 1024;
 
-/// The name of a `general.file_type`.
+/// Returns the name of a `general.file_type`.
 pub fn file_type_name(file_type: u64) -> Option<&'static str> {
     Some(match file_type & !GUESSED {
         0 => "F32",
@@ -52,13 +51,13 @@ pub fn file_type_name(file_type: u64) -> Option<&'static str> {
 }
 
 impl Header {
-    /// How many elements all tensors have together.
+    /// The number of elements of all tensors.
     pub fn elements(&self) -> u64 {
         let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
         self.tensors.iter().fold(0, |sum, entry| sum.saturating_add(elements(&entry.dims)))
     }
 
-    /// The type that most elements have; between equals, the name that comes first.
+    /// The type that most elements have; on a tie, the name that comes first.
     pub fn main_type(&self) -> Option<&'static str> {
         let mut sums = BTreeMap::<&str, u64>::new();
         for entry in &self.tensors {
@@ -69,24 +68,25 @@ impl Header {
         sums.into_iter().rev().max_by_key(|(_, sum)| *sum).map(|(name, _)| name)
     }
 
-    /// What the file calls its quantisation, or what most of it is.
+    /// The quantisation that the file states, else the type of most elements.
     pub fn quantisation(&self) -> Option<&'static str> {
         self.metadata.u64("general.file_type").and_then(file_type_name).or_else(|| self.main_type())
     }
 }
 
 impl Metadata {
-    /// Whether the file is one that turns pictures or sounds into embeddings for another model.
+    /// Whether the file is a projector, which turns images or sounds into embeddings for another model.
     pub fn is_projector(&self) -> bool {
         self.str("general.type") == Some("mmproj") || self.architecture() == Some("clip")
     }
 
-    /// Whether the file changes another model rather than being one.
+    /// Whether the file is an adapter for another model rather than a model.
     pub fn is_adapter(&self) -> bool {
         self.str("general.type") == Some("adapter")
     }
 
-    /// What a model of these keys can do, in ollama's words, beside what its templates can say.
+    /// The capabilities of a model with these keys, in ollama's terms, apart from those that its templates
+    /// add.
     pub fn capabilities(&self) -> Vec<&'static str> {
         let is_embedding = self.hyper("pooling_type").is_some();
         let mut capabilities = vec![if is_embedding { "embedding" } else { "completion" }];
@@ -99,14 +99,14 @@ impl Metadata {
         capabilities
     }
 
-    /// The chat template, if there is one.
+    /// Returns the chat template, if there is one.
     pub fn chat_template(&self) -> Option<JinjaSource<'_>> {
         let tool_use = self.str("tokenizer.chat_template.tool_use");
         self.str("tokenizer.chat_template").map(|chat| JinjaSource { chat, tool_use })
     }
 
-    /// The keys as one JSON object, in their order as far as JSON keeps one. Arrays are null unless asked for: a vocabulary
-    /// is long.
+    /// Returns the keys as one JSON object, in their order as far as JSON keeps one. Arrays are null unless
+    /// `arrays` is set, because a vocabulary is long.
     pub fn to_json(&self, arrays: bool) -> serde_json::Map<String, serde_json::Value> {
         let json = |value: &Value| match value {
             Value::Array(_) if !arrays => serde_json::Value::Null,

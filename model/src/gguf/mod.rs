@@ -1,5 +1,5 @@
-//! The GGUF container: its header read and checked, written again, and its tensors as the rest of Lode sees tensors.
-//! Versions 2 and 3, little-endian; every number of a file is checked before it is used (layout: ggml `docs/gguf.md`).
+//! The GGUF container: reads, checks and writes headers, and lists tensors in Lode's form. Supports versions
+//! 2 and 3, little-endian. Every number of a file is checked before it is used (layout: ggml `docs/gguf.md`).
 //!
 //! ```text
 //! "GGUF", u32 version, u64 tensors, u64 keys; keys and values; tensors; padding; data
@@ -23,9 +23,9 @@ pub use write::NewTensor;
 use crate::quant::ggml::Type;
 use crate::read_at::ReadAt;
 
-/// What a file begins with.
+/// The first bytes of a file.
 pub const MAGIC: [u8; 4] = *b"GGUF";
-/// Where the data and each tensor in it begin, unless `general.alignment` says otherwise: at multiples of this.
+/// The alignment of the data and of each tensor in it, unless `general.alignment` sets another.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 /// The version that is written.
 pub const VERSION: u32 = 3;
@@ -43,14 +43,14 @@ pub const MAX_STRING: u64 = 64 * 1024 * 1024;
 /// The largest alignment.
 pub const MAX_ALIGNMENT: u64 = 1 << 20;
 
-/// How much of a file the first read takes: the whole header of a model without a vocabulary.
+/// The size of the first read: the whole header of a model without a vocabulary.
 const FIRST_READ_BYTES: u64 = 64 * 1024;
 
 /// A checked header.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
     pub version: u32,
-    /// What data and tensors are aligned to: a power of two.
+    /// The alignment of the data and the tensors: a power of two.
     pub alignment: u64,
     pub metadata: Metadata,
     /// In the order of the file.
@@ -63,7 +63,7 @@ pub struct Header {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorEntry {
     pub name: String,
-    /// The fastest-varying first: the reverse of a row-major shape. None for a scalar.
+    /// The fastest-varying axis first: the reverse of a row-major shape. Empty for a scalar.
     pub dims: Vec<u64>,
     pub ty: Type,
     /// Counted from the start of the data.
@@ -71,22 +71,22 @@ pub struct TensorEntry {
 }
 
 impl TensorEntry {
-    /// Row-major, as everything else here has it.
+    /// The row-major shape, as used by the rest of Lode.
     pub fn shape(&self) -> Vec<u64> {
         self.dims.iter().rev().copied().collect()
     }
 
-    /// How long a row is, in elements.
+    /// The number of elements in a row.
     pub fn columns(&self) -> u64 {
         self.dims.first().copied().unwrap_or(1)
     }
 
-    /// How many rows there are, all axes but the fastest together; None if that overflows.
+    /// The number of rows, over all axes but the fastest; `None` if it overflows.
     pub fn rows(&self) -> Option<u64> {
         self.dims.iter().skip(1).try_fold(1u64, |product, dim| product.checked_mul(*dim))
     }
 
-    /// How many bytes it takes; None where its rows do not consist of whole blocks, or the number overflows. Never None in a
+    /// The size in bytes; `None` if the rows are not whole blocks or the size overflows. Never `None` in a
     /// parsed header.
     pub fn size_bytes(&self) -> Option<u64> {
         self.rows()?.checked_mul(self.ty.row_bytes(self.columns())?)
@@ -103,12 +103,12 @@ pub enum ReadError {
 }
 
 impl Header {
-    /// Reads and checks the header of a file, in growing reads: how long it is, only its end tells.
+    /// Reads and checks the header of a file. Its length is known only at its end, so the reads grow.
     pub fn read(file: &(impl ReadAt + ?Sized)) -> Result<Header, ReadError> {
         Header::read_up_to(file, MAX_HEADER_BYTES)
     }
 
-    /// As [`Header::read`], for at most this many bytes of header.
+    /// As [`Header::read`], for a header of at most `limit` bytes.
     pub fn read_up_to(file: &(impl ReadAt + ?Sized), limit: u64) -> Result<Header, ReadError> {
         let file_len = file.len();
         let limit = limit.min(MAX_HEADER_BYTES);
@@ -123,7 +123,7 @@ impl Header {
                 Err(HeaderError::Incomplete { needed }) if needed > limit => {
                     return Err(HeaderError::TooLong { needed, limit }.into());
                 }
-                // Doubled, so that the whole costs twice the header however it is cut.
+                // Doubling bounds the total of all reads to twice the header, wherever it is cut.
                 Err(HeaderError::Incomplete { needed }) => {
                     wanted = needed.max(wanted.saturating_mul(2)).min(limit).min(file_len);
                 }

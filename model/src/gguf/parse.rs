@@ -1,5 +1,5 @@
-//! Parsing a header. Bytes come from strangers: no count is believed before the bytes it speaks of are there, and every
-//! complaint names the key or the tensor.
+//! Parses headers. The bytes are untrusted: no count is used before the bytes that it counts are known to
+//! exist, and every error names the key or the tensor.
 
 use std::collections::HashSet;
 
@@ -12,15 +12,15 @@ use crate::quant::ggml::Type;
 /// The most axes of a tensor.
 const MAX_DIMS: u32 = 4;
 
-/// Why bytes are no GGUF header that can be read.
+/// Why bytes are not a readable GGUF header.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HeaderError {
-    /// Not an error of the file: the caller should come again with more of it.
-    #[error("header goes on after the bytes given, at least {needed} are needed")]
+    /// Not an error of the file: the caller should retry with more of it.
+    #[error("header is incomplete, at least {needed} bytes are needed")]
     Incomplete { needed: u64 },
     #[error("file does not begin with `GGUF`")]
     Magic,
-    #[error("file is big-endian, which is not read (version bytes {version:08x})")]
+    #[error("file is big-endian, which is not supported (version bytes {version:08x})")]
     BigEndian { version: u32 },
     #[error("version is {version}, expected 2 or 3")]
     Version { version: u32 },
@@ -36,7 +36,7 @@ pub enum HeaderError {
     Tensor { tensor: String, problem: TensorProblem },
 }
 
-/// What is wrong with a key or its value. The texts go on from the key's name.
+/// What is wrong with a key or its value. The message follows the key's name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum KeyProblem {
     #[error("is empty")]
@@ -51,7 +51,7 @@ pub enum KeyProblem {
     Type { id: u32 },
     #[error("is an array of arrays")]
     Nested,
-    #[error("has the byte {byte} as a truth value, expected 0 or 1")]
+    #[error("has the byte {byte} as a boolean, expected 0 or 1")]
     Bool { byte: u8 },
     #[error("has a string of {len} bytes, expected at most {MAX_STRING}")]
     String { len: u64 },
@@ -61,7 +61,7 @@ pub enum KeyProblem {
     Alignment,
 }
 
-/// What is wrong with a tensor. The texts go on from its name.
+/// What is wrong with a tensor. The message follows its name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TensorProblem {
     #[error("has an empty name")]
@@ -89,8 +89,8 @@ pub enum TensorProblem {
 }
 
 impl Header {
-    /// Checks the header of a file of `file_len` bytes, of which `bytes` are the first. [`HeaderError::Incomplete`] asks for
-    /// more of them.
+    /// Checks the header of a file of `file_len` bytes, of which `bytes` are the first.
+    /// [`HeaderError::Incomplete`] requests more of them.
     pub fn parse(bytes: &[u8], file_len: u64) -> Result<Header, HeaderError> {
         let mut reader = Reader { bytes, at: 0, file_len };
         let place = || "the first 24 bytes".to_owned();
@@ -99,7 +99,7 @@ impl Header {
         }
         reader.take(MAGIC.len() as u64, place)?;
         let version = u32::from_le_bytes(reader.array(place)?);
-        // Version 3 of the other byte order is 0x03000000.
+        // A big-endian version 3 reads as 0x03000000.
         if version & 0xffff == 0 && version != 0 {
             return Err(HeaderError::BigEndian { version });
         }
@@ -133,7 +133,7 @@ pub(super) fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
         .ok_or_else(|| HeaderError::Key { key: KEY.to_owned(), problem: KeyProblem::Alignment })
 }
 
-/// The name, the shape and the type of a tensor: what is right or wrong wherever it lies. Its size, if all is right.
+/// Checks the name, the shape and the type of a tensor, but not its offset. Returns its size.
 pub(super) fn check_tensor(entry: &TensorEntry) -> Result<u64, HeaderError> {
     let failed = |problem| HeaderError::Tensor { tensor: entry.name.clone(), problem };
     if entry.name.is_empty() {
@@ -159,7 +159,7 @@ pub(super) fn check_tensor(entry: &TensorEntry) -> Result<u64, HeaderError> {
     entry.size_bytes().ok_or_else(shape)
 }
 
-/// Where the tensors lie: inside the data, aligned, and each in its own place.
+/// Checks that the tensors are inside the data, aligned, and do not overlap.
 fn check_layout(tensors: &[TensorEntry], alignment: u64, data_len: u64) -> Result<(), HeaderError> {
     let mut runs = Vec::with_capacity(tensors.len());
     for entry in tensors {
@@ -168,7 +168,7 @@ fn check_layout(tensors: &[TensorEntry], alignment: u64, data_len: u64) -> Resul
         if !offset.is_multiple_of(alignment) {
             return Err(failed(TensorProblem::Offset { offset, alignment }));
         }
-        // The padding after the last tensor may be missing, so it is not asked for.
+        // The padding after the last tensor may be missing, so it is not required.
         let end = offset.checked_add(size).filter(|end| *end <= data_len);
         let end = end.ok_or_else(|| failed(TensorProblem::OutOfBounds { offset, size, data_len }))?;
         runs.push((offset, end, &entry.name));
@@ -191,16 +191,16 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The next bytes. Whether they are missing here or in the file itself makes all the difference.
+    /// Takes the next bytes. The error tells whether they are missing from the buffer or from the file.
     fn take(&mut self, len: u64, place: impl Fn() -> String) -> Result<&'a [u8], HeaderError> {
         self.expect(len, place)?;
         let start = self.at;
-        // They are there, so their number fits a usize.
+        // The bytes exist, so their number fits in a usize.
         self.at += len as usize;
         Ok(&self.bytes[start..self.at])
     }
 
-    /// Sees to it that so many bytes come next.
+    /// Checks that `len` more bytes follow.
     fn expect(&self, len: u64, place: impl Fn() -> String) -> Result<(), HeaderError> {
         let needed = (self.at as u64).checked_add(len).filter(|needed| *needed <= self.file_len);
         let Some(needed) = needed else {
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
         let mut metadata = Metadata::new();
         let mut seen = HashSet::new();
         for number in 0..count {
-            // A key without a readable name is called by its number.
+            // A key without a readable name is identified by its number.
             let nameless = || format!("number {number}");
             let failed = |key: String, problem| HeaderError::Key { key, problem };
             let place = || format!("key {}", nameless());
@@ -278,7 +278,7 @@ impl<'a> Reader<'a> {
         let failed = |problem| HeaderError::Key { key: key.to_owned(), problem };
         let ty = u32::from_le_bytes(self.array(place)?);
         let count = u64::from_le_bytes(self.array(place)?);
-        // A string is at least its length.
+        // A string has at least its length field.
         let smallest: u64 = match ty {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
         let left = self.file_len - self.at as u64;
         let least = count.checked_mul(smallest).filter(|bytes| *bytes <= left);
         let least = least.ok_or_else(|| failed(KeyProblem::Count { count }))?;
-        // Nothing is reserved before the bytes for it are here.
+        // Memory is reserved only after its bytes are known to exist.
         self.expect(least, place)?;
         macro_rules! numbers {
             ($variant:ident, $ty:ty) => {{

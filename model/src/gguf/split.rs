@@ -1,5 +1,5 @@
-//! Models split over several files: `NAME-00001-of-00003.gguf`, each a GGUF of its own, the first with the model's keys.
-//! Here only whether they belong together; the files stay as they are.
+//! Models split over several files, `NAME-00001-of-00003.gguf`. Each file is a GGUF; the first has the
+//! model's keys. This module only checks whether the files belong together; they are not merged.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,9 @@ use super::Header;
 /// The name of one file of a split model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartName<'a> {
-    /// What is in front of the numbers, folders included.
+    /// The part in front of the numbers, folders included.
     pub prefix: &'a str,
-    /// From 1.
+    /// Counted from 1.
     pub number: u32,
     pub count: u32,
 }
@@ -29,12 +29,12 @@ pub enum SplitError {
 }
 
 impl<'a> PartName<'a> {
-    /// Reads the numbers at the end of a file's name; None where it has none.
+    /// Parses the numbers at the end of a file's name; `None` if it has none.
     pub fn parse(path: &'a str) -> Option<PartName<'a>> {
         PartName::parse_as(path, ".gguf")
     }
 
-    /// As [`PartName::parse`], for files that end otherwise: checkpoints are numbered alike.
+    /// As [`PartName::parse`], for another file extension: checkpoints are numbered alike.
     pub fn parse_as(path: &'a str, end: &str) -> Option<PartName<'a>> {
         let (front, count) = path.strip_suffix(end)?.rsplit_once("-of-")?;
         let (prefix, number) = front.rsplit_once('-')?;
@@ -46,13 +46,14 @@ impl<'a> PartName<'a> {
         (1 <= number && number <= count).then_some(PartName { prefix, number, count })
     }
 
-    /// The name of another file of the same model.
+    /// Returns the name of another file of the same model.
     pub fn sibling(&self, number: u32) -> String {
         format!("{}-{number:05}-of-{:05}.gguf", self.prefix, self.count)
     }
 }
 
-/// Checks the files of one split model, given in any order by their paths: all there, numbers right, no tensor twice.
+/// Checks the files of one split model, in any order: no part is missing, the numbers are right, and no
+/// tensor appears twice.
 pub fn check_parts(parts: &[(&str, &Header)]) -> Result<(), SplitError> {
     let Some(name) = parts.first().and_then(|(path, _)| PartName::parse(path)) else { return Ok(()) };
     let mut by_number: HashMap<u32, (&str, &Header)> = HashMap::new();

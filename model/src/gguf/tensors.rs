@@ -1,4 +1,4 @@
-//! The tensors of a GGUF file as the rest of Lode sees tensors: row-major shapes, and offsets from the start of the file.
+//! The tensors of a GGUF file in Lode's form: row-major shapes, and offsets from the start of the file.
 
 use super::{Header, TensorEntry};
 use crate::quant::{Kind, Quantisation};
@@ -6,7 +6,7 @@ use crate::safetensors::Dtype;
 use crate::tensor::{Part, Parts, Tensor};
 
 impl Header {
-    /// Every tensor, in the order of the file.
+    /// Returns every tensor, in the order of the file.
     pub fn to_tensors(&self) -> Vec<Tensor> {
         self.tensors.iter().map(|entry| tensor(self.data_start, entry)).collect()
     }
@@ -15,7 +15,7 @@ impl Header {
 fn tensor(data_start: u64, entry: &TensorEntry) -> Tensor {
     let shape = entry.shape();
     let plain = entry.ty.dtype();
-    // Blocks are bytes to everyone but their decoder, as the gguf package of Python shows them.
+    // Blocks are bytes to all code but their decoder, as in Python's gguf package.
     let stored = match shape.split_last() {
         Some((columns, leading)) if plain.is_none() => {
             [leading, &[entry.ty.row_bytes(*columns).unwrap_or(0)]].concat()

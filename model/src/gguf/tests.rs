@@ -1,4 +1,4 @@
-//! Headers written and read back, headers that lie, and the files of other writers.
+//! Headers written and read back, malformed headers, and the files of other writers.
 
 use proptest::prelude::*;
 
@@ -52,7 +52,7 @@ fn any_header() -> impl Strategy<Value = Header> {
             dims.truncate(4);
             match dims.first_mut() {
                 Some(first) => *first *= u64::from(ty.block_elements()),
-                // A scalar is no whole block, unless blocks are single numbers.
+                // A scalar is not a whole block, unless blocks are single numbers.
                 None => dims.push(u64::from(ty.block_elements())),
             }
             NewTensor { name, dims, ty }
@@ -67,7 +67,7 @@ proptest! {
         let bytes = header.to_bytes();
         prop_assert_eq!(bytes.len() as u64, header.data_start);
         prop_assert_eq!(&Header::parse(&bytes, header.file_len()).unwrap(), &header);
-        // However short the reads are, each asks for more, and never for more than there is.
+        // However short the reads are, each error requests more bytes, but never more than the file has.
         let mut given = 0;
         loop {
             match Header::parse(&bytes[..given], header.file_len()) {
@@ -121,7 +121,7 @@ proptest! {
     }
 }
 
-/// A header piece by piece, so that each piece can be wrong.
+/// A header in parts, so that each part can be malformed.
 #[derive(Clone)]
 struct Raw {
     version: u32,
@@ -198,7 +198,7 @@ fn what_is_refused_and_how() {
         (Raw::keys(&[count(u64::MAX).to_vec()]), "has a name of 18446744073709551615 bytes"),
         (Raw::keys(&[key("a", 0, &[1]), key("a", 0, &[1])]), "key `a` appears twice"),
         (one(&[1], 13), "key `a.b` has a value of type 13"),
-        (one(&[2], 7), "key `a.b` has the byte 2 as a truth value"),
+        (one(&[2], 7), "key `a.b` has the byte 2 as a boolean"),
         (one(&count(1 << 40), 8), "key `a.b` has a string of 1099511627776 bytes"),
         (one(&count(1000), 8), "ends within key `a.b`"),
         (array(9, 1, &[]), "key `a.b` is an array of arrays"),
@@ -206,7 +206,7 @@ fn what_is_refused_and_how() {
         (array(8, 1 << 60, &[]), "key `a.b` has 1152921504606846976 elements, which do not fit"),
         (array(5, 1 << 62, &[]), "which do not fit in the file"),
         (array(0, 100, &[]), "which do not fit in the file"),
-        (array(7, 1, &[3]), "has the byte 3 as a truth value"),
+        (array(7, 1, &[3]), "has the byte 3 as a boolean"),
         (alignment(0), "key `general.alignment` is not an alignment"),
         (alignment(48), "key `general.alignment` is not an alignment"),
         (alignment(1 << 21), "key `general.alignment` is not an alignment"),
@@ -238,7 +238,7 @@ fn what_is_refused_and_how() {
 
 #[test]
 fn what_is_odd_but_right() {
-    // Version 2, gaps between tensors, an order of data other than that of the header, a scalar.
+    // Version 2, gaps between tensors, data in another order than the header, and a scalar.
     let raw = Raw {
         version: 2,
         ..Raw::tensors(&[tensor("b", &[4, 2], 0, 512), tensor("a", &[32], 8, 0), tensor("c", &[], 0, 992)])
@@ -249,7 +249,7 @@ fn what_is_odd_but_right() {
     assert_eq!((b.shape.as_slice(), b.parts.weight.offset), (&[2, 4][..], header.data_start + 512));
     assert_eq!((a.dtype.as_str(), a.parts.weight.shape.as_slice()), ("Q8_0", &[34][..]));
     assert_eq!((c.shape.len(), c.parts.weight.size_bytes), (0, 4));
-    // The padding after the last tensor may be missing, and all of it where there are no tensors.
+    // The padding after the last tensor may be missing, and all of it if there are no tensors.
     let mut bytes = Raw::tensors(&[tensor("w", &[3], 0, 0)]).bytes();
     bytes.truncate(bytes.len() - 1012);
     Header::read(&bytes).unwrap();
@@ -275,7 +275,7 @@ fn numbers_of_any_type() {
     assert_eq!((metadata.len(), metadata.f64("llama.eps")), (5, Some(2.0)));
 }
 
-/// Written by the gguf package of Python.
+/// Written by Python's gguf package.
 #[test]
 fn files_of_another_writer() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf");
@@ -295,7 +295,7 @@ fn files_of_another_writer() {
         for entry in &header.tensors {
             assert_eq!(types[&entry.name], entry.ty.as_str(), "{path:?} {}", entry.name);
         }
-        // The same keys and tensors, laid out anew, are the same file.
+        // The same keys and tensors, laid out again, give the same file.
         let tensors = header.tensors.iter().map(|entry| NewTensor {
             name: entry.name.clone(),
             dims: entry.dims.clone(),

@@ -1,5 +1,5 @@
-//! The metadata of a GGUF file: keys in their order, values of the format's thirteen types.
-//! Strings are bytes here: tokens need not be UTF-8.
+//! The metadata of a GGUF file: keys in order, with values of the format's thirteen types. Strings are bytes,
+//! because tokens need not be UTF-8.
 
 use serde_json::{Number, json};
 
@@ -9,7 +9,7 @@ pub struct Metadata {
     entries: Vec<(String, Value)>,
 }
 
-/// A value. The number in front of each is its type in the file.
+/// A value. The number above each variant is its type in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// 0
@@ -40,7 +40,7 @@ pub enum Value {
     F64(f64),
 }
 
-/// The elements of an array, which has no arrays in it.
+/// The elements of an array. Arrays cannot be nested.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Array {
     U8(Vec<u8>),
@@ -57,11 +57,11 @@ pub enum Array {
     F64(Vec<f64>),
 }
 
-/// Strings one after the other: a vocabulary has hundreds of thousands of short ones.
+/// Strings in one buffer: a vocabulary has hundreds of thousands of short ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Strings {
     bytes: Vec<u8>,
-    /// Where each ends.
+    /// The end offset of each string.
     ends: Vec<usize>,
 }
 
@@ -91,7 +91,7 @@ impl Strings {
         (0..self.len()).map(|at| self.get(at).unwrap_or_default())
     }
 
-    /// How many bytes all of them have together.
+    /// The total number of bytes.
     pub fn total_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -131,7 +131,7 @@ impl Array {
         self.len() == 0
     }
 
-    /// One element, as a value.
+    /// Returns an element as a value.
     pub fn get(&self, at: usize) -> Option<Value> {
         Some(match self {
             Array::U8(all) => Value::U8(*all.get(at)?),
@@ -164,7 +164,7 @@ impl Value {
         if let Value::String(bytes) = self { std::str::from_utf8(bytes).ok() } else { None }
     }
 
-    /// Any integer that is not negative: files differ in which type they take for a key.
+    /// Any integer that is not negative: files differ in the type that they use for a key.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::U8(n) => Some(n.into()),
@@ -207,10 +207,11 @@ impl Value {
         if let Value::Array(array) = self { Some(array) } else { None }
     }
 
-    /// As JSON: what no JSON number can be, and bytes that are no text, become null or text with replacement characters.
+    /// Converts to JSON. Numbers that JSON cannot represent become null; strings that are not UTF-8 get
+    /// replacement characters.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
-            // The shortest decimal that is this float32, rather than all digits of the same value as a float64.
+            // The shortest decimal of this float32, rather than all digits of the same value as a float64.
             Value::F32(x) => x
                 .to_string()
                 .parse::<f64>()
@@ -286,7 +287,7 @@ impl Metadata {
         self.entries.iter().find(|(found, _)| found == key).map(|(_, value)| value)
     }
 
-    /// Sets a key: in its place where it is there, else at the end.
+    /// Sets a key: in its place if it exists, else at the end.
     pub fn set(&mut self, key: impl Into<String>, value: impl Into<Value>) {
         let (key, value) = (key.into(), value.into());
         match self.entries.iter_mut().find(|(found, _)| *found == key) {
@@ -295,7 +296,7 @@ impl Metadata {
         }
     }
 
-    /// Takes a key away.
+    /// Removes a key.
     pub fn remove(&mut self, key: &str) -> Option<Value> {
         let at = self.entries.iter().position(|(found, _)| found == key)?;
         Some(self.entries.remove(at).1)
@@ -322,12 +323,12 @@ impl Metadata {
         self.str("general.architecture")
     }
 
-    /// A key of the architecture: `hyper("block_count")` is that of `llama.block_count`.
+    /// Returns a key of the architecture: `hyper("block_count")` is `llama.block_count` for a llama.
     pub fn hyper(&self, key: &str) -> Option<&Value> {
         self.get(&format!("{}.{key}", self.architecture()?))
     }
 
-    /// Adds a key that is known not to be there.
+    /// Adds a key that is known to be new.
     pub(super) fn push_new(&mut self, key: String, value: Value) {
         self.entries.push((key, value));
     }

@@ -1,5 +1,5 @@
-//! Writing: a header laid out the way ggml's own reader wants it, tensors back to back in their order.
-//! The bytes of tensors are the caller's to write, each padded to the alignment.
+//! Writes headers as ggml's own reader requires them, with tensors back to back in their order. The caller
+//! writes the bytes of the tensors, each padded to the alignment.
 
 use std::collections::HashSet;
 
@@ -10,17 +10,17 @@ use super::{
 };
 use crate::quant::ggml::Type;
 
-/// A tensor that is to be written; where it goes is decided for it.
+/// A tensor to be written. Its offset is assigned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewTensor {
     pub name: String,
-    /// The fastest-varying first.
+    /// The fastest-varying axis first.
     pub dims: Vec<u64>,
     pub ty: Type,
 }
 
 impl Header {
-    /// Lays out a file of these keys and tensors, and refuses what a reader would refuse.
+    /// Lays out a file of these keys and tensors. Fails on everything that the parser would refuse.
     pub fn new(
         metadata: Metadata,
         tensors: impl IntoIterator<Item = NewTensor>,
@@ -54,14 +54,14 @@ impl Header {
         Ok(header)
     }
 
-    /// How long the whole file is, with the padding after its last tensor.
+    /// The length of the whole file, including the padding after its last tensor.
     pub fn file_len(&self) -> u64 {
         let end = |entry: &TensorEntry| entry.offset.saturating_add(entry.size_bytes().unwrap_or(0));
         let end = self.tensors.iter().map(end).max().unwrap_or(0);
         self.data_start.saturating_add(aligned(end, self.alignment).unwrap_or(end))
     }
 
-    /// The bytes in front of the data, padding included.
+    /// Writes the bytes in front of the data, padding included.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.data_start as usize);
         out.extend_from_slice(&MAGIC);
