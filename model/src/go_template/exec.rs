@@ -1,4 +1,4 @@
-//! Running a template over a value, within limits: templates come from strangers.
+//! Executes a template over a value, within limits, because templates are untrusted.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::print;
 use super::value::Value;
 use super::{ExecError, MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS};
 
-/// Characters of a value that an error quotes.
+/// The number of characters of a value that an error quotes.
 const MAX_QUOTED: usize = 100;
 
-/// The text that a template makes of a value.
+/// Returns the text that a template produces from a value.
 pub(super) fn execute(
     root: &List,
     defined: &BTreeMap<String, List>,
@@ -37,7 +37,7 @@ struct Run<'a> {
     dates: &'a Dates,
     out: String,
     variables: Vec<(String, Value)>,
-    /// The first variable that the running template sees.
+    /// The first variable that is visible to the running template.
     first: usize,
     line: usize,
     steps: usize,
@@ -58,7 +58,8 @@ impl<'a> Run<'a> {
     }
 
     fn spend(&mut self, steps: usize) -> Result<(), ExecError> {
-        self.steps = self.steps.checked_sub(steps).ok_or_else(|| self.error("it takes too many steps"))?;
+        self.steps =
+            self.steps.checked_sub(steps).ok_or_else(|| self.error("the template takes too many steps"))?;
         Ok(())
     }
 
@@ -241,7 +242,7 @@ impl<'a> Run<'a> {
         Ok(value)
     }
 
-    /// `last` is the value of the command before in the pipeline.
+    /// `last` is the value of the previous command in the pipeline.
     fn command(
         &mut self,
         dot: &Value,
@@ -330,7 +331,7 @@ impl<'a> Run<'a> {
         }
         values.extend(last);
         if let [Value::Text(a), Value::Text(b), ..] = values.as_slice() {
-            // They may be compared.
+            // The function may compare them.
             self.spend(a.len().min(b.len()) / 16)?;
         }
         let value = function.call(&values, self.dates).map_err(|what| self.error(what))?;

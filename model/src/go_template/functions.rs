@@ -72,7 +72,7 @@ impl Function {
         })
     }
 
-    /// What it makes of its arguments; `and` and `or` are the evaluator's, since they may not want them all.
+    /// Calls the function. The evaluator handles `and` and `or`, which may not need all their arguments.
     pub(super) fn call(self, arguments: &[Value], dates: &Dates) -> Result<Value, String> {
         let wanted = match self {
             Function::Not | Function::Len | Function::Json | Function::ToTypeScriptType => 1..=1,
@@ -90,7 +90,7 @@ impl Function {
             return Err(format!("wrong number of args for {self:?}: {}", arguments.len()));
         }
         Ok(match self {
-            // Their last argument, which is all they have left.
+            // The evaluator has handled the other arguments; only the last one is left.
             Function::And | Function::Or => arguments[arguments.len() - 1].clone(),
             Function::Not => Value::Bool(!arguments[0].is_true()),
             Function::Eq => Value::Bool(equals_any(&arguments[0], &arguments[1..])?),
@@ -106,7 +106,7 @@ impl Function {
             Function::Println => print::println(arguments).into(),
             Function::Printf => match &arguments[0] {
                 Value::Text(format) => print::printf(format, &arguments[1..]).into(),
-                other => return Err(format!("printf wants a string first, not a {}", other.kind())),
+                other => return Err(format!("printf expects a string first, got a {}", other.kind())),
             },
             Function::Html => html(&text_of(arguments)).into(),
             Function::Js => js(&text_of(arguments)).into(),
@@ -174,7 +174,7 @@ fn len(value: &Value) -> Result<usize, String> {
     }
 }
 
-/// A position in something of `len` items; `len` itself is one.
+/// Converts a value to a position in a sequence of `len` items; `len` itself is valid.
 fn position(value: &Value, len: usize) -> Result<usize, String> {
     match value {
         Value::Int(at) => usize::try_from(*at)
@@ -237,7 +237,7 @@ fn slice(value: &Value, indexes: &[Value]) -> Result<Value, String> {
     })
 }
 
-/// What the escaping functions take their arguments for.
+/// Returns the text that an escaping function escapes.
 fn text_of(arguments: &[Value]) -> String {
     match arguments {
         [Value::Text(text)] => text.to_string(),

@@ -1,5 +1,5 @@
-//! The pieces of a template: text, and inside of `{{ }}` words, fields, strings, numbers and signs.
-//! Trim markers and comments are gone afterwards. Only the parser reads this.
+//! The tokens of a template: text, and inside `{{ }}` words, fields, strings, numbers and signs. Trim markers
+//! and comments are resolved here. Only the parser uses this module.
 
 use super::SyntaxError;
 
@@ -8,7 +8,7 @@ pub(super) enum Token {
     Text(String),
     Open,
     Close,
-    /// Between operands; it tells `$x .Y` from `$x.Y`.
+    /// Between operands; distinguishes `$x .Y` from `$x.Y`.
     Space,
     Assign,
     Declare,
@@ -19,16 +19,16 @@ pub(super) enum Token {
     Str(String),
     Int(i64),
     Float(f64),
-    /// `.Name`, without its dot.
+    /// `.Name`, without the dot.
     Field(String),
-    /// `$name`, with its sign.
+    /// `$name`, with the `$`.
     Variable(String),
     /// A keyword, a constant or a function.
     Word(String),
     Dot,
 }
 
-/// Where something begins, both counted from 1, columns in characters.
+/// A position. Both numbers count from 1, columns in characters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) line: usize,
@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// All tokens, each with its place.
+/// Returns all tokens, each with its position.
 pub(super) fn tokens(source: &str) -> Result<Vec<(Token, Place)>, SyntaxError> {
     let mut lexer = Lexer { rest: source, place: Place::START, start: Place::START, tokens: Vec::new() };
     lexer.text()?;
@@ -53,7 +53,7 @@ pub(super) fn tokens(source: &str) -> Result<Vec<(Token, Place)>, SyntaxError> {
 struct Lexer<'a> {
     rest: &'a str,
     place: Place,
-    /// Where the token begins that is being read.
+    /// Where the current token begins.
     start: Place,
     tokens: Vec<(Token, Place)>,
 }
@@ -102,7 +102,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Everything up to and with the closing delimiter.
+    /// Reads everything up to and including the closing delimiter.
     fn action(&mut self) -> Result<(), SyntaxError> {
         let mut depth = 0usize;
         loop {
@@ -191,7 +191,7 @@ impl<'a> Lexer<'a> {
         self.take(len)
     }
 
-    /// Names end where something else can begin.
+    /// Checks that a name ends where another token can begin.
     fn terminated(&self) -> Result<(), SyntaxError> {
         match self.rest.chars().next() {
             None | Some('.' | ',' | '|' | ':' | ')' | '(') => Ok(()),
@@ -294,7 +294,7 @@ fn number(text: &str) -> Option<Token> {
     i64::from_str_radix(&format!("{sign}{lower}"), radix).ok().map(Token::Int)
 }
 
-/// The bytes that an interpreted string literal of Go stands for.
+/// Decodes the content of an interpreted string literal of Go.
 fn unquote(inside: &str, quote: char) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(inside.len());
     let mut chars = inside.chars();
@@ -328,7 +328,7 @@ fn unquote(inside: &str, quote: char) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// So many more digits behind what is there of a number.
+/// Reads this many more digits of a character code, whose first digits are in `start`.
 fn code(chars: &mut std::str::Chars<'_>, digits: usize, radix: u32, start: u32) -> Option<u32> {
     (0..digits)
         .try_fold(start, |code, _| code.checked_mul(radix)?.checked_add(chars.next()?.to_digit(radix)?))

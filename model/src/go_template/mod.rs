@@ -1,9 +1,11 @@
-//! Go's text/template, as far as prompt templates of ollama use it: `application/vnd.ollama.image.template` layers are written in it.
-//! The registry reads them to say what a model can do, and workers run them; what they are run over is for those to build.
+//! Go's text/template, as far as ollama's prompt templates use it. Layers of type
+//! `application/vnd.ollama.image.template` are written in it. The registry parses them to list a model's
+//! capabilities; workers execute them over data that they build.
 //!
-//! The language is whole (pipelines, variables, ranges, definitions, trim markers, comparisons, `printf`), with the functions that
-//! ollama adds. Values behave as Go's do where a template can tell: the zero value of a missing key, the order of a map's keys,
-//! numbers from JSON being floats. Steps, output and nesting are bounded.
+//! The language is complete (pipelines, variables, ranges, definitions, trim markers, comparisons, `printf`),
+//! with the functions that ollama adds. Values behave as in Go where a template can observe it: the zero
+//! value of a missing key, the order of a map's keys, and JSON numbers as floats. Steps, output and nesting
+//! are bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,23 +24,23 @@ pub use value::{Field, List, Map, Omitted, Printed, Record, Value};
 
 use parse::{Branch, Node, Operand, Pipeline};
 
-/// Limits on what a template may cost.
+/// Limits on the cost of a template.
 pub const MAX_SOURCE_BYTES: usize = 1 << 20;
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const MAX_STEPS: usize = 2_000_000;
 const MAX_DEPTH: usize = 100;
 
-/// A text that is no template.
+/// The error for a text that is not a template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} (line {line}, column {column})")]
 pub struct SyntaxError {
     pub line: usize,
-    /// In characters.
+    /// Counted in characters.
     pub column: usize,
     pub what: String,
 }
 
-/// A template that fails on what it is given.
+/// The error of a template that fails on its data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} (line {line})")]
 pub struct ExecError {
@@ -46,7 +48,7 @@ pub struct ExecError {
     pub what: String,
 }
 
-/// A template that can be run.
+/// A parsed template.
 #[derive(Clone, Debug)]
 pub struct Template {
     root: parse::List,
@@ -67,7 +69,7 @@ impl Template {
         exec::execute(&self.root, &self.defined, data, dates)
     }
 
-    /// The names of all fields and variables that it mentions.
+    /// Returns the names of all fields and variables that the template mentions.
     pub fn mentions(&self) -> BTreeSet<&str> {
         let mut names = BTreeSet::new();
         for list in self.defined.values().chain([&self.root]) {
@@ -76,7 +78,7 @@ impl Template {
         names
     }
 
-    /// The same template with a field printed at its end.
+    /// Returns the template with a field printed at its end.
     pub fn followed_by(mut self, field: &str) -> Template {
         let operand = Operand::Field(vec![field.to_owned()]);
         self.root.push(Node::Action(Pipeline {
@@ -88,7 +90,7 @@ impl Template {
         self
     }
 
-    /// The same template without anything behind the first mention of a field.
+    /// Returns the template without anything after the first mention of a field.
     pub fn up_to(&self, field: &str) -> Template {
         let mut template = self.clone();
         cut(&mut template.root, field);
@@ -127,8 +129,8 @@ fn in_operand<'a>(operand: &'a Operand, names: &mut BTreeSet<&'a str>) {
     }
 }
 
-/// Takes away what stands behind the first mention of a field; true once there was one. Conditions count as before both of
-/// their sides, and do not count as a mention.
+/// Removes everything after the first mention of a field, and returns whether there was one. A condition is
+/// evaluated before both of its branches and does not count as a mention.
 fn cut(list: &mut Vec<Node>, field: &str) -> bool {
     let found = list.iter_mut().position(|node| match node {
         Node::Action(pipeline) => prints(pipeline, field),

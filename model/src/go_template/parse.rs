@@ -1,4 +1,5 @@
-//! From tokens to a tree, by the grammar of Go's text/template. Functions and variables are known by the end of it.
+//! Parses tokens to a tree, by the grammar of Go's text/template. Unknown functions and variables are errors
+//! here.
 
 use std::collections::BTreeMap;
 
@@ -36,11 +37,11 @@ pub(super) struct Branch {
 #[derive(Clone, Debug)]
 pub(super) struct Pipeline {
     pub(super) line: usize,
-    /// The variables that take its value, with their signs.
+    /// The variables that receive the value, with their `$`.
     pub(super) variables: Vec<String>,
-    /// Whether these are there already.
+    /// Whether the variables exist already.
     pub(super) assigns: bool,
-    /// Each takes the value of the one before as its last argument.
+    /// Each command receives the value of the previous one as its last argument.
     pub(super) commands: Vec<Vec<Operand>>,
 }
 
@@ -54,7 +55,7 @@ pub(super) enum Operand {
     Str(String),
     /// `.A.B`
     Field(Vec<String>),
-    /// `$a.B`: the variable with its sign, then fields.
+    /// `$a.B`: the variable with its `$`, then fields.
     Variable(Vec<String>),
     Function(Function),
     Pipeline(Box<Pipeline>),
@@ -62,7 +63,7 @@ pub(super) enum Operand {
     Chain(Box<Operand>, Vec<String>),
 }
 
-/// The tree of a template, and those it defines by name.
+/// Parses a template to its tree and the trees that it defines by name.
 pub(super) fn parse(source: &str) -> Result<(List, BTreeMap<String, List>), SyntaxError> {
     let mut parser = Parser {
         tokens: tokens(source)?,
@@ -88,10 +89,10 @@ struct Parser {
     defined: BTreeMap<String, List>,
 }
 
-/// What a list ended with.
+/// The word that ended a list.
 enum End {
     End,
-    /// Its delimiter is consumed, unless `if` or `with` follows.
+    /// The delimiter is consumed, unless `if` or `with` follows.
     Else,
 }
 
@@ -158,7 +159,8 @@ impl Parser {
         parsed
     }
 
-    /// Nodes up to `end` or `else`; up to the end of the source only at the top, where names may be defined.
+    /// Parses nodes up to `end` or `else`. Only the top level ends at the end of the source, and only there
+    /// names can be defined.
     fn list(&mut self, top: bool) -> Result<(List, Option<End>), SyntaxError> {
         let mut nodes = List::new();
         loop {
@@ -167,7 +169,7 @@ impl Parser {
                 None => return Err(self.error("unexpected EOF")),
                 Some(Token::Text(text)) => nodes.push(Node::Text(text)),
                 Some(_) => {
-                    // Everything that is no text begins with the opening delimiter.
+                    // Every token here that is not text is an opening delimiter.
                     self.skip_space();
                     let Some(Token::Word(word)) = self.peek().cloned() else {
                         nodes.push(Node::Action(self.pipeline("command", &Token::Close)?));
@@ -248,7 +250,7 @@ impl Parser {
         self.body(name)
     }
 
-    /// A template with a name: it sees no variables but its own.
+    /// Parses a template with a name, which sees only its own variables.
     fn body(&mut self, name: String) -> Result<(), SyntaxError> {
         let variables = std::mem::replace(&mut self.variables, vec!["$".to_owned()]);
         let ranges = std::mem::take(&mut self.ranges);
@@ -269,7 +271,7 @@ impl Parser {
         self.ranges -= usize::from(word == "range");
         let otherwise = match end {
             Some(End::Else) if matches!(word, "if" | "with") && self.at_word(word) => {
-                // Its `end` is ours, too.
+                // Its `end` also ends this branch.
                 self.at += 1;
                 let branch = self.deeper(|parser| parser.branch(word))?;
                 Some(vec![if word == "if" { Node::If(branch) } else { Node::With(branch) }])
@@ -326,7 +328,7 @@ impl Parser {
         }
     }
 
-    /// `$x :=`, `$x =`, and for ranges `$i, $x :=`.
+    /// Parses `$x :=`, `$x =` and, for ranges, `$i, $x :=`.
     fn declarations(&mut self, pipeline: &mut Pipeline, context: &str) -> Result<(), SyntaxError> {
         let start = self.at;
         let mut names = Vec::new();
@@ -361,7 +363,7 @@ impl Parser {
         if names.len() > 1 {
             return Err(self.error("range can only initialize variables"));
         }
-        // The variable is an operand.
+        // Not a declaration: the variable is an operand.
         self.at = start;
         Ok(())
     }

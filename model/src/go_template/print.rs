@@ -1,22 +1,22 @@
-//! Values as text: as Go's `fmt` prints them, as its `encoding/json` writes them, and `printf`.
+//! Values as text: as Go's `fmt` and `encoding/json` print them, and `printf`.
 
 use std::fmt::Write;
 
 use super::MAX_OUTPUT_BYTES;
 use super::value::{Omitted, Printed, Value};
 
-/// The decimal exponent from which on `fmt` writes it.
+/// The smallest decimal exponent that `fmt` prints.
 const EXPONENT: i32 = 6;
-/// The largest width and precision that `printf` takes.
+/// The largest width and precision of `printf`.
 const MAX_WIDTH: usize = 1000;
 
-/// Whether a text is too long to be of use, so that no more need be added: whoever asked for it gets an error. One value may
-/// stand many times in what a short template prints.
+/// Whether a text is already too long, so that nothing more needs to be added: its caller returns an error. A
+/// short template can print one value many times.
 fn is_full(out: &str) -> bool {
     out.len() > MAX_OUTPUT_BYTES
 }
 
-/// `%v`; cut somewhere behind [`MAX_OUTPUT_BYTES`].
+/// `%v`, truncated somewhere after [`MAX_OUTPUT_BYTES`].
 pub(super) fn plain(value: &Value) -> String {
     let mut out = String::new();
     write_plain(&mut out, value);
@@ -68,12 +68,12 @@ fn between<T>(
     out.push_str(close);
 }
 
-/// `%g`: the shortest text that is the number, with an exponent where that is shorter by Go's measure.
+/// `%g`: the shortest text of the number, with an exponent where Go prints one.
 fn float(number: f64) -> String {
     general(number, -4, EXPONENT)
 }
 
-/// Digits and exponent, `e` outside of the bounds on the decimal exponent.
+/// Formats a number, with an exponent if its decimal exponent is outside `least..most`.
 fn general(number: f64, least: i32, most: i32) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
@@ -85,7 +85,7 @@ fn general(number: f64, least: i32, most: i32) -> String {
     if (least..most).contains(&exponent) || number == 0.0 { format!("{number}") } else { text }
 }
 
-/// An exponent as Go writes it: with a sign, and two digits at least.
+/// Formats an exponent as Go does: with a sign and at least two digits.
 fn with_exponent(text: &str) -> (String, i32) {
     let (digits, exponent) = text.split_once('e').unwrap_or((text, "0"));
     let exponent: i32 = exponent.parse().unwrap_or_default();
@@ -168,7 +168,7 @@ fn write_json_text(out: &mut String, text: &str) {
             '\t' => out.push_str("\\t"),
             '\x08' => out.push_str("\\b"),
             '\x0c' => out.push_str("\\f"),
-            // Go writes JSON that may stand in HTML and JavaScript.
+            // Go escapes these characters so that the JSON can be embedded in HTML and JavaScript.
             '\0'..='\x1f' | '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
                 let _ = write!(out, "\\u{:04x}", u32::from(c));
             }
@@ -202,7 +202,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// `fmt.Sprint`: a space between operands where neither is a text.
+/// `fmt.Sprint`: adds a space between operands if neither is a string.
 pub(super) fn print(values: &[Value]) -> String {
     let mut out = String::new();
     for (at, value) in values.iter().enumerate() {
@@ -232,7 +232,8 @@ struct Spec {
     precision: Option<usize>,
 }
 
-/// `fmt.Sprintf` for the verbs that say something about these values; others as `fmt` reports a wrong verb.
+/// `fmt.Sprintf` for the verbs that apply to these values. Other verbs are reported as `fmt` reports a wrong
+/// verb.
 pub(super) fn printf(format: &str, values: &[Value]) -> String {
     let mut out = String::new();
     let mut values = values.iter();

@@ -1,4 +1,4 @@
-//! What is expected here is what Go's own text/template (1.26) prints for the same template and data.
+//! The expected texts are what Go's own text/template (1.26) prints for the same template and data.
 
 use serde_json::json;
 
@@ -146,7 +146,7 @@ fn a_long_value_is_dear_however_often_it_is_named() {
     check("{{ range .long }}{{ end }}", "range can't iterate over xxx");
     check(&format!("{{{{ print {} }}}}", ".long ".repeat(40)), "a text is too long");
 
-    // Nor does what is refused in the end take much more memory than what is not.
+    // A template that fails in the end does not take much more memory than one that succeeds.
     let many = vec![Value::of_json(&data["long"]); 100];
     let all = [
         print::print(&many),

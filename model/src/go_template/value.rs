@@ -1,9 +1,10 @@
-//! What templates compute with: the values of Go that ollama hands to its templates, as far as a template can tell them apart.
+//! The values of templates: those Go values that ollama passes to its templates, as far as a template can
+//! distinguish them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A value. Copies share what they hold.
+/// A value. Clones share their contents.
 #[derive(Clone, Debug, Default)]
 pub enum Value {
     /// No value at all.
@@ -18,14 +19,14 @@ pub enum Value {
     Record(Arc<Record>),
 }
 
-/// What a list, a map or a record looks like where a template prints it.
+/// How a template prints a list, a map or a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Printed {
     /// As `fmt` prints it: `[a b]`, `map[k:v]`, `{a b}`.
     #[default]
     Go,
     Json,
-    /// A list of one as that one, in JSON too; others as `fmt` does.
+    /// A list of one item as that item, in JSON too; other lists as `fmt` prints them.
     OneAsItself,
 }
 
@@ -33,28 +34,28 @@ pub enum Printed {
 pub struct List {
     pub items: Vec<Value>,
     pub printed: Printed,
-    /// A slice that was never made: `null` as JSON, and equal to nil.
+    /// A nil slice: `null` as JSON, and equal to nil.
     pub is_nil: bool,
 }
 
-/// Keys are walked in their order.
+/// Iterated in the order of the keys.
 #[derive(Debug, Default)]
 pub struct Map {
     pub entries: BTreeMap<String, Value>,
     pub printed: Printed,
     pub is_nil: bool,
-    /// What a key that is not there has: the zero value of the map's type.
+    /// The value of a missing key: the zero value of the map's type.
     pub missing: Value,
-    /// The keys as JSON lists them, where that is another order.
+    /// The order of the keys in JSON, if it differs.
     pub json_order: Vec<String>,
 }
 
-/// A struct: asking for a field that it lacks is an error.
+/// A struct: accessing a missing field is an error.
 #[derive(Debug, Default)]
 pub struct Record {
     pub name: &'static str,
     pub fields: Vec<Field>,
-    /// Methods without arguments, with what they return.
+    /// Methods without arguments, and their results.
     pub methods: Vec<(&'static str, Value)>,
     pub printed: Printed,
 }
@@ -71,9 +72,9 @@ pub struct Field {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omitted {
     Never,
-    /// Where it has no value: `omitempty` on an interface.
+    /// If it is nil: `omitempty` on an interface.
     Nil,
-    /// Where it is empty: `omitempty` on a string or a list.
+    /// If it is empty: `omitempty` on a string or a list.
     Empty,
 }
 
@@ -88,7 +89,7 @@ impl Value {
         Value::List(Arc::new(List { items, ..List::default() }))
     }
 
-    /// A slice that was never made.
+    /// Returns a nil slice.
     pub fn nil_list(printed: Printed) -> Value {
         Value::List(Arc::new(List { printed, is_nil: true, ..List::default() }))
     }
@@ -97,7 +98,7 @@ impl Value {
         Value::Map(Arc::new(Map { entries: entries.into_iter().collect(), ..Map::default() }))
     }
 
-    /// JSON as Go decodes it where it is not told a type: every number is a float.
+    /// Converts JSON as Go decodes it into an untyped value: every number is a float.
     pub fn of_json(json: &serde_json::Value) -> Value {
         match json {
             serde_json::Value::Null => Value::Nil,
@@ -111,7 +112,7 @@ impl Value {
         }
     }
 
-    /// Whether `if` takes it for true: not zero and not empty.
+    /// Whether `if` treats the value as true: not zero and not empty.
     pub(super) fn is_true(&self) -> bool {
         match self {
             Value::Record(_) => true,
@@ -119,7 +120,7 @@ impl Value {
         }
     }
 
-    /// What `omitempty` leaves out.
+    /// Whether `omitempty` omits the value.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Value::Nil => true,
@@ -142,7 +143,7 @@ impl Value {
         }
     }
 
-    /// Its type, for messages.
+    /// The name of the type, for messages.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Value::Nil => "nil",
