@@ -1,9 +1,10 @@
-//! The config blob of an ollama manifest: what a model is, for display and for choosing how to run it.
-//! Unknown keys are ignored and absent ones have defaults, because several versions of that client wrote it.
+//! The config blob of an ollama manifest. It describes a model for display and for choosing how to run it.
+//! Unknown keys are ignored and absent keys have defaults, because several versions of ollama wrote this
+//! blob.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What the config blob of a model says (ollama `types/model/config.go`).
+/// The config blob of a model (ollama `types/model/config.go`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelConfig {
@@ -45,7 +46,7 @@ pub struct ModelConfig {
     pub rootfs: Option<RootFs>,
 }
 
-/// The layers once more; ollama wrote it up to 0.32.6 and readers tolerate both.
+/// A copy of the layer list. ollama wrote it up to 0.32.6; readers accept configs with and without it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RootFs {
@@ -61,13 +62,13 @@ impl ModelConfig {
         serde_json::from_slice(bytes)
     }
 
-    /// Writes one: compact JSON, the same bytes for the same value.
+    /// Writes a config blob as compact JSON. The same value always gives the same bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a struct of strings and numbers is always JSON")
     }
 }
 
-/// A number of parameters as people write it: `4.2M`, `8.0B`.
+/// Formats a number of parameters for people: `4.2M`, `8.0B`.
 pub fn parameter_size(parameters: u64) -> String {
     let scaled = |unit: f64, name: &str| format!("{:.1}{name}", parameters as f64 / unit);
     match parameters {

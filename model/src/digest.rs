@@ -1,5 +1,5 @@
-//! Content digests and the hasher that makes them, which can be put aside between two requests and taken up again.
-//! Everything that names content uses [`Digest`]; uploads use [`Hasher`].
+//! Content digests and the hasher that computes them. A hasher's state can be saved between two requests and
+//! restored. Everything that names content uses [`Digest`]; uploads use [`Hasher`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::digest::common::hazmat::{SerializableState, SerializedState};
 use sha2::{Digest as _, Sha256, Sha512};
 
-/// A hash function that content may be addressed by.
+/// A hash function that can address content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
     Sha256,
@@ -16,7 +16,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The name as it stands before the colon of a digest.
+    /// The name in front of the colon of a digest.
     pub fn as_str(self) -> &'static str {
         match self {
             Algorithm::Sha256 => "sha256",
@@ -24,7 +24,7 @@ impl Algorithm {
         }
     }
 
-    /// How many hexadecimal digits a digest of this algorithm has.
+    /// The number of hexadecimal digits in a digest of this algorithm.
     pub fn hex_len(self) -> usize {
         match self {
             Algorithm::Sha256 => 64,
@@ -52,7 +52,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Why a text is no digest that can be used here.
+/// Why a text is not a supported digest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
     #[error("`{text}` is not a digest (expected `algorithm:encoded`)")]
@@ -79,7 +79,7 @@ impl Digest {
         hasher.finish()
     }
 
-    /// Hashes `bytes` with sha256, the algorithm of everything that we make ourselves.
+    /// Hashes `bytes` with sha256, the algorithm of everything that Lode creates.
     pub fn sha256(bytes: &[u8]) -> Digest {
         Digest::of(Algorithm::Sha256, bytes)
     }
@@ -164,7 +164,7 @@ fn is_algorithm(text: &str) -> bool {
         .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase()))
 }
 
-/// The head of a text from outside, short enough for an error message.
+/// Shortens an untrusted text for an error message.
 fn clip(text: &str) -> String {
     const LONGEST: usize = 160;
     match text.char_indices().nth(LONGEST) {
@@ -183,7 +183,7 @@ enum State {
     Sha512(Sha512),
 }
 
-/// Why saved bytes are no hasher state.
+/// Why saved bytes are not a hasher state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     #[error("hash state has version {found}, expected {SAVED_VERSION}")]
@@ -239,7 +239,7 @@ impl Hasher {
         }
     }
 
-    /// Takes up a state that [`Hasher::save`] gave.
+    /// Restores a state that [`Hasher::save`] returned.
     pub fn restore(saved: &[u8]) -> Result<Hasher, RestoreError> {
         fn inner<S: SerializableState>(state: &[u8], found: usize) -> Result<S, RestoreError> {
             let damaged = RestoreError::Damaged { found };

@@ -1,5 +1,5 @@
-//! The file view: one JSON layer that says how to put together each file a model was imported from.
-//! It is written at import and read by whatever gives files back; every number in it is checked before use.
+//! The file view: a JSON layer that describes how to assemble each file that a model was imported from. It is
+//! written at import and read by everything that restores files; every number in it is checked before use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::media_type;
 
 /// The `name` of the layer that holds the view; its media type is [`media_type::OLLAMA_JSON`].
 pub const LAYER_NAME: &str = "lode.files.json";
-/// The version that is written, and the only one that is read.
+/// The version that is written. No other version can be read.
 pub const VERSION: u32 = 1;
 /// The longest path of a file, in bytes.
 pub const MAX_PATH_LEN: usize = 1024;
@@ -25,16 +25,17 @@ pub struct FileView {
     pub files: Vec<FileEntry>,
 }
 
-/// One file: its segments, one after the other.
+/// One file as a sequence of segments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Relative, parts between `/`.
+    /// Relative, with parts separated by `/`.
     pub path: String,
     pub size: u64,
-    /// Of the whole file. Absent from an assembled file, whose blobs are still verified one by one.
+    /// The digest of the whole file. Absent from an assembled file, whose blobs are still verified one by
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// Whether this file was made at import, because the original's tensors were quantised.
+    /// Whether this file was generated at import, because the original's tensors were quantised.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub assembled: bool,
     pub segments: Vec<Segment>,
@@ -44,7 +45,7 @@ pub struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Segment {
-    /// The bytes themselves, in base64: headers, mostly.
+    /// Literal bytes, in base64; mostly headers.
     Inline {
         #[serde(serialize_with = "write_base64", deserialize_with = "read_base64")]
         inline: Vec<u8>,
@@ -66,10 +67,10 @@ impl Segment {
     }
 }
 
-/// Why a file view cannot be followed.
+/// Why a file view is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum FileViewError {
-    #[error("file view is not what its version asks for")]
+    #[error("file view is malformed")]
     Json(#[source] serde_json::Error),
     #[error("file view has version {found}, expected {VERSION}")]
     Version { found: u32 },
@@ -81,9 +82,9 @@ pub enum FileViewError {
     FileAndFolder { path: String },
     #[error("file `{path}` has segments of {found} bytes, expected {expected}")]
     Size { path: String, found: u64, expected: u64 },
-    #[error("file `{path}` takes {digest}, which is no layer of its manifest")]
+    #[error("file `{path}` uses {digest}, which is not a layer of its manifest")]
     NotALayer { path: String, digest: Digest },
-    #[error("file `{path}` takes bytes up to {end} of {digest}, which has {size}")]
+    #[error("file `{path}` uses bytes up to {end} of {digest}, which has {size} bytes")]
     OutOfBounds { path: String, digest: Digest, end: u64, size: u64 },
 }
 
@@ -94,7 +95,8 @@ pub struct PathError {
     pub path: String,
 }
 
-/// Checks a path from outside: relative, no empty, `.` or `..` part, no backslash, no control character.
+/// Checks that an untrusted path is relative and has no empty, `.` or `..` part, no backslash and no control
+/// character.
 pub fn check_path(path: &str) -> Result<(), PathError> {
     let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
     let safe = path.len() <= MAX_PATH_LEN
@@ -138,7 +140,7 @@ impl FileView {
         Ok(view)
     }
 
-    /// Checks that every blob it takes bytes from is a layer of the manifest, and has those bytes.
+    /// Checks that every blob that the view uses is a layer of the manifest and is long enough.
     pub fn check_layers(&self, manifest: &Manifest) -> Result<(), FileViewError> {
         let sizes: BTreeMap<&Digest, u64> =
             manifest.layers.iter().map(|layer| (&layer.digest, layer.size)).collect();
@@ -163,7 +165,7 @@ impl FileView {
         Ok(())
     }
 
-    /// The bytes of the layer; the same view gives the same bytes.
+    /// Writes the layer. The same view always gives the same bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a struct of strings and numbers is always JSON")
     }

@@ -1,4 +1,4 @@
-//! The targets of `model/tests/targets`, fed by libFuzzer: LODE_FUZZ_TARGET names the one.
+//! Runs the targets of `model/tests/targets` under libFuzzer; LODE_FUZZ_TARGET selects one.
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
