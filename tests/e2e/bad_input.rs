@@ -277,7 +277,7 @@ async fn the_apis_of_models_refuse_politely() {
         (json!({"requires": "new", "from": "x"}), "'requires' is not a version"),
         (json!({"adapters": {"a.gguf": digest}, "from": "x"}), "`a.gguf` is malformed"),
         (json!({"draft_files": {"d.safetensors": digest}, "from": "x"}), "`d.safetensors` is malformed"),
-        (json!({"files": {"cat.jpg": digest}, "stream": false}), "there is no model in it"),
+        (json!({"files": {"cat.jpg": digest}, "stream": false}), "there is no model in the folder"),
     ] {
         let mut body = said.clone();
         body["model"] = json!("bad/made");

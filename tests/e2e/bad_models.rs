@@ -136,7 +136,7 @@ async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
     let photos = server.folder().path().join("photos");
     fs::create_dir(&photos).unwrap();
     fs::write(photos.join("cat.jpg"), b"JFIF").unwrap();
-    refused(&lode, &photos, &["there is no model in it", "lode push"]).await;
+    refused(&lode, &photos, &["there is no model in the folder", "lode push"]).await;
 
     // No weights at all is a model whose words can still be counted, and is listed.
     let path = folder(&server, "bare");

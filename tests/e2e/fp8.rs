@@ -13,7 +13,7 @@ async fn what_is_stored_as_fp8_comes_back_and_is_not_run() {
     let source = server.folder().path().join("fp8");
     demo_in_fp8(&source);
     let created = lode.create("team/fp8", &source, &[]).await.ok();
-    assert!(created.stderr.contains("weights of F8_E4M3 under scales are stored as they are"), "{created:?}");
+    assert!(created.stderr.contains("weights of F8_E4M3 with scales are stored as they are"), "{created:?}");
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/fp8", "--to", back.to_str().unwrap()]).await.ok();
     assert!(read_folder(&back) == read_folder(&source));

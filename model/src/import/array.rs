@@ -1,5 +1,5 @@
-//! Float values somewhere in the files that are imported, and how a run of them is read: as they are stored, or FP8 codes under
-//! scales that may lie in another file. What is quantised and what is converted reads its source through here.
+//! Float values in the imported files: stored floats, or FP8 codes whose scales may be in another file.
+//! Quantisation and conversion read their source through this module.
 
 use std::io;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(crate) struct FloatArray {
 /// The scales of an array of FP8 codes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Scales {
-    /// The tensor that they belong to.
+    /// The tensor to which the scales belong.
     pub(crate) tensor: Arc<str>,
     pub(crate) path: Arc<str>,
     pub(crate) offset: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Scales {
 }
 
 impl FloatArray {
-    /// The type that its values have in a checkpoint of floats.
+    /// The type that the values have in a float checkpoint.
     pub(crate) fn value_dtype(&self) -> Dtype {
         if self.scales.is_some() { Dtype::BF16 } else { self.dtype }
     }
@@ -50,7 +50,7 @@ impl FloatArray {
     }
 }
 
-/// Reads runs of an array's values; memory is bounded by the longest of them.
+/// Reads runs of an array's values. Memory is bounded by the longest run.
 pub(crate) struct ArrayReader {
     file: Box<dyn ReadAt>,
     offset: u64,
@@ -62,7 +62,8 @@ pub(crate) struct ArrayReader {
 }
 
 impl ArrayReader {
-    /// The elements from `first` on, one for each place of `out`. Of FP8, what is no finite number fails, by its tensor's name.
+    /// Reads the elements from `first` on, one for each place of `out`. An FP8 value that is infinite or NaN
+    /// is an error that names its tensor.
     pub(crate) fn read(&mut self, first: u64, out: &mut [f32]) -> io::Result<()> {
         let count = out.len() as u64;
         fetch(&*self.file, self.offset, self.dtype, first..first + count, &mut self.stored)?;
@@ -81,7 +82,7 @@ impl ArrayReader {
     }
 }
 
-/// Reads some elements of an array, of a type that takes whole bytes.
+/// Reads some elements of an array whose elements take whole bytes.
 fn fetch(
     file: &dyn ReadAt,
     offset: u64,

@@ -1,5 +1,6 @@
-//! A look at what passes by on its way in: a scale that is no number spoils every value that it touches, and who runs the model
-//! would not learn why. Blocks of a GGUF hold theirs; a quantised tensor of a checkpoint has them in arrays of their own.
+//! Checks scales and codes while a layer is read for import. A scale that is infinite or NaN spoils every
+//! value that it applies to, and whoever runs the model would not see the cause. The blocks of a GGUF contain
+//! their scales; a quantised tensor of a checkpoint has them in separate arrays.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::quant::Kind;
 use crate::quant::ggml::{InvalidBlocks, Type, validate};
 use crate::safetensors::Dtype;
 
-/// A run of a layer's bytes that is looked at.
+/// A run of a layer's bytes that is checked.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Watched {
     /// The tensor that it belongs to.
@@ -28,7 +29,7 @@ enum What {
     Numbers { part: &'static str, stored: Number },
 }
 
-/// How one number of an array is stored.
+/// The storage format of one number of an array.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Number {
     F32,
@@ -39,7 +40,7 @@ enum Number {
 }
 
 impl What {
-    /// How many bytes are looked at together.
+    /// The size of a block or number, in bytes.
     fn size(self) -> usize {
         match self {
             What::Blocks(ty) => ty.block_bytes() as usize,
@@ -51,7 +52,7 @@ impl What {
 }
 
 impl Number {
-    /// Of a scale as a quantised tensor may have it; `None` for what never is one.
+    /// Returns the format of a scale of a quantised tensor; `None` if this type is not used for scales.
     fn of(kind: Kind, dtype: Dtype) -> Option<Number> {
         match (dtype, kind) {
             (Dtype::F32, _) => Some(Number::F32),
@@ -63,7 +64,7 @@ impl Number {
         }
     }
 
-    /// The first of these that is not finite, and its position.
+    /// Returns the first number that is not finite, and its position.
     fn first_bad(self, bytes: &[u8]) -> Option<(usize, f32)> {
         let found = |size: usize, value: fn(&[u8]) -> f32| {
             let mut values = bytes.chunks_exact(size).map(value).enumerate();
@@ -79,7 +80,8 @@ impl Number {
     }
 }
 
-/// The first code of E4M3 that is no number. Weights are made of such codes, so chunks are looked at in vector registers.
+/// Returns the position of the first E4M3 code that is NaN. Weights consist of such codes, so chunks are
+/// checked in vector registers.
 fn first_nan_code(bytes: &[u8]) -> Option<usize> {
     const CHUNK: usize = 256;
     let is_nan = |code: &u8| code & 0x7f == 0x7f;
@@ -89,13 +91,15 @@ fn first_nan_code(bytes: &[u8]) -> Option<usize> {
     Some(chunk * CHUNK + at)
 }
 
-/// The codes of a quantised tensor that are a run of `length` bytes from `offset` on. `None`: every code is a number.
+/// Watches the codes of a quantised tensor, a run of `length` bytes from `offset` on. `None` if every code is
+/// a number.
 pub(super) fn codes(name: &str, kind: Kind, (offset, length): (u64, u64)) -> Option<Watched> {
     let what = What::Numbers { part: "code", stored: Number::E4m3 };
     (kind == Kind::Mxfp8).then(|| Watched { name: name.to_owned(), what, offset, length })
 }
 
-/// An array of a quantised tensor that is a run of `length` bytes from `offset` on. `None`: whatever it holds is a number.
+/// Watches an array of a quantised tensor, a run of `length` bytes from `offset` on. `None` if every possible
+/// value is a number.
 pub(super) fn numbers(
     name: &str,
     part: &'static str,
@@ -107,7 +111,8 @@ pub(super) fn numbers(
     Some(Watched { name: name.to_owned(), what: What::Numbers { part, stored }, offset, length })
 }
 
-/// The tensors of a file that are made of blocks, in the order of their bytes. Plain floats are a matter of who trained them.
+/// Watches the tensors of a file that consist of blocks, in the order of their bytes. Plain floats are not
+/// checked: their values are the responsibility of whoever trained the model.
 pub(super) fn blocks(header: &Header) -> Arc<[Watched]> {
     let of = |entry: &crate::gguf::TensorEntry| {
         let length = entry.size_bytes().filter(|_| entry.ty.block_elements() > 1)?;
@@ -119,16 +124,16 @@ pub(super) fn blocks(header: &Header) -> Arc<[Watched]> {
     all.into()
 }
 
-/// Gives a layer's bytes on as they are, or fails at the first of them that should not be used, with its tensor's name.
+/// Returns a layer's bytes unchanged. Fails at the first invalid scale or code; the error names its tensor.
 pub struct CheckedReader {
     inner: LayerReader,
     /// In the order of their bytes.
     watched: Arc<[Watched]>,
-    /// The run that is being looked at, or comes next.
+    /// The run that is being checked, or the next one.
     next: usize,
-    /// How far the layer has been read.
+    /// The number of bytes read so far.
     at: u64,
-    /// The start of a block or number whose end has not come yet.
+    /// The start of a block or number whose end has not been read yet.
     begun: Vec<u8>,
 }
 
@@ -139,14 +144,14 @@ impl CheckedReader {
 
     fn look(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while let Some(watched) = self.watched.get(self.next) {
-            // 1. What lies before the run.
+            // 1. Skip the bytes in front of the run.
             let before = watched.offset.saturating_sub(self.at).min(bytes.len() as u64);
             let (_, rest) = bytes.split_at(before as usize);
             self.at += before;
             if rest.is_empty() {
                 return Ok(());
             }
-            // 2. What is there of it: the rest of a block that had begun, whole blocks, the start of another.
+            // 2. Check the bytes of the run: the rest of a started block, whole blocks, the start of another.
             let left = (watched.offset + watched.length).saturating_sub(self.at);
             let (mut own, rest) = rest.split_at(left.min(rest.len() as u64) as usize);
             let (size, first) = (watched.what.size(), (self.at - watched.offset) as usize);
@@ -176,7 +181,7 @@ impl CheckedReader {
     }
 }
 
-/// Looks at whole blocks or numbers, of which the first is that many in its run.
+/// Checks whole blocks or numbers. `first` is the position of the first of them in its run.
 fn usable(watched: &Watched, first: usize, bytes: &[u8]) -> io::Result<()> {
     let name = &watched.name;
     let told = match watched.what {
@@ -217,14 +222,14 @@ mod tests {
     use crate::quant::Quantisation;
     use crate::safetensors::write_header;
 
-    /// A file with 3 tensors of 64 elements, of which the second is bad at one byte of its blocks.
+    /// A file with 3 tensors of 64 elements. The second has one bad byte in its blocks.
     fn file(ty: Type, bad: Option<usize>) -> Vec<u8> {
         let tensor = |name: &str, ty| NewTensor { name: name.to_owned(), dims: vec![64, 4], ty };
         let tensors = [tensor("a", Type::F32), tensor("b", ty), tensor("c", Type::Q4_0)];
         let header = Header::new(Metadata::new(), tensors).unwrap();
         let mut bytes = header.to_bytes();
         bytes.resize(header.file_len() as usize, 0);
-        // The floats may be what they like.
+        // Plain floats may have any value.
         let start = header.data_start as usize;
         bytes[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
         if let Some(at) = bad {
@@ -257,17 +262,17 @@ mod tests {
                 let expect = format!("tensor `b`: block {block} of Q8_0 has a scale of inf");
                 assert!(error.contains(&expect), "{step}: {error}");
             }
-            // No scale lies there.
+            // This byte is not part of a scale.
             assert!(read(file(Type::Q8_0, Some(34 * 3 + 10)), step).is_ok());
         }
     }
 
-    /// A checkpoint with one quantised tensor of 4 rows and 64 columns, whose scales (or biases) are as given.
+    /// A checkpoint with one quantised tensor of 4 rows and 64 columns, and the given scales (or biases).
     fn checkpoint(kind: Kind, companions: &[(&str, Dtype, &[u64], &[u8])]) -> Arc<dyn Source> {
         checkpoint_of(0x38, kind, companions)
     }
 
-    /// The same, its weights made of one byte.
+    /// The same, with weights of one repeated byte.
     fn checkpoint_of(code: u8, kind: Kind, companions: &[(&str, Dtype, &[u64], &[u8])]) -> Arc<dyn Source> {
         let quantisation = Quantisation::of(kind);
         let words = 64 * u64::from(kind.bits()) / 32;

@@ -1,6 +1,6 @@
-//! The safetensors files of a folder: which of them make up the checkpoint, and which tensors they hold.
-//! As transformers does: what the index lists, else `model.safetensors`, else every safetensors file at the top, all their parts
-//! there.
+//! The safetensors files of a folder: which of them make up the checkpoint, and which tensors they hold. As
+//! in transformers, these are the files that the index lists, else `model.safetensors`, else every
+//! safetensors file at the top level, of which no part may be missing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,46 +15,49 @@ use crate::gguf::PartName;
 use crate::safetensors::{Dtype, Header};
 use crate::tensor::{self, Tensor, TensorError};
 
-/// The index that transformers writes beside shards.
+/// The index that transformers writes for shards.
 const MAIN_INDEX: &str = "model.safetensors.index.json";
 const MAIN_FILE: &str = "model.safetensors";
 const END: &str = ".safetensors";
 
-/// Where it is said how weights were quantised.
+/// The file that describes how weights were quantised.
 pub(super) const CONFIG: &str = "config.json";
 
-/// The file that makes a folder an image model, and the names under which its components are kept in one file.
+/// The file that marks a folder as an image model, and the file names of components that are stored in one
+/// file.
 pub(super) const IMAGE_INDEX: &str = "model_index.json";
 const COMPONENT_FILES: [&str; 2] = ["model.safetensors", "diffusion_pytorch_model.safetensors"];
 
 /// The files that the tensors come from.
 pub(super) struct Checkpoint {
     pub(super) shards: Vec<Shard>,
-    /// The shard index, where there is one.
+    /// The shard index, if there is one.
     pub(super) index: Option<String>,
-    /// Whether the shards belong to components, each in its folder, by which their tensors are called as well.
+    /// Whether the shards belong to components. Each component has a folder, which prefixes the names of its
+    /// tensors.
     pub(super) is_image_model: bool,
-    /// The config.json, where it is an object.
+    /// The config.json, if it is an object.
     pub(super) config: Option<Map<String, Value>>,
-    /// The scales of FP8 weights, by the weights' names, once [`super::fp8::fold`] took them out of the tensors.
+    /// The scales of FP8 weights by the weights' names, after [`super::fp8::fold`] has removed them from the
+    /// tensors.
     pub(super) scales: HashMap<String, Scales>,
     pub(super) notices: Vec<String>,
 }
 
-/// One safetensors file, its header read and checked.
+/// One safetensors file with its checked header.
 pub(super) struct Shard {
     pub(super) path: Arc<str>,
-    /// The file's first bytes as they are, length and padding included.
+    /// The file's first bytes as stored, including the length and the padding.
     pub(super) front: Vec<u8>,
     pub(super) metadata: BTreeMap<String, String>,
-    /// Ordered by where their weights lie. Offsets count from the start of the file.
+    /// Ordered by the offset of their weights. Offsets count from the start of the file.
     pub(super) tensors: Vec<Tensor>,
-    /// Whether some tensors of the file are not among them any more.
+    /// Whether some tensors of the file have been removed from the list.
     pub(super) is_changed: bool,
 }
 
 impl Checkpoint {
-    /// Every tensor with the number of its shard.
+    /// Returns every tensor with the number of its shard.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         self.shards
             .iter()
@@ -62,13 +65,13 @@ impl Checkpoint {
             .flat_map(|(at, shard)| shard.tensors.iter().map(move |tensor| (at, tensor)))
     }
 
-    /// The type of a tensor's values: of FP8 under scales the one that they are decoded to.
+    /// The type of a tensor's values: for FP8 with scales, the type that they are decoded to.
     pub(super) fn value_dtype(&self, tensor: &Tensor) -> Dtype {
         if self.scales.contains_key(&tensor.name) { Dtype::BF16 } else { tensor.parts.weight.dtype }
     }
 
-    /// What is said of the whole: the quantisation of fewest bits, because a "4-bit" model keeps much at more; without any,
-    /// the type that most elements have.
+    /// The type that describes the whole model: the quantisation with the fewest bits, because a "4-bit"
+    /// model keeps many tensors at more bits; without any, the type that most elements have.
     pub(super) fn main_dtype(&self) -> Option<String> {
         let kinds = self
             .tensors()
@@ -115,13 +118,13 @@ pub(super) fn read(source: &dyn Source, files: &[SourceFile]) -> Result<Checkpoi
         None => !file.path.contains('/'),
     };
     let config = files.iter().find(|file| file.path == CONFIG);
-    // What is no object is for others to refuse.
+    // A config.json that is not an object is refused elsewhere.
     let config = config.map(|file| read_file(source, file)).transpose()?;
     let config: Option<Map<String, Value>> = config.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let mlx = config.as_ref().and_then(Mlx::read);
     let mut shards = Vec::new();
     for file in files.iter().filter(|file| is_safetensors(file)) {
-        // A header is checked even where the file is then stored whole: a damaged one should not go unseen.
+        // Headers are checked even if the file is stored whole, so that damage does not go unnoticed.
         let mut shard = read_shard(source, file, mlx.as_ref(), &mut notices)?;
         if is_shard(file) {
             if is_image_model && let Some((component, _)) = file.path.rsplit_once('/') {
@@ -175,8 +178,9 @@ pub(super) fn is_safetensors(file: &SourceFile) -> bool {
     file.path.to_ascii_lowercase().ends_with(END)
 }
 
-/// Without an index, names tell whether there is more of a model: half of one that goes in unseen is found out when it is run.
-/// A file that comes alone is what was asked for.
+/// Checks that no part of a model is missing. Without an index, only file names tell; otherwise an incomplete
+/// model would fail only when it is run. A file that is imported alone was requested as such and only gets a
+/// notice.
 fn check_parts(shards: &[Shard], is_alone: bool, notices: &mut Vec<String>) -> Result<(), ImportError> {
     let mut numbers: BTreeMap<(&str, u32), BTreeSet<u32>> = BTreeMap::new();
     for part in shards.iter().filter_map(|shard| PartName::parse_as(&shard.path, END)) {
@@ -187,13 +191,13 @@ fn check_parts(shards: &[Shard], is_alone: bool, notices: &mut Vec<String>) -> R
         if !is_alone {
             return Err(ImportError::MissingPart { prefix: prefix.to_owned(), count, number });
         }
-        notices.push(format!("`{prefix}` is split over {count} files, and this is one of them alone"));
+        notices.push(format!("`{prefix}` is split over {count} files, and this is only one of them"));
     }
     Ok(())
 }
 
-/// Whether a file of an image model is what its component is loaded from: in a folder, and no copy in fewer bits or of other
-/// steps of training beside the file that counts.
+/// Whether a component of an image model is loaded from this file: it is in a folder, and it is not a variant
+/// (fewer bits, or another training step) of the folder's main file.
 fn is_component(files: &[SourceFile], path: &str) -> bool {
     let Some((folder, name)) = path.rsplit_once('/') else { return false };
     let beside = || {
@@ -209,7 +213,7 @@ fn is_component(files: &[SourceFile], path: &str) -> bool {
     !is_variant(name) || beside().all(is_variant)
 }
 
-/// Whether a name is the scale or bias of a quantised tensor, which went in with it.
+/// Whether a name is the scale or bias of a quantised tensor, which includes it.
 fn is_companion(name: &str, homes: &HashMap<&str, &Shard>) -> bool {
     let ours = [".scale", ".bias", ".global_scale"].iter().find_map(|suffix| name.strip_suffix(suffix));
     let base = ours.map(str::to_owned).or_else(|| mlx::weight_of(name));
@@ -234,7 +238,7 @@ fn read_shard(
         Ok(Some(renamed)) => {
             if renamed.foreign > 0 {
                 notices.push(format!(
-                    "`{}`: {} quantised weights are none of int4, int8, nvfp4, mxfp4 and mxfp8, and stored as they are",
+                    "`{}`: {} weights are quantised to other formats than int4, int8, nvfp4, mxfp4 and mxfp8, and stored as they are",
                     file.path, renamed.foreign
                 ));
             }
@@ -244,7 +248,8 @@ fn read_shard(
     };
     let tensors = match tensor::read_blob(None, &header) {
         Ok(tensors) => tensors,
-        // Words with a scale beside them, but nothing says that they are ours: ordinary tensors of someone else's format.
+        // U32 tensors with scales, but no metadata that marks them as Lode's: ordinary tensors of another
+        // tool's format.
         Err(error @ TensorError::Ambiguous { .. }) => {
             notices.push(format!("`{}`: {error}; it is stored as it is", file.path));
             tensor::read_plain(&header)

@@ -1,5 +1,5 @@
-//! What the JSON files of a checkpoint say: its architecture, its vocabulary, and what it lacks to be run.
-//! Damage is an error; whatever is merely unknown or absent is a notice.
+//! Facts from the JSON files of a checkpoint: its architecture, its vocabulary, and what is missing to run
+//! it. Damage is an error; unknown or absent values are notices.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,9 +13,9 @@ use crate::config::ModelConfig;
 use crate::files_view;
 use crate::tensor::Tensor;
 
-/// The oldest ollama that reads tensor models, as it writes it itself.
+/// The oldest ollama that reads tensor models, as ollama writes it itself.
 const OLLAMA_REQUIRED: &str = "0.19.0";
-/// Files that loaders read: one of these that is no JSON is damage, not an oddity.
+/// Files that loaders read: invalid JSON in one of these is an error, not a notice.
 const READ_BY_LOADERS: [&str; 6] = [
     "config.json",
     "tokenizer.json",
@@ -26,7 +26,7 @@ const READ_BY_LOADERS: [&str; 6] = [
 ];
 /// The hyper-parameters that every transformer has, by their usual names.
 const HYPER_PARAMETERS: [&str; 4] = ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"];
-/// How the tensors end whose rows are the vocabulary.
+/// The name endings of the tensors whose rows are the vocabulary.
 const EMBEDDINGS: [&str; 4] =
     ["embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight", "wte.weight"];
 
@@ -110,14 +110,14 @@ pub(super) fn read(
     Ok(Facts { config, json_files, notices })
 }
 
-/// The part of an image model's index that names its pipeline.
+/// The field of an image model's index that names its pipeline.
 #[derive(serde::Deserialize)]
 struct ImageIndex {
     #[serde(default, rename = "_class_name")]
     class_name: String,
 }
 
-/// A key of the config, or of the `text_config` that multimodal models keep it in.
+/// Returns a key of the config, or of the `text_config` of a multimodal model.
 fn lookup<'a>(config: &'a serde_json::Map<String, Value>, key: &str) -> Option<&'a Value> {
     config.get(key).or_else(|| config.get("text_config")?.get(key))
 }
@@ -140,8 +140,8 @@ fn config_notices(config: &serde_json::Map<String, Value>, options: &Options) ->
     notices
 }
 
-/// Every id of the vocabulary needs a row of the embedding. Added tokens without one are common in published checkpoints,
-/// which never use them, so those are a notice.
+/// Checks that every id of the vocabulary has a row in the embedding. Added tokens without a row are common
+/// in published checkpoints, which never use them, so those are a notice.
 fn check_vocabulary(
     path: &str,
     tokenizer: &Tokenizer,
@@ -170,7 +170,7 @@ fn check_vocabulary(
     Ok(())
 }
 
-/// The part of a tokenizer.json that tells the size of its vocabulary.
+/// The part of a tokenizer.json that gives the size of its vocabulary.
 #[derive(serde::Deserialize)]
 struct Tokenizer {
     #[serde(default)]

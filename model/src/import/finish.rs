@@ -1,5 +1,5 @@
-//! From the digests of layers to config, file view and manifest.
-//! A recipe keeps where each byte of each file went, so that it can be given back.
+//! Makes the config, file view and manifest from the digests of layers. A recipe records where each byte of
+//! each file is stored, so that the file can be restored.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::files_view::{self, FileEntry, FileView, Segment};
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES};
 use crate::media_type;
 
-/// How one file of the folder comes out of the layers.
+/// How one file of the folder is assembled from the layers.
 #[derive(Clone, Debug)]
 pub(super) struct FileRecipe {
     pub(super) path: String,
@@ -21,11 +21,11 @@ pub(super) struct FileRecipe {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Origin {
-    /// The file is a layer, and has its digest.
+    /// The file is a layer and has its digest.
     Whole { layer: usize },
-    /// The original bytes, from pieces of layers.
+    /// The original bytes, in pieces of layers.
     Pieces,
-    /// Made here, in place of a file whose tensors were quantised.
+    /// Generated here in place of a file whose tensors were quantised.
     Assembled,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum RecipeSegment {
 }
 
 impl FileRecipe {
-    /// A file that is the layer with this number; an empty one needs no layer.
+    /// A file that is a whole layer. An empty file needs no layer.
     pub(super) fn whole(file: &SourceFile, layer: usize) -> FileRecipe {
         let (origin, segments) = match file.size {
             0 => (Origin::Pieces, Vec::new()),
@@ -46,14 +46,14 @@ impl FileRecipe {
     }
 }
 
-/// A blob made here, small enough to be held whole.
+/// A blob made here, small enough to be held in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SmallBlob {
     pub descriptor: Descriptor,
     pub bytes: Vec<u8>,
 }
 
-/// What is left to push once the layers are: config, file view, manifest, in this order.
+/// The blobs to push after the layers: config, file view, manifest, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     pub config: SmallBlob,
@@ -80,7 +80,7 @@ pub enum FinishError {
 struct WrittenManifest<'a> {
     schema_version: u8,
     media_type: &'a str,
-    /// Ollama reads over these two; OCI's clients look for them.
+    /// ollama ignores these two fields; OCI clients look for them.
     artifact_type: &'a str,
     config: &'a Descriptor,
     layers: &'a [Descriptor],
@@ -89,8 +89,8 @@ struct WrittenManifest<'a> {
 }
 
 impl Plan {
-    /// The files whose digest has to be given to [`Plan::finish`], because no layer has it: split checkpoints.
-    /// [`super::hash_file`] makes them.
+    /// The files whose digests must be passed to [`Plan::finish`], because no layer has them: those of split
+    /// checkpoints. [`super::hash_file`] computes them.
     pub fn files_to_hash(&self) -> impl Iterator<Item = &str> {
         self.files.iter().filter(|file| file.origin == Origin::Pieces).map(|file| file.path.as_str())
     }
@@ -147,7 +147,7 @@ impl Plan {
     }
 }
 
-/// By which an OCI client writes the layer to a file, where it is one.
+/// Returns the title annotation, by which an OCI client writes the layer to a file, if the layer is a file.
 fn title(layer: &PlannedLayer) -> BTreeMap<String, String> {
     let path = layer.name.as_ref().filter(|_| layer.media_type != media_type::OLLAMA_TENSOR);
     path.map(|path| (media_type::TITLE_ANNOTATION.to_owned(), path.clone())).into_iter().collect()

@@ -1,5 +1,5 @@
-//! Checkpoints of FP8, where something is made of them: every weight gets its scales, which then are no tensors any more, or the
-//! import is refused by the weight's name.
+//! FP8 checkpoints that are quantised or converted: every weight is paired with its scales, which are then no
+//! longer tensors of their own. If that fails, the import is refused with the weight's name.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use crate::quant::fp8::Grid;
 use crate::safetensors::Dtype;
 use crate::tensor::{Tensor, fp8};
 
-/// Scales of what is computed, not of what is stored: here neither activations nor caches are FP8.
+/// Scales of computed values rather than stored ones: Lode keeps neither activations nor caches in FP8.
 const DROPPED: [&str; 5] = [".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale"];
-/// What ModelOpt says beside config.json, which is only about the weights as they were.
+/// The file that ModelOpt writes in addition to config.json. It only describes the original weights.
 const BESIDE: &str = "hf_quant_config.json";
 
-/// A weight, and its scales: the number of their shard and of the tensor in it, and where they lie.
+/// A weight, the shard and tensor number of its scales, and the scales' location.
 struct Pair {
     weight: String,
     at: (usize, usize),
     scales: Scales,
 }
 
-/// Takes the scales of FP8 weights, and others that go with them, out of the tensors, and remembers them by weight. Where there
-/// are no such weights nothing changes.
+/// Removes the scales of FP8 weights, and other tensors that go with them, from the tensors, and stores the
+/// scales by weight. Without such weights nothing changes.
 pub(super) fn fold(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
-    // Nothing is made of an image model.
+    // Image models are neither quantised nor converted.
     let pairs = if checkpoint.is_image_model { Vec::new() } else { pairs(checkpoint)? };
     if pairs.is_empty() {
         return Ok(());
@@ -47,7 +47,7 @@ pub(super) fn fold(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
         let listed = listed(&dropped);
         checkpoint
             .notices
-            .push(format!("{listed}: left out, because activations and caches are not made FP8 here"));
+            .push(format!("{listed}: left out, because activations and caches are not stored as FP8"));
     }
     for (number, shard) in checkpoint.shards.iter_mut().enumerate() {
         let mut position = 0..;
@@ -58,14 +58,14 @@ pub(super) fn fold(checkpoint: &mut Checkpoint) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// What is said of FP8 weights that are stored as they are, if there are any.
+/// Returns the notice about FP8 weights that are stored as they are, if there are any.
 pub(super) fn notice(checkpoint: &Checkpoint) -> Option<String> {
     let found = checkpoint.tensors().find(|(_, tensor)| is_weight(tensor))?;
     let dtype = &found.1.dtype;
     Some(match pairs(checkpoint) {
         _ if checkpoint.is_image_model => return None,
         Ok(_) => format!(
-            "weights of {dtype} under scales are stored as they are, and cannot be run; quantised to mxfp8 or another type they can"
+            "weights of {dtype} with scales are stored as they are and cannot be run; to run them, quantise to mxfp8 or another type"
         ),
         Err(error) => {
             format!(
@@ -75,7 +75,7 @@ pub(super) fn notice(checkpoint: &Checkpoint) -> Option<String> {
     })
 }
 
-/// A config.json that does not say that its weights are FP8; `None` where it said nothing of the sort.
+/// Removes the FP8 entries from a config.json; `None` if it has none.
 pub(super) fn config_without(config: &[u8]) -> Option<Vec<u8>> {
     let mut config: Map<String, Value> = serde_json::from_slice(config).ok()?;
     let mut is_changed = false;
@@ -89,7 +89,7 @@ pub(super) fn config_without(config: &[u8]) -> Option<Vec<u8>> {
     is_changed.then(|| serde_json::to_vec_pretty(&config).ok()).flatten()
 }
 
-/// Whether a file tells only of FP8 weights that are gone.
+/// Whether a file only describes FP8 weights that have been replaced.
 pub(super) fn is_about(checkpoint: &Checkpoint, path: &str) -> bool {
     path == BESIDE && !checkpoint.scales.is_empty()
 }
@@ -98,7 +98,7 @@ fn is_weight(tensor: &Tensor) -> bool {
     fp8::is_weight(&tensor.name, tensor.parts.weight.dtype)
 }
 
-/// Every FP8 weight with its scales.
+/// Pairs every FP8 weight with its scales.
 fn pairs(checkpoint: &Checkpoint) -> Result<Vec<Pair>, ImportError> {
     let weights: Vec<(usize, &Tensor)> =
         checkpoint.tensors().filter(|(_, tensor)| is_weight(tensor)).collect();

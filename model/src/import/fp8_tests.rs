@@ -1,5 +1,5 @@
-//! Checkpoints of FP8: stored as they are, and held to their twin of floats where something is made of them. What a code and its
-//! scale stand for is written down here once more, by the definition of E4M3.
+//! FP8 checkpoints: stored as they are, and compared with their float twins where they are quantised or
+//! converted. The decoding of codes and scales is written here independently, by the definition of E4M3.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::convert::FileType;
 use crate::safetensors::{Dtype, write_header};
 
-/// A sign, four bits of exponent with a bias of 7, three of fraction.
+/// A sign bit, four bits of exponent with a bias of 7, and three bits of fraction.
 fn e4m3(code: u8) -> f32 {
     let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude = match exponent {
@@ -20,17 +20,17 @@ fn e4m3(code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// Codes without those that are no numbers.
+/// Codes without the NaN codes.
 pub(crate) fn codes(rows: usize, columns: usize) -> Vec<u8> {
     (0..rows * columns).map(|at| (at * 31 % 127 + (at / 3 % 2) * 128) as u8).collect()
 }
 
-/// One for each block, of few enough bits to be a BF16.
+/// One scale per block, with few enough bits to be exact in BF16.
 pub(crate) fn scales(count: usize) -> Vec<f32> {
     (0..count).map(|at| bf16::from_f32(0.001 + (at * 7 % 11) as f32 * 0.0004).to_f32()).collect()
 }
 
-/// What codes and scales stand for.
+/// Decodes codes with their scales.
 pub(crate) fn values(codes: &[u8], columns: usize, scales: &[f32], block: [usize; 2]) -> Vec<f32> {
     let across = columns.div_ceil(block[1]);
     let scale = |at: usize| scales[at / columns / block[0] * across + at % columns / block[1]];
@@ -61,7 +61,8 @@ fn config() -> String {
     format!("{}{SAID}", CONFIG.trim_end_matches('}'))
 }
 
-/// A weight, its scales, and the weight of the twin: blocks cut short at both edges, one scale a row, one alone.
+/// Each weight, its scales, and the weight of the twin: blocks cut short at both edges, one scale per row,
+/// one scale alone.
 fn weights() -> Vec<(Array, Array, Array)> {
     let of = |name: &str, [rows, columns]: [usize; 2], end: &str, dtype, shape: &[u64], block: [usize; 2]| {
         let (codes, weight) = (codes(rows, columns), [rows as u64, columns as u64]);
@@ -78,13 +79,13 @@ fn weights() -> Vec<(Array, Array, Array)> {
         of(&name("mlp.up_proj"), [130, 64], "_scale", Dtype::BF16, &[130, 1], [1, 64]),
         of(&name("mlp.down_proj"), [64, 128], "_scale", Dtype::F32, &[], [64, 128]),
         of(&name("mlp.experts.0.gate_proj"), [128, 128], "_scale", Dtype::F32, &[1], [128, 128]),
-        // Not quantised: of a router, and of a row that no group divides.
+        // Not quantised: a router, and a weight whose rows no group divides.
         of(&name("mlp.gate"), [16, 64], "_scale_inv", Dtype::F32, &[1, 1], [128, 128]),
         of(&name("self_attn.o_proj"), [64, 100], "_scale_inv", Dtype::F32, &[1, 1], [128, 128]),
     ]
 }
 
-/// An FP8 checkpoint in two files, the scales in the second, and its twin in one.
+/// An FP8 checkpoint in two files, with the scales in the second, and its twin in one file.
 fn folders() -> (Folder, Folder) {
     let norm = array("model.norm.weight", Dtype::BF16, &[64], &[0.5; 64]);
     let (mut first, mut second, mut twin) = (Vec::new(), vec![norm.clone()], vec![norm]);
@@ -115,8 +116,8 @@ fn stored_as_it_is_it_comes_back() {
     let imported = import(&fp8, None);
     assert_eq!(imported.files(), fp8.0);
     let notices = imported.notices();
-    assert!(notices.contains("weights of F8_E4M3 under scales are stored as they are"), "{notices}");
-    assert!(notices.contains("cannot be run; quantised to mxfp8"), "{notices}");
+    assert!(notices.contains("weights of F8_E4M3 with scales are stored as they are"), "{notices}");
+    assert!(notices.contains("cannot be run; to run them, quantise to mxfp8"), "{notices}");
     assert_eq!(imported.plan.config.file_type, "F8_E4M3");
     assert!(!import(&small(), None).notices().contains("F8"));
 }
@@ -137,7 +138,7 @@ fn quantised_it_is_what_its_twin_becomes() {
         assert_eq!((ours.plan.tensors, ours.plan.parameters), (theirs.plan.tensors, theirs.plan.parameters));
         assert_eq!(ours.plan.config.file_type, quantize.to_string());
 
-        // What comes out says of itself what it is.
+        // The files of the result no longer mention FP8.
         let files = ours.files();
         let config: serde_json::Value = serde_json::from_slice(&files["config.json"]).unwrap();
         let expect: serde_json::Value = serde_json::from_str(CONFIG).unwrap();
@@ -231,10 +232,10 @@ fn what_is_not_understood_is_refused_by_name() {
             let message = refused(&folder, Some(quantize));
             assert!(message.contains(expect), "{message}\n  wanted {expect}");
         }
-        // As it is, it is stored all the same.
+        // It can still be stored as it is.
         assert_eq!(import(&folder, None).files(), folder.0);
     }
-    // The blocks may be any, as long as it is said.
+    // Any block size works if config.json gives it.
     let small = said(r#"{"config_groups":{"a":{"weights":{"block_structure":"64x100"}}}}"#);
     import(&one(weight(e4m3), Some(scales("a.weight_scale", &[4, 3])), &small), Some(Quantize::Int8));
 }
@@ -256,7 +257,7 @@ fn what_is_no_number_is_refused_by_name() {
         ((codes(64, 64), -0.5), Some("scale 0 is -0.5")),
         ((codes(64, 64), 0.0), Some("scale 0 is 0, expected a positive number")),
         ((vec![0; 64 * 64], 0.0), None),
-        // A float32, but none of BF16.
+        // A finite float32 that BF16 cannot represent.
         ((vec![0x7e; 64 * 64], f32::MAX / 448.0), Some("element 0 is inf")),
     ] {
         let weight = ("a.up_proj.weight".to_owned(), Dtype::F8_E4M3, vec![64, 64], codes);

@@ -1,5 +1,5 @@
-//! Folders of GGUF files: each goes in whole, as ollama stores it, under the layer type of what it is.
-//! Headers are read and checked; what makes a well-formed file odd is a notice.
+//! Folders of GGUF files. Each file is stored whole, as in ollama, with the layer type of its kind. Headers
+//! are read and checked; oddities of a well-formed file are notices.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::config::{ModelConfig, parameter_size};
 use crate::gguf::{self, Header, PartName, ReadError};
 use crate::media_type;
 
-/// The architectures whose names are known here, as `general.architecture` spells them.
+/// The known architectures, as `general.architecture` spells them.
 const KNOWN: [&str; 10] =
     ["llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "bert", "nomic-bert"];
 /// The hyper-parameters that every transformer has.
@@ -106,14 +106,14 @@ pub(super) fn plan(
     Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
 }
 
-/// Has the blocks of the last layer looked at as it is read.
+/// Makes the last layer's reader check its blocks.
 fn look_at_blocks(layers: &mut [PlannedLayer], header: &Header) {
     if let Some(layer) = layers.last_mut() {
         layer.content = layer.content.clone().watching(check::blocks(header));
     }
 }
 
-/// Adds what stands beside a model: its licence as such, everything else as the files they are.
+/// Adds the other files of a model: its licence as a licence layer, every other file as a plain file.
 pub(super) fn push_beside(
     source: &dyn Source,
     layers: &mut Vec<PlannedLayer>,
@@ -139,7 +139,7 @@ fn read(source: &dyn Source, file: &SourceFile) -> Result<Header, ImportError> {
     })
 }
 
-/// `LICENSE`, `LICENCE.txt`, `COPYING`: at the top, where a model's own licence is.
+/// `LICENSE`, `LICENCE.txt`, `COPYING`, at the top level, where a model's own licence is.
 fn is_license(path: &str) -> bool {
     let name = path.to_ascii_uppercase();
     ["LICENSE", "LICENCE", "COPYING"]
@@ -180,7 +180,7 @@ fn notices(model: &[Part], adapters: &[Part]) -> Vec<String> {
     notices
 }
 
-/// What ollama's config blob says of such a model.
+/// Returns the config blob that ollama writes for such a model.
 pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], parameters: u64) -> ModelConfig {
     let main = model.first().or(adapters.first()).or(projectors.first());
     let architecture = |part: &Part| part.header.metadata.architecture().map(str::to_owned);
@@ -194,7 +194,7 @@ pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], par
     }
     let hyper = |key: &str| main.and_then(|part| part.header.metadata.hyper(key)?.as_u64());
     let file_type = main.and_then(|part| part.header.quantisation());
-    // A part that says nothing of its type has no tensors, or is the first of a split model.
+    // A part without a file type has no tensors, or is the first of a split model.
     let file_type = file_type.or_else(|| model.iter().find_map(|part| part.header.quantisation()));
     ModelConfig {
         model_format: "gguf".to_owned(),
@@ -204,14 +204,14 @@ pub(super) fn config(model: &[Part], projectors: &[Part], adapters: &[Part], par
         file_type: file_type.unwrap_or_default().to_owned(),
         context_length: hyper("context_length"),
         embedding_length: hyper("embedding_length"),
-        // As ollama fills them in, whatever the model runs on.
+        // The same values as ollama writes, whatever the model runs on.
         architecture: "amd64".to_owned(),
         os: "linux".to_owned(),
         ..ModelConfig::default()
     }
 }
 
-/// What an OCI client shows of the model.
+/// Returns the annotations that an OCI client shows of the model.
 pub(super) fn annotations(header: &Header) -> BTreeMap<String, String> {
     let keys = [
         ("general.name", media_type::TITLE_ANNOTATION),

@@ -1,5 +1,6 @@
-//! How the bytes of a layer come about: literal bytes, ranges of source files, and tensors quantised on the way.
-//! Read in order with bounded memory, from anywhere; the same recipe over the same source always gives the same bytes.
+//! Produces the bytes of a layer: literal bytes, ranges of source files, and tensors that are quantised while
+//! they are read. Layers are read in order with bounded memory, from any offset. The same recipe over the
+//! same source always gives the same bytes.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use crate::quant::Quantisation;
 use crate::quant::affine::{Quantised, Unquantisable, all_finite, quantise};
 use crate::read_at::ReadAt;
 
-/// How many elements are quantised at a time; a multiple of every group size.
+/// The number of elements that are quantised at a time; a multiple of every group size.
 const CHUNK_ELEMENTS: u64 = 1 << 17;
 
 /// The recipe of a layer.
 #[derive(Clone, Debug)]
 pub struct Content {
     pieces: Arc<[Piece]>,
-    /// Scales of a stranger's, which should be looked at on the way in.
+    /// Scales of untrusted files, to be checked while the layer is read.
     watched: Arc<[Watched]>,
 }
 
@@ -43,8 +44,8 @@ impl From<Segment> for Piece {
     }
 }
 
-/// A float tensor of a source file, to be written as codes, then biases where there are any, then scales: the order of their
-/// keys. One of FP8 is taken for what it is in BF16, and written so where it is not to be quantised.
+/// A float tensor of a source file. It is written as codes, then biases if there are any, then scales, in the
+/// order of their keys. An FP8 tensor is decoded to BF16, and written so if it is not to be quantised.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct QuantisedPiece {
     pub(super) name: String,
@@ -87,7 +88,8 @@ impl Content {
         Content::new(vec![Piece::Range { path: path.into(), offset: 0, length }])
     }
 
-    /// The file that this may be as it is: it begins where the file does and takes nothing from elsewhere.
+    /// Returns the file that this layer may be a copy of: the layer is one range that begins at the file's
+    /// start.
     pub fn whole_file(&self) -> Option<&str> {
         match &*self.pieces {
             [Piece::Range { path, offset: 0, .. }] => Some(path),
@@ -99,12 +101,12 @@ impl Content {
         self.pieces.iter().map(Piece::len).sum()
     }
 
-    /// Whether bytes are computed here that cost more than reading them, and that can be begun anywhere.
+    /// Whether bytes are computed at a higher cost than reading them, from any offset.
     pub(super) fn is_encoded(&self) -> bool {
         self.pieces.iter().any(|piece| matches!(piece, Piece::Rows(_)))
     }
 
-    /// Whether making its bytes costs more than reading them.
+    /// Whether producing the bytes costs more than reading them.
     pub(super) fn is_made(&self) -> bool {
         self.pieces.iter().any(|piece| matches!(piece, Piece::Rows(_) | Piece::Quantised(_)))
     }
@@ -117,7 +119,7 @@ impl Content {
         CheckedReader::new(inner, Arc::clone(&self.watched))
     }
 
-    /// The bytes from `from` up to `to`.
+    /// Returns a reader of the bytes `from..to`.
     pub(super) fn reader(&self, source: &Arc<dyn Source>, from: u64, to: u64) -> LayerReader {
         LayerReader {
             pieces: Arc::clone(&self.pieces),
@@ -136,9 +138,9 @@ pub struct LayerReader {
     /// The piece after the current one.
     next: usize,
     current: Current,
-    /// Bytes still to be passed over before the first that is given out.
+    /// Bytes still to be skipped before the first byte of the range.
     skip: u64,
-    /// Bytes still to be given out.
+    /// Bytes still to be returned.
     left: u64,
     source: Arc<dyn Source>,
 }
@@ -222,15 +224,16 @@ impl LayerReader {
     }
 }
 
-/// Quantises a tensor as it is read: codes leave chunk by chunk, scales and biases gather until the codes are through.
+/// Quantises a tensor as it is read: codes are returned chunk by chunk; scales and biases are collected until
+/// all codes are done.
 struct Quantiser {
     array: ArrayReader,
     piece: QuantisedPiece,
-    /// Elements read so far.
+    /// The number of elements read so far.
     done: u64,
     values: Vec<f32>,
     parts: Quantised,
-    /// How far `ready` has been given out.
+    /// How much of `ready` has been returned.
     at: usize,
     ready: Ready,
 }

@@ -1,5 +1,5 @@
-//! Imports that make a GGUF in place of the weights: of a checkpoint here, of a GGUF of floats for [`super::gguf`].
-//! What was not taken into the GGUF stays beside it as it is.
+//! Imports that produce a GGUF in place of the weights: of a checkpoint here, of a GGUF of floats for
+//! [`super::gguf`]. Files that are not part of the GGUF are stored unchanged.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::convert::{self, Converted, FileType, SideFiles, Stored};
 use crate::gguf::Header;
 use crate::media_type;
 
-/// What the GGUF of a checkpoint is called, before the name of its type.
+/// The name of a checkpoint's GGUF, before the name of its type.
 const STEM: &str = "model";
 
-/// A GGUF that is made as it is read.
+/// A GGUF that is produced as it is read.
 pub(super) struct Made {
-    /// What it is called, and how long it is.
+    /// Its name and length.
     pub(super) part: Part,
     pub(super) content: Content,
     pub(super) notices: Vec<String>,
@@ -79,7 +79,7 @@ pub(super) fn from_checkpoint(
     Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
 }
 
-/// Adds the GGUF that is made as a layer and as the file it comes out as.
+/// Adds the planned GGUF as a layer and as a file of the file view.
 pub(super) fn push(
     layers: &mut Vec<PlannedLayer>,
     recipes: &mut Vec<FileRecipe>,
@@ -95,7 +95,7 @@ pub(super) fn push(
     });
 }
 
-/// Quantises the parts of a GGUF, in their order.
+/// Plans the quantisation of a GGUF's parts, given in order.
 pub(super) fn from_gguf(
     parts: Vec<Part>,
     file_type: FileType,
@@ -108,7 +108,7 @@ pub(super) fn from_gguf(
     Ok(Made::new(&stem, file_type, convert::gguf(&headers, file_type)?, files))
 }
 
-/// A path without what it says of its type, its part or its format: `a/mini-F16.gguf` is `a/mini`.
+/// Removes the type, the part number and the extension from a path: `a/mini-F16.gguf` becomes `a/mini`.
 fn stem(path: &str) -> &str {
     let stem = match crate::gguf::PartName::parse(path) {
         Some(part) => part.prefix,

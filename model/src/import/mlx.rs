@@ -1,6 +1,7 @@
-//! Checkpoints as MLX's tools publish them: the codes of a weight under its own name, `.scales` and `.biases` beside it, and
-//! config.json says how it was quantised, whole or module by module (mlx-lm `utils.py`). The bytes are those of our own
-//! quantised blobs, so their names are read as ours, and the tensors are the same as any other's.
+//! Checkpoints of MLX's tools: a weight's codes have its own name, with `.scales` and `.biases` next to it,
+//! and config.json describes the quantisation, for the whole model or per module (mlx-lm `utils.py`). The
+//! bytes are those of Lode's quantised blobs, so the names are translated and the tensors handled like all
+//! others.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +12,27 @@ use crate::safetensors::{Dtype, Header, HeaderError};
 
 /// The key of config.json.
 const SECTION: &str = "quantization";
-/// What is quantised of a module, and what lies beside it: there, and in our blobs.
+/// The quantised tensor of a module, and its companions in MLX's and in Lode's names.
 const WEIGHT: &str = ".weight";
 const COMPANIONS: [(&str, &str); 2] = [(".scales", ".scale"), (".biases", ".bias")];
 
 /// How a checkpoint's weights were quantised.
 pub(super) struct Mlx(Map<String, Value>);
 
-/// A header with the names and the metadata of our blobs.
+/// A header with the names and the metadata of Lode's blobs.
 pub(super) struct Renamed {
     pub(super) header: Header,
-    /// How many weights are quantised in a way that we have no kind for.
+    /// The number of weights that are quantised in a way that Lode does not support.
     pub(super) foreign: usize,
 }
 
 impl Mlx {
-    /// What a config.json says, if it says anything of the sort.
+    /// Reads a config.json; `None` if it describes no quantisation.
     pub(super) fn read(config: &Map<String, Value>) -> Option<Mlx> {
         config.get(SECTION)?.as_object().cloned().map(Mlx)
     }
 
-    /// A module's own entry counts before what is said of all.
+    /// Returns the quantisation of a module. Its own entry takes precedence over the model's.
     fn quantisation(&self, module: &str) -> Option<Quantisation> {
         let said = match self.0.get(module) {
             None => &self.0,
@@ -73,7 +74,7 @@ impl Mlx {
     }
 }
 
-/// The weight that a name of MLX's belongs to, if it is that of a companion.
+/// Returns the weight to which a companion's MLX name belongs.
 pub(super) fn weight_of(name: &str) -> Option<String> {
     let module = COMPANIONS.iter().find_map(|(theirs, _)| name.strip_suffix(theirs))?;
     Some(format!("{module}{WEIGHT}"))

@@ -1,6 +1,6 @@
-//! Import: a checkpoint folder becomes layers, one blob a tensor, and a GGUF file one layer, in a way that gives every original
-//! file back.
-//! It plans over [`Source`], a seam for reading, and serves whoever has files: the CLI now, `/api/create` later.
+//! Import turns a checkpoint folder into layers, one blob per tensor, and a GGUF file into one layer, so that
+//! every original file can be restored. It plans over [`Source`], a trait for reading files, and serves `lode
+//! create`, the demo model and `/api/create`.
 //!
 //! ```text
 //! plan(source) -> Plan -> read each layer (digest and push it) -> Plan::finish(digests) -> config, file view, manifest
@@ -43,44 +43,48 @@ use crate::tensor::fp8::BlockError;
 use finish::{FileRecipe, Origin};
 use layer::Piece;
 
-/// The largest JSON file that is looked into, in bytes; larger ones are stored unread.
+/// The largest JSON file that is parsed, in bytes; larger ones are stored unread.
 pub const MAX_JSON_BYTES: u64 = 64 * 1024 * 1024;
-/// A configuration takes many times its length once it is parsed. Real ones have some kilobytes.
+/// The largest configuration that is parsed, in bytes. A parsed configuration takes many times its length;
+/// real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
 
-/// A file of the folder that is imported.
+/// A file of the imported folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
-    /// Relative to the folder, parts between `/`.
+    /// Relative to the folder, with parts separated by `/`.
     pub path: String,
     pub size: u64,
 }
 
-/// Where the files come from. Two readings of a file must give the same bytes, or the push fails on its digest.
+/// The files to import. Reading a file twice must give the same bytes, or the push fails on its digest.
 pub trait Source: Send + Sync {
-    /// Every regular file, in any order.
+    /// Lists every regular file, in any order.
     fn files(&self) -> Vec<SourceFile>;
 
-    /// Opens one of them.
+    /// Opens a file of the list.
     fn open(&self, path: &str) -> io::Result<Box<dyn ReadAt>>;
 }
 
-/// How to import.
+/// The options of an import.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub quantize: Option<Quantize>,
-    /// The architectures that the workers run, as `config.json` names them; another one gets a notice. Empty: none is given.
+    /// The architectures that the workers run, as `config.json` names them; other architectures get a notice.
+    /// Empty: no such notice.
     pub architectures: &'static [&'static str],
 }
 
-/// Why a folder cannot be imported. Each names the file, and the key where there is one.
+/// Why a folder cannot be imported. Each variant names the file, and the key if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error("there are no files to import")]
     Empty,
-    #[error("there is no model in it: no .safetensors, .gguf or .onnx file, no config.json and no tokenizer")]
+    #[error(
+        "there is no model in the folder: no .safetensors, .gguf or .onnx file, no config.json and no tokenizer"
+    )]
     NoModel,
-    #[error("`{path}` is not the file itself but a pointer to it, as Git LFS leaves them")]
+    #[error("`{path}` is a Git LFS pointer, not the file itself")]
     Pointer { path: String },
     #[error(transparent)]
     Path(#[from] PathError),
@@ -88,7 +92,7 @@ pub enum ImportError {
     DuplicatePath { path: String },
     #[error("could not read `{path}`")]
     Read { path: String, source: io::Error },
-    #[error("`{path}` is larger than {limit} bytes, which is more than is read of such a file")]
+    #[error("`{path}` is larger than {limit} bytes, the limit for such files")]
     TooLarge { path: String, limit: u64 },
     #[error("`{path}` is malformed")]
     Header { path: String, source: HeaderError },
@@ -122,15 +126,15 @@ pub enum ImportError {
     Onnx { path: String, source: crate::onnx::OnnxError },
     #[error("`{path}` has tensor `{tensor}` in `{location}`, which {problem}")]
     OnnxData { path: String, tensor: String, location: String, problem: &'static str },
-    #[error("`{path}` is an ONNX file, which is not quantised to {quantize}")]
+    #[error("`{path}` is an ONNX file, which cannot be quantised to {quantize}")]
     QuantizeOnnx { path: String, quantize: Quantize },
-    #[error("`{path}` is a GGUF file, which is not quantised to {quantize}")]
+    #[error("`{path}` is a GGUF file, which cannot be quantised to {quantize}")]
     QuantizeGguf { path: String, quantize: Quantize },
     #[error(transparent)]
     Convert(#[from] ConvertError),
 }
 
-/// A layer that will be pushed: what it is called, and how its bytes come about.
+/// A layer to be pushed: its name, and how its bytes are produced.
 #[derive(Clone, Debug)]
 pub struct PlannedLayer {
     pub media_type: &'static str,
@@ -141,68 +145,70 @@ pub struct PlannedLayer {
 }
 
 impl PlannedLayer {
-    /// Reads the layer from the start. The same source always gives the same bytes, with bounded memory: a few MiB, and for
-    /// a quantised tensor its scales and biases.
+    /// Reads the layer from the start. The same source always gives the same bytes. Memory is bounded: a few
+    /// MiB, and for a quantised tensor its scales and biases.
     pub fn reader(&self, source: &Arc<dyn Source>) -> LayerReader {
         self.content.reader(source, 0, self.size)
     }
 
-    /// As [`PlannedLayer::reader`], and fails where what was quantised before it came here has a scale that is not finite.
+    /// As [`PlannedLayer::reader`], but fails if the imported data was already quantised and has a scale that
+    /// is not finite.
     pub fn checked_reader(&self, source: &Arc<dyn Source>) -> CheckedReader {
         self.content.checked(self.reader(source))
     }
 
-    /// Whether [`PlannedLayer::checked_reader`] looks at anything.
+    /// Whether [`PlannedLayer::checked_reader`] checks anything.
     pub fn is_watched(&self) -> bool {
         self.content.is_watched()
     }
 
-    /// Reads the layer from `offset` on, to go on with an upload that was cut off.
+    /// Reads the layer from `offset` on, to resume an interrupted upload.
     pub fn reader_from(&self, source: &Arc<dyn Source>, offset: u64) -> LayerReader {
         self.content.reader(source, offset, self.size)
     }
 
-    /// Reads `length` bytes from `offset` on: how several threads make one layer.
+    /// Reads `length` bytes from `offset` on, so that several threads can produce one layer.
     pub fn reader_of(&self, source: &Arc<dyn Source>, offset: u64, length: u64) -> LayerReader {
         self.content.reader(source, offset, offset.saturating_add(length).min(self.size))
     }
 
-    /// Whether making its bytes costs much more than reading them, so that it should be done once, and
-    /// [`PlannedLayer::reader_of`] is as quick in the middle as at the start.
+    /// Whether producing the bytes costs much more than reading them, so that it should be done only once,
+    /// and [`PlannedLayer::reader_of`] is as fast in the middle as at the start.
     pub fn is_encoded(&self) -> bool {
         self.content.is_encoded()
     }
 
-    /// Whether making its bytes costs more than reading them, however they are made.
+    /// Whether producing the bytes costs more than reading them, by any method.
     pub fn is_made(&self) -> bool {
         self.content.is_made()
     }
 }
 
-/// What an import will do. Nothing has been read yet but headers and JSON files.
+/// The plan of an import. Only headers and JSON files have been read.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Tensors first, in the order of the files, then JSON files, then all others.
     pub layers: Vec<PlannedLayer>,
     pub config: ModelConfig,
-    /// What the user should know, in whole sentences without a full stop.
+    /// Notices for the user, in whole sentences without a full stop.
     pub notices: Vec<String>,
-    /// How many tensors there are.
+    /// The number of tensors.
     pub tensors: u64,
-    /// How many elements they have together.
+    /// The number of elements of all tensors.
     pub parameters: u64,
-    /// Those of the manifest.
+    /// The annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
     files: Vec<FileRecipe>,
 }
 
-/// Looks at a folder and plans its layers. It reads headers and JSON files, no tensor.
+/// Plans the layers of a folder. It reads headers and JSON files, but no tensors.
 pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError> {
     let mut files = source.files();
     files.sort_by(|a, b| a.path.cmp(&b.path));
     check_files(&files)?;
     check_pointers(source, &files)?;
-    // A GGUF beside a checkpoint is a second form of it, and goes in as any other file; so does an ONNX file beside either.
+    // A GGUF next to a checkpoint is another form of it and is stored like any other file; so is an ONNX file
+    // next to either.
     let has = |is_form: fn(&SourceFile) -> bool| files.iter().any(is_form);
     let (has_checkpoint, has_gguf) = (has(checkpoint::is_safetensors), has(gguf::is_gguf));
     let mut plan = match options.quantize {
@@ -217,9 +223,8 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     let beside: Vec<&str> = files.iter().filter(is_beside).map(|file| file.path.as_str()).collect();
     if !beside.is_empty() {
         let listed = convert::listed(&beside);
-        plan.notices.push(format!(
-            "{listed}: stored whole beside the model; a file is imported by itself where it is named"
-        ));
+        plan.notices
+            .push(format!("{listed}: stored whole beside the model; to import one of them, name the file"));
     }
     if plan.tensors == 0 {
         plan.notices.extend(pickled(&files));
@@ -227,19 +232,19 @@ pub fn plan(source: &dyn Source, options: &Options) -> Result<Plan, ImportError>
     Ok(plan)
 }
 
-/// How files end that keep weights in a form that is not read.
+/// The extensions of weight files in formats that are not read.
 const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".h5"];
-/// What makes a folder a model that has no weights.
+/// Files that mark a folder as a model even without weights.
 const MODEL_FILES: [&str; 5] =
     ["config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "model_index.json"];
 
 fn pickled(files: &[SourceFile]) -> Option<String> {
     let is_pickle = |file: &&SourceFile| PICKLES.iter().any(|end| file.path.ends_with(end));
     let path = &files.iter().find(is_pickle)?.path;
-    Some(format!("weights as in `{path}` are not read; saved as .safetensors they are"))
+    Some(format!("weights in the format of `{path}` are not read; save them as .safetensors"))
 }
 
-/// Git leaves a few lines of text in place of a large file that was not fetched.
+/// Git LFS leaves a few lines of text in place of a large file that was not fetched.
 fn check_pointers(source: &dyn Source, files: &[SourceFile]) -> Result<(), ImportError> {
     const MAX_BYTES: u64 = 1024;
     const ENDS: [&str; 4] = [".safetensors", ".gguf", ".onnx", "tokenizer.json"];
@@ -254,7 +259,7 @@ fn check_pointers(source: &dyn Source, files: &[SourceFile]) -> Result<(), Impor
     Ok(())
 }
 
-/// Plans one blob a tensor.
+/// Plans one blob per tensor.
 fn plan_checkpoint(
     source: &dyn Source,
     files: &[SourceFile],
@@ -276,7 +281,7 @@ fn plan_checkpoint(
     let tensor_layers = policy::layers(&checkpoint, options.quantize)?;
     let quantised = options.quantize.filter(|_| tensor_layers.is_quantised());
     if let (Some(asked), None) = (options.quantize, quantised) {
-        notices.push(format!("nothing was quantised: no tensor is of a kind that {asked} is made of"));
+        notices.push(format!("nothing was quantised: no tensor is of a kind that is quantised to {asked}"));
     }
     if quantised.is_some() || !checkpoint.scales.is_empty() {
         notices.push(
@@ -331,7 +336,7 @@ fn plan_checkpoint(
     Ok(Plan { layers, config, notices, tensors, parameters, annotations, files: recipes })
 }
 
-/// The layer type of a file beside a model: JSON only where it is some.
+/// Returns the layer type of a file that is stored with a model: JSON only if the file is valid JSON.
 fn other_type(source: &dyn Source, file: &SourceFile) -> Result<&'static str, ImportError> {
     if !file.path.ends_with(".json") || file.size > MAX_JSON_BYTES || file.path == files_view::LAYER_NAME {
         return Ok(media_type::OCTET_STREAM);
@@ -340,7 +345,7 @@ fn other_type(source: &dyn Source, file: &SourceFile) -> Result<&'static str, Im
     Ok(if is_json { media_type::OLLAMA_JSON } else { media_type::OCTET_STREAM })
 }
 
-/// Adds a file as it is: a layer of its own, unless it is empty.
+/// Adds a file unchanged as a layer, unless it is empty.
 fn push_whole(
     layers: &mut Vec<PlannedLayer>,
     recipes: &mut Vec<FileRecipe>,
@@ -358,7 +363,7 @@ fn push_whole(
     }
 }
 
-/// Adds a file that replaces the one of its name.
+/// Adds a file that replaces the original of the same name.
 fn push_made(
     layers: &mut Vec<PlannedLayer>,
     recipes: &mut Vec<FileRecipe>,
@@ -372,7 +377,7 @@ fn push_made(
     layers.push(PlannedLayer { media_type, name: Some(file.path), size: file.size, content });
 }
 
-/// Hashes a file of the source: what [`Plan::finish`] asks for the files that [`Plan::files_to_hash`] lists.
+/// Hashes a file of the source, for the files that [`Plan::files_to_hash`] lists.
 pub fn hash_file(source: &dyn Source, path: &str) -> io::Result<Digest> {
     const CHUNK: u64 = 1 << 20;
     let file = source.open(path)?;
@@ -401,7 +406,7 @@ fn check_files(files: &[SourceFile]) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// What a JSON file says, read piece by piece: the file itself is not held.
+/// Parses a JSON file piece by piece, without holding the file in memory.
 fn parse_file<T: serde::de::DeserializeOwned>(
     source: &dyn Source,
     file: &SourceFile,
@@ -415,10 +420,10 @@ fn parse_file<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// Bytes that are read of a file at once.
+/// The number of bytes of a file that are read at once.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A file from its beginning to its end.
+/// Reads a file from start to end.
 struct FileReader {
     file: Box<dyn ReadAt>,
     at: u64,
@@ -434,7 +439,7 @@ impl io::Read for FileReader {
     }
 }
 
-/// The whole of a file that is not large.
+/// Reads the whole of a small file.
 fn read_file(source: &dyn Source, file: &SourceFile) -> Result<Vec<u8>, ImportError> {
     let limit = if file.path == checkpoint::CONFIG { MAX_CONFIG_BYTES } else { MAX_JSON_BYTES };
     if file.size > limit {

@@ -1,4 +1,4 @@
-//! What a user gets told of a folder that is not quite a model.
+//! Notices and errors about folders that are not quite a model.
 
 use super::tests::{CONFIG, Folder, import, refused, safetensors, small};
 use super::*;
@@ -9,7 +9,7 @@ fn every_part_has_to_be_there() {
     let weights = |name: &str| safetensors(&[(name, Dtype::F32, &[2])]);
     let first = Folder::default().with("m-00001-of-00002.safetensors", weights("a"));
     let alone = import(&first, None);
-    assert!(alone.notices().contains("`m` is split over 2 files, and this is one of them alone"));
+    assert!(alone.notices().contains("`m` is split over 2 files, and this is only one of them"));
     let half = first.clone().with("config.json", CONFIG);
     assert_eq!(refused(&half, None), "`m` is split over 2 files, and number 2 is missing");
     let whole = half.clone().with("m-00002-of-00002.safetensors", weights("b"));
@@ -17,7 +17,7 @@ fn every_part_has_to_be_there() {
     let component = |name: &str| format!("transformer/{name}-00001-of-00003.safetensors");
     let image = Folder::default().with("model_index.json", "{}").with(&component("d"), weights("a"));
     assert_eq!(refused(&image, None), "`transformer/d` is split over 3 files, and number 2 is missing");
-    // Where an index says what belongs to the model, names count for nothing.
+    // If an index lists the files of the model, their names do not matter.
     let index = r#"{"weight_map":{"a":"m-00001-of-00002.safetensors"}}"#;
     assert_eq!(import(&half.with("model.safetensors.index.json", index), None).plan.tensors, 1);
 }
@@ -30,7 +30,7 @@ fn what_stays_as_it_is_gets_told() {
     assert!(notices.contains("`odd.weight`: kept as they are"), "{notices}");
     assert!(!import(&folder, None).notices().contains("kept as they are"));
 
-    // Nobody says what the weights below are part of, but they are some.
+    // The weights below the top level are not assigned to a model, but they are weights.
     let below = Folder::default().with("unet/x.safetensors", safetensors(&odd));
     assert!(import(&below, None).notices().contains("there are no tensors"));
 

@@ -1,5 +1,5 @@
-//! Folders of ONNX files: each goes in whole, and so do the files beside it that hold its weights.
-//! They are walked, so that a damaged one, or one whose weights were left behind, is refused.
+//! Folders of ONNX files. Each file is stored whole, and so are the files that hold its weights. Files are
+//! parsed, so that a damaged file, or one with missing weights, is refused.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ fn read(source: &dyn Source, file: &SourceFile) -> Result<Model, ImportError> {
     Model::read(&*opened).map_err(|source| ImportError::Onnx { path: path(), source })
 }
 
-/// Weights in another file have to come along.
+/// Checks that weights in another file are part of the folder.
 fn check_outside(file: &SourceFile, tensor: &Initializer, files: &[SourceFile]) -> Result<(), ImportError> {
     let Data::Outside { location, offset, length } = &tensor.data else { return Ok(()) };
     let found = files.iter().find(|other| other.path == Model::beside(&file.path, location));

@@ -1,5 +1,5 @@
-//! Where each tensor goes: the bytes of every tensor layer, and out of which of them every shard is put together again.
-//! Called once by [`super::plan`], when it is settled which tensors share a blob and what becomes of them.
+//! Plans the bytes of every tensor layer, and how every shard is assembled from them again. Called once by
+//! [`super::plan`], after it has decided which tensors share a blob and how they are quantised.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::quant::Quantisation;
 use crate::safetensors::{Dtype, write_header};
 use crate::tensor::{Part, Tensor};
 
-/// An array that is written into a blob: its key, type and shape.
+/// An array in a blob: its key, type and shape.
 type Key = (String, Dtype, Vec<u64>);
 
-/// Where one tensor went: the layer, where its data begins there, and its arrays in order.
+/// The location of a tensor: the layer, the start of its data there, and its arrays in order.
 struct Placed {
     quantisation: Option<Quantisation>,
     layer: usize,
@@ -32,11 +32,12 @@ struct Placed {
 struct Array {
     key: Key,
     length: u64,
-    /// Where it was in the shard; `None` for what quantising made.
+    /// Its offset in the shard; `None` for the arrays that quantisation makes.
     from: Option<u64>,
 }
 
-/// Gives a layer for each blob of tensors, and a recipe for each shard (and for their index, where quantising changed it).
+/// Returns a layer for each blob of tensors, and a recipe for each shard (and for their index, if
+/// quantisation changed it).
 pub(super) fn shards(
     checkpoint: &Checkpoint,
     tensor_layers: TensorLayers,
@@ -140,7 +141,7 @@ struct IndexMetadata {
     total_size: u64,
 }
 
-/// The arrays of a tensor as its blob will have them, ordered by key.
+/// Returns the arrays of a tensor as stored in its blob, ordered by key.
 fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
     let tensor = &checkpoint.shards[member.shard].tensors[member.position];
     let (Tensor { name, shape, parts, .. }, dtype) = (tensor, checkpoint.value_dtype(tensor));
@@ -176,7 +177,8 @@ fn arrays(checkpoint: &Checkpoint, member: &Member) -> Vec<Array> {
     }
 }
 
-/// The scales and biases of a tensor that came quantised; its arrays lie one after the other from `start` on.
+/// Watches the scales and biases of a tensor that was quantised before the import. Its arrays are stored one
+/// after the other from `start` on.
 fn companions(tensor: &Tensor, arrays: &[Array], start: u64) -> Vec<Watched> {
     let Some(Quantisation { kind, .. }) = tensor.quantisation else { return Vec::new() };
     let mut offset = start;
@@ -206,7 +208,7 @@ fn header(keys: &[&Key], metadata: &BTreeMap<String, String>) -> Vec<u8> {
     write_header(&entries, metadata)
 }
 
-/// What a blob says of its quantisation: once where all agree, otherwise for each tensor.
+/// Returns the quantisation metadata of a blob: once if all members agree, otherwise for each tensor.
 fn metadata(checkpoint: &Checkpoint, members: &[Member]) -> BTreeMap<String, String> {
     let quantised: Vec<(&str, Quantisation)> = members
         .iter()
@@ -221,14 +223,14 @@ fn metadata(checkpoint: &Checkpoint, members: &[Member]) -> BTreeMap<String, Str
     }
 }
 
-/// The two metadata keys that tell a quantisation.
+/// Returns the two metadata keys of a quantisation.
 fn said_of(prefix: &str, quantisation: Quantisation) -> [(String, String); 2] {
     let Quantisation { kind, group_size } = quantisation;
     let key = |name: &str| format!("{prefix}{name}");
     [(key("quant_type"), kind.to_string()), (key("group_size"), group_size.to_string())]
 }
 
-/// The original file: its front as it was, then its data from wherever it went.
+/// Assembles the original file: its front unchanged, then its data from the layers.
 fn original_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
     let mut runs: Vec<(u64, usize, u64, u64)> = Vec::new();
     for placed in placed {
@@ -240,7 +242,7 @@ fn original_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
             offset += array.length;
         }
     }
-    // Data has neither gaps nor overlaps, so ordered runs are the file.
+    // The data has neither gaps nor overlaps, so the sorted runs are the file.
     runs.sort_unstable();
     let mut segments = vec![RecipeSegment::Inline(shard.front.clone())];
     for (_, layer, offset, length) in runs {
@@ -249,7 +251,7 @@ fn original_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
     FileRecipe { path: shard.path.to_string(), origin: Origin::Pieces, segments }
 }
 
-/// A file of the same name with the quantised tensors: a new header over the data of the blobs.
+/// Assembles a file of the same name with the quantised tensors: a new header over the data of the blobs.
 fn assembled_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
     let mut metadata = shard.metadata.clone();
     for (tensor, placed) in shard.tensors.iter().zip(placed) {
@@ -266,7 +268,7 @@ fn assembled_shard(shard: &Shard, placed: &[Placed]) -> FileRecipe {
     FileRecipe { path: shard.path.to_string(), origin: Origin::Assembled, segments }
 }
 
-/// Adds a run of a layer's bytes, to the run before it where they touch.
+/// Adds a run of a layer's bytes, and merges it with the previous run if they are adjacent.
 fn push_run(segments: &mut Vec<RecipeSegment>, layer: usize, offset: u64, length: u64) {
     match segments.last_mut() {
         Some(RecipeSegment::Layer { layer: last, offset: start, length: so_far })

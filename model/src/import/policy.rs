@@ -1,4 +1,4 @@
-//! Which tensors share a blob, and which are quantised to what: the rules of ollama's importer.
+//! Which tensors share a blob, and which are quantised to which format, by the rules of ollama's importer.
 //! Names are kept as found; the experts of a layer are packed into one blob, each under its own name.
 
 use std::collections::HashMap;
@@ -9,15 +9,15 @@ use crate::quant::{Kind, Quantisation};
 use crate::safetensors::Dtype;
 use crate::tensor::Tensor;
 
-/// Tensors with fewer elements stay as they are.
+/// Tensors with fewer elements are not quantised.
 const MIN_ELEMENTS: u64 = 1024;
 
 /// The tensor layers of an import, in the order of the files.
 pub(super) struct TensorLayers {
     pub(super) layers: Vec<TensorLayer>,
-    /// Of a kind that is quantised, but of a shape that cannot be: they stay as they are.
+    /// Tensors of a kind that is quantised, but whose shape does not allow it; they are stored as they are.
     pub(super) kept: Vec<String>,
-    /// FP8 that is not quantised again: it becomes BF16.
+    /// FP8 tensors that are not quantised again; they are decoded to BF16.
     pub(super) decoded: Vec<String>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct TensorLayer {
     pub(super) members: Vec<Member>,
 }
 
-/// A tensor of a blob: where it is (shard, then position there) and what becomes of it.
+/// A tensor of a blob: its location (shard, then position there) and its new format.
 pub(super) struct Member {
     pub(super) shard: usize,
     pub(super) position: usize,
@@ -36,7 +36,7 @@ pub(super) struct Member {
 }
 
 impl TensorLayers {
-    /// Whether any tensor becomes something else than it was.
+    /// Whether the format of any tensor changes.
     pub(super) fn is_quantised(&self) -> bool {
         self.layers.iter().flat_map(|layer| &layer.members).any(|member| member.quantise.is_some())
     }
@@ -66,7 +66,8 @@ pub(super) fn layers(
         }
     }
 
-    // A group of experts is one blob if all of it is stored alike, otherwise one blob a projection.
+    // The experts of a layer are one blob if all are stored in the same format, otherwise one blob per
+    // projection.
     let mut alike: HashMap<&str, (Option<Quantisation>, bool)> = HashMap::new();
     for (_, tensor) in checkpoint.tensors() {
         if let Some(expert) = expert(&tensor.name) {
@@ -116,7 +117,8 @@ fn expert(name: &str) -> Option<Expert<'_>> {
     is_number.then(|| Expert { group: &name[..at + MARK.len() - 1], projection })
 }
 
-/// What a tensor of these values becomes when a model is quantised to `kind`; `None`: it stays as it is.
+/// Returns the format of a tensor of these values when a model is quantised to `kind`; `None` if it is stored
+/// as it is.
 fn target(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
     wanted(tensor, dtype, kind).filter(|quantisation| fits(tensor, *quantisation))
 }
@@ -126,7 +128,7 @@ fn fits(tensor: &Tensor, quantisation: Quantisation) -> bool {
     tensor.shape.last().is_some_and(|columns| columns.is_multiple_of(u64::from(quantisation.group_size)))
 }
 
-/// What a tensor of its kind becomes, whatever its shape.
+/// Returns the format for a tensor of this kind, whatever its shape.
 fn wanted(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
     let name = tensor.name.as_str();
     let is_float = matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
@@ -148,7 +150,7 @@ fn wanted(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
     }
     let has = |parts: &[&str]| name.split('.').any(|part| parts.contains(&part));
     let is_small_float = matches!(kind, Kind::Nvfp4 | Kind::Mxfp4);
-    // The experts are most of such a model, and 4-bit floats hold them well enough.
+    // Experts are most of such a model, and 4-bit floats represent them well enough.
     let is_promoted =
         has(&["k_proj", "v_proj", "down_proj"]) && !(is_small_float && name.contains(".experts."));
     let kind = match kind {
@@ -159,7 +161,8 @@ fn wanted(tensor: &Tensor, dtype: Dtype, kind: Kind) -> Option<Quantisation> {
     Some(Quantisation { kind, group_size: kind.default_group_size() })
 }
 
-/// What is not quantised: image models, and weights that are quantised already, whose codes would be taken for numbers.
+/// Refuses to quantise image models, and weights that are already quantised, whose codes would be mistaken
+/// for numbers.
 pub(super) fn refuse(checkpoint: &Checkpoint) -> Result<(), ImportError> {
     if checkpoint.is_image_model {
         return Err(ImportError::ImageModel { path: IMAGE_INDEX });

@@ -1,4 +1,5 @@
-//! What float weights may become on import: the formats of tensor blobs, and the file types of GGUF.
+//! The formats to which an import can quantise float weights: those of tensor blobs, and the file types of
+//! GGUF.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +7,7 @@ use std::str::FromStr;
 use crate::convert::FileType;
 use crate::quant::Kind;
 
-/// What is made of float weights.
+/// A format of float weights after an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantize {
     Int4,
@@ -27,7 +28,7 @@ const BLOBS: [(Quantize, Kind); 5] = [
 ];
 
 impl Quantize {
-    /// The format of tensor blobs; `None` where a GGUF is made.
+    /// Returns the format of tensor blobs; `None` for a GGUF.
     pub fn kind(self) -> Option<Kind> {
         BLOBS.iter().find(|(quantize, _)| *quantize == self).map(|(_, kind)| *kind)
     }
@@ -42,10 +43,10 @@ impl fmt::Display for Quantize {
     }
 }
 
-/// A text that names nothing that an import can make.
+/// The error for a text that names no format of an import.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{text}` is not a quantisation that can be made (tensor blobs: int4, int8, nvfp4, mxfp4, mxfp8; GGUF: {})",
+    "`{text}` is not a supported quantisation (tensor blobs: int4, int8, nvfp4, mxfp4, mxfp8; GGUF: {})",
     file_types()
 )]
 pub struct UnknownQuantize {
@@ -59,7 +60,7 @@ fn file_types() -> String {
 impl FromStr for Quantize {
     type Err = UnknownQuantize;
 
-    /// In any case. Of the aliases, Q4 and Q8 are int4 and int8 as in ollama, and Q4_K is Q4_K_M.
+    /// Ignores case. The aliases Q4 and Q8 are int4 and int8 as in ollama, and Q4_K is Q4_K_M.
     fn from_str(text: &str) -> Result<Self, UnknownQuantize> {
         if let Ok(file_type) = text.parse() {
             return Ok(Quantize::Gguf(file_type));

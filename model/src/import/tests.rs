@@ -1,4 +1,4 @@
-//! Whole imports over folders in memory: what comes of them, what is refused, and that every file comes back.
+//! Whole imports over folders in memory: their results, their errors, and that every file can be restored.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -38,7 +38,7 @@ impl Source for Folder {
     }
 }
 
-/// A safetensors file; values are small and differ.
+/// A safetensors file with small, distinct values.
 pub(super) fn safetensors(tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
     let mut bytes = write_header(tensors, &BTreeMap::from([("format".to_owned(), "pt".to_owned())]));
     for (at, (_, dtype, shape)) in tensors.iter().enumerate() {
@@ -113,7 +113,7 @@ pub(super) fn import(folder: &Folder, quantize: Option<Quantize>) -> Imported {
 }
 
 impl Imported {
-    /// The files as `lode pull --to` puts them together.
+    /// The files as `lode pull --to` assembles them.
     pub(super) fn files(&self) -> BTreeMap<String, Vec<u8>> {
         let layer = FileView::find(&self.manifest).expect("a file view");
         assert_eq!(*layer, self.finished.files.descriptor);
@@ -291,7 +291,7 @@ fn quantised_blobs_and_assembled_files() {
     assert!(imported.notices().contains("assembled"));
     assert_eq!(imported.plan.config.file_type, "int4");
 
-    // What was given out can be imported again, as it is, and is then the same blobs.
+    // The restored files can be imported again unchanged and give the same blobs.
     let again = import(&Folder(files), None);
     for name in ["model.layers.0.self_attn.q_proj.weight", "lm_head.weight", "model.embed_tokens.weight"] {
         assert!(again.layer(name) == imported.layer(name), "{name}");
@@ -340,12 +340,16 @@ fn what_mlx_quantised_is_the_same_tensors() {
     assert_eq!(imported.files(), folder.0, "and every file comes back as it was");
     assert!(refused(&folder, Some(Quantize::Int8)).contains("is quantised already"));
 
-    // Others of its kinds are no tensors of ours, but files all the same.
+    // Other quantisations are not supported as tensors, but the files are stored.
     let odd = with(r#"{"group_size":64,"bits":3}"#);
     let imported = import(&odd, None);
-    assert!(imported.notices().contains("3 quantised weights are none of int4"), "{}", imported.notices());
+    assert!(
+        imported.notices().contains("3 weights are quantised to other formats than int4"),
+        "{}",
+        imported.notices()
+    );
     assert_eq!(imported.files(), odd.0);
-    // What does not fit what is said of it is damaged.
+    // A file that contradicts its config.json is damaged.
     assert!(refused(&with(r#"{"group_size":32,"bits":4}"#), None).contains("self_attn.q_proj.weight"));
 }
 
@@ -467,7 +471,11 @@ fn merely_incomplete_folders_are_stored() {
 
     assert_eq!(imported.plan.config.model_format, "safetensors");
     let pickled = tokenizer.with("pytorch_model.bin", "PK");
-    assert!(import(&pickled, None).notices().contains("weights as in `pytorch_model.bin` are not read"));
+    assert!(
+        import(&pickled, None)
+            .notices()
+            .contains("weights in the format of `pytorch_model.bin` are not read")
+    );
 
     let known = Options { architectures: &["LlamaForCausalLM"], ..Options::default() };
     assert_eq!(plan(&small(), &known).unwrap().notices, Vec::<String>::new());
@@ -521,9 +529,9 @@ fn malformed_folders_are_refused() {
             "tensor `w` is in `a.safetensors` and in `b.safetensors`",
         ),
         (Folder::default().with("m.gguf", "GGUF"), "`m.gguf` is malformed"),
-        (Folder::default().with("cat.jpg", "JFIF"), "there is no model in it"),
-        (small().with("tokenizer.json", LFS), "`tokenizer.json` is not the file itself but a pointer"),
-        (Folder::default().with("m.gguf", LFS), "`m.gguf` is not the file itself but a pointer"),
+        (Folder::default().with("cat.jpg", "JFIF"), "there is no model in the folder"),
+        (small().with("tokenizer.json", LFS), "`tokenizer.json` is a Git LFS pointer"),
+        (Folder::default().with("m.gguf", LFS), "`m.gguf` is a Git LFS pointer"),
     ] {
         let message = refused(&folder, None);
         assert!(message.contains(expect), "{message}\n  wanted {expect}");

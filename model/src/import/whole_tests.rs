@@ -1,11 +1,11 @@
-//! Imports of files that go in whole: GGUF, split or not, and ONNX with what lies beside it.
+//! Imports of files that are stored whole: GGUF, split or not, and ONNX with its files of weights.
 
 use super::tests::{Folder, import, refused};
 use super::*;
 use crate::gguf::{Array, Header, Metadata, NewTensor, Value};
 use crate::quant::ggml::Type;
 
-/// A GGUF file of one tensor a name.
+/// A GGUF file with one tensor per name.
 fn gguf(keys: &[(&str, Value)], tensors: &[&str]) -> Vec<u8> {
     let mut metadata = Metadata::new();
     keys.iter().for_each(|(key, value)| metadata.set(*key, value.clone()));
@@ -136,11 +136,11 @@ fn malformed_ggufs_are_refused() {
     let folder = Folder::default().with("m.gguf", whole);
     assert_eq!(
         refused(&folder, Some(Quantize::Int4)),
-        "`m.gguf` is a GGUF file, which is not quantised to int4"
+        "`m.gguf` is a GGUF file, which cannot be quantised to int4"
     );
 }
 
-/// An ONNX model of one initializer of eight float32, in a file of this name.
+/// An ONNX model with one initializer of eight float32, stored in a file of this name.
 fn onnx(location: &str) -> Vec<u8> {
     let field = |number: u8, value: &[u8]| [&[number << 3 | 2, value.len() as u8][..], value].concat();
     let entry =
