@@ -1,5 +1,5 @@
-//! From a base and what is said about it to the manifest of a new model. The base's layers are named again, never read:
-//! a derived model shares every byte of its base. (ollama `server/create.go` has the same rules.)
+//! Derives the manifest of a new model from a base and edits. The base's layers are referenced, never read: a
+//! derived model shares every byte of its base. (ollama `server/create.go` has the same rules.)
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -11,37 +11,37 @@ use crate::import::SmallBlob;
 use crate::manifest::{Descriptor, MAX_MANIFEST_BYTES, Manifest};
 use crate::media_type;
 
-/// The annotations by which OCI tools find what something was made from.
+/// The annotations in which OCI tools look for the base of an artifact.
 pub const BASE_NAME_ANNOTATION: &str = "org.opencontainers.image.base.name";
 pub const BASE_DIGEST_ANNOTATION: &str = "org.opencontainers.image.base.digest";
 
-/// What a model is made from.
+/// The base of a derived model.
 #[derive(Clone, Copy, Debug)]
 pub struct Base<'a> {
     pub manifest: &'a Manifest,
     /// The bytes of its config.
     pub config: &'a [u8],
-    /// The bytes of its options, where it has some.
+    /// The bytes of its options, if it has any.
     pub params: Option<&'a [u8]>,
-    /// What it is called, and its digest; none for files that were imported for this model alone.
+    /// Its name and digest. `None` for files that were imported for this model alone.
     pub named: Option<(&'a str, &'a Digest)>,
 }
 
-/// What is said about the base. An empty template or system text takes away the base's.
+/// Changes to the base. An empty template or system text removes the base's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Edits {
     pub template: Option<String>,
     pub system: Option<String>,
-    /// Put over the base's, option by option.
+    /// Merged over the base's, option by option.
     pub parameters: Map<String, Value>,
-    /// In place of the base's, if there are any.
+    /// Replace the base's, if there are any.
     pub messages: Vec<(Role, String)>,
-    /// Beside the base's.
+    /// Added to the base's.
     pub licenses: Vec<String>,
     pub renderer: Option<String>,
     pub parser: Option<String>,
     pub requires: Option<String>,
-    /// Adapters, projectors and other files that come with it.
+    /// Adapters, projectors and other files of the new model.
     pub layers: Vec<Descriptor>,
 }
 
@@ -54,25 +54,25 @@ pub struct Derived {
     pub digest: Digest,
 }
 
-/// Why nothing can be made from a base.
+/// Why a model cannot be derived from a base.
 #[derive(Debug, thiserror::Error)]
 pub enum DeriveError {
-    #[error("it is a list of manifests; name one of them by its digest")]
+    #[error("the base is an index; name one of its manifests by digest")]
     Index,
-    #[error("it has a config of type `{media_type}`, which has no room for RENDERER, PARSER and REQUIRES")]
+    #[error("the base has a config of type `{media_type}`, which cannot store RENDERER, PARSER and REQUIRES")]
     ForeignConfig { media_type: String },
-    #[error("the template is none in Go's language, in which a model's own are written")]
+    #[error("the template is not a Go template")]
     Template(#[source] SyntaxError),
-    #[error("its config is no JSON object")]
+    #[error("the base's config is not a JSON object")]
     Config,
-    #[error("its options are no JSON object")]
+    #[error("the base's options are not a JSON object")]
     Params,
     #[error("the manifest has {len} bytes, expected at most {MAX_MANIFEST_BYTES}")]
     TooLarge { len: usize },
 }
 
 impl Edits {
-    /// What a Modelfile says, but for its files.
+    /// Returns the edits of a Modelfile, except its files.
     pub fn of(modelfile: &Modelfile) -> Edits {
         let mut edits = Edits { parameters: modelfile.parameters(), ..Edits::default() };
         for command in &modelfile.commands {
@@ -93,14 +93,14 @@ impl Edits {
         edits
     }
 
-    /// Is what is said of any use, whatever the base is? A template that cannot be read would be noticed only when the model is
-    /// loaded.
+    /// Checks the edits without regard to a base. Otherwise an invalid template would be noticed only when
+    /// the model is loaded.
     pub fn check(&self) -> Result<(), DeriveError> {
         let template = self.template.as_deref().map(Template::parse).transpose();
         template.map(drop).map_err(DeriveError::Template)
     }
 
-    /// Nothing that the base is not already.
+    /// Whether the edits change nothing.
     pub fn is_empty(&self) -> bool {
         *self == Edits::default()
     }
@@ -125,14 +125,14 @@ struct WrittenManifest<'a> {
     annotations: &'a Map<String, Value>,
 }
 
-/// Makes a model from a base. The same base and edits always make the same manifest.
+/// Derives a model from a base. The same base and edits always give the same manifest.
 pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
     let manifest = base.manifest;
     let base_config = manifest.config.as_ref().ok_or(DeriveError::Index)?;
     edits.check()?;
     let mut blobs = Vec::new();
 
-    // 1. The base's layers, without what is said anew. Weights tell where they came from.
+    // 1. The base's layers, except those that are replaced. Weights record where they came from.
     let replaced = |layer: &Descriptor| {
         let essence = media_type::essence(&layer.media_type);
         match essence {
@@ -156,7 +156,7 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
         }
     }
 
-    // 2. Texts, each a layer of its own.
+    // 2. Texts, each as a layer.
     let mut add = |media_type: &str, bytes: Vec<u8>| {
         let descriptor = Descriptor::new(media_type, Digest::sha256(&bytes), bytes.len() as u64);
         if !layers.iter().any(|held| is_same(held, &descriptor)) {
@@ -191,7 +191,7 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
         add(media_type::OLLAMA_MESSAGES, json_bytes(&messages));
     }
 
-    // 3. The config, rewritten only if it says something else now.
+    // 3. The config, rewritten only if a value changes.
     let facts = [("renderer", &edits.renderer), ("parser", &edits.parser), ("requires", &edits.requires)];
     let mut config_descriptor = base_config.clone();
     if facts.iter().any(|(_, said)| said.is_some()) {
@@ -205,7 +205,7 @@ pub fn derive(base: &Base<'_>, edits: &Edits) -> Result<Derived, DeriveError> {
                 config.insert(key.to_owned(), Value::String(said.clone()));
             }
         }
-        // The list of layers that older clients wrote there would be wrong now.
+        // The list of layers that older clients stored here would now be wrong.
         config.remove("rootfs");
         let bytes = json_bytes(&config);
         config_descriptor =
@@ -358,14 +358,14 @@ mod tests {
         let fails = |manifest: &Manifest, edits: &Edits, params: Option<&[u8]>| {
             derive(&Base { manifest, config: b"[]", params, named: None }, edits).unwrap_err().to_string()
         };
-        assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains("no JSON object"));
+        assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains("not a JSON object"));
         let jinja = of("FROM b\nTEMPLATE {% for m in messages %}{{ m['role'] }}{% endfor %}");
-        assert!(fails(&manifest, &jinja, None).contains("Go's language"));
+        assert!(fails(&manifest, &jinja, None).contains("not a Go template"));
         assert!(fails(&manifest, &of("FROM b\nPARAMETER seed 1"), Some(b"[]")).contains("options"));
         manifest.config.as_mut().unwrap().media_type = media_type::MODELPACK_CONFIG.to_owned();
         assert!(fails(&manifest, &of("FROM b\nPARSER p"), None).contains(media_type::MODELPACK_CONFIG));
         manifest.config = None;
-        assert!(fails(&manifest, &Edits::default(), None).contains("list of manifests"));
+        assert!(fails(&manifest, &Edits::default(), None).contains("is an index"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Modelfiles: the text in which ollama's users say what a model is made from and what it is told (ollama `parser/parser.go`).
-//! Parsing and printing are inverse on valid values; [`derive()`] turns what a Modelfile says into the manifest of a new model.
+//! Modelfiles: ollama's text format for the base, options and texts of a model (ollama `parser/parser.go`).
+//! Parsing and printing are inverse on valid values. [`derive()`] makes the manifest of a new model from a
+//! Modelfile.
 
 mod derive;
 mod parameter;
@@ -17,7 +18,7 @@ pub use derive::{BASE_DIGEST_ANNOTATION, BASE_NAME_ANNOTATION, Base, DeriveError
 pub use parameter::{ParameterError, check_value, is_deprecated, read_value};
 pub use parse::{ParseError, Problem, is_version};
 
-/// What a Modelfile says, in its order. Comments and blank lines are not kept.
+/// The commands of a Modelfile, in order. Comments and blank lines are not kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Modelfile {
     pub commands: Vec<Command>,
@@ -45,11 +46,11 @@ pub enum Command {
     },
     Renderer(Text),
     Parser(Text),
-    /// The oldest ollama that runs it.
+    /// The oldest ollama that can run the model.
     Requires(Text),
 }
 
-/// Who says a [`Command::Message`].
+/// The author of a [`Command::Message`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     System,
@@ -73,9 +74,9 @@ impl fmt::Display for Role {
     }
 }
 
-/// A text that is no role.
+/// The error for a text that is not a role.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is no role, expected system, user or assistant")]
+#[error("`{found}` is not a role, expected system, user or assistant")]
 pub struct UnknownRole {
     pub found: String,
 }
@@ -91,11 +92,11 @@ impl FromStr for Role {
     }
 }
 
-/// A value that a Modelfile can hold: quotes have no escapes there, so some texts cannot be written at all.
+/// A value that a Modelfile can hold. Its quotes have no escapes, so some texts cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text(String);
 
-/// A text that no quoting brings back as it is.
+/// The error for a text that no quoting preserves.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a Modelfile cannot hold this text: one of its lines ends with a quote that would end the value, or it has control characters"
@@ -117,7 +118,7 @@ impl Text {
 }
 
 impl Modelfile {
-    /// What the model is made from, in order.
+    /// Returns the sources of the model, in order.
     pub fn sources(&self) -> impl Iterator<Item = &str> {
         self.texts(|command| if let Command::From(text) = command { Some(text) } else { None })
     }
@@ -134,12 +135,14 @@ impl Modelfile {
         self.commands.iter().filter_map(of).map(Text::as_str)
     }
 
-    /// The options it sets: the last one of a name counts, `stop` gathers. Deprecated ones are left out.
+    /// Returns the options that are set. The last value of an option counts; values of `stop` are collected.
+    /// Deprecated options are left out.
     pub fn parameters(&self) -> Map<String, Value> {
         let mut options = Map::new();
         for command in &self.commands {
             let Command::Parameter { name, value } = command else { continue };
-            // Checked when it was parsed; one that was put together by hand and is wrong says nothing.
+            // Parsed values have been checked. An invalid value of a command that was built in code is
+            // ignored.
             let Ok(Some(value)) = read_value(name, value.as_str()) else { continue };
             match options.get_mut(name) {
                 Some(Value::Array(all)) if name == parameter::STOP => all.push(value),
@@ -150,7 +153,7 @@ impl Modelfile {
         options
     }
 
-    /// The names of options that have no effect any more.
+    /// Returns the names of options that no longer have an effect.
     pub fn deprecated(&self) -> impl Iterator<Item = &str> {
         self.commands.iter().filter_map(|command| match command {
             Command::Parameter { name, .. } if is_deprecated(name) => Some(name.as_str()),

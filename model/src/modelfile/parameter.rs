@@ -1,8 +1,8 @@
-//! The options that a Modelfile may set, and what values they take (ollama `api/types.go`).
+//! The options that a Modelfile may set, and their valid values (ollama `api/types.go`).
 
 use serde_json::{Number, Value};
 
-/// The one option that may be set several times: each adds a text.
+/// The only option that may be set several times; each value is appended.
 pub(super) const STOP: &str = "stop";
 
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ const OPTIONS: &[(&str, Kind)] = &[
     (STOP, Kind::Text),
 ];
 
-/// Taken and dropped.
+/// Accepted and ignored.
 const DEPRECATED: &[&str] = &[
     "penalize_newline",
     "low_vram",
@@ -49,7 +49,7 @@ const DEPRECATED: &[&str] = &[
     "mirostat_eta",
 ];
 
-/// Why an option cannot be set so.
+/// Why an option cannot be set to a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterError {
     #[error("unknown parameter '{name}'")]
@@ -75,7 +75,7 @@ fn expected(kind: Kind) -> &'static str {
     }
 }
 
-/// The value that a text in a Modelfile gives an option; none for one that is deprecated.
+/// Parses the value of an option; `None` for a deprecated option.
 pub fn read_value(name: &str, text: &str) -> Result<Option<Value>, ParameterError> {
     if is_deprecated(name) {
         return Ok(None);
@@ -94,11 +94,11 @@ pub fn read_value(name: &str, text: &str) -> Result<Option<Value>, ParameterErro
     })
 }
 
-/// Whether JSON gives an option a value of its kind. Options that are not known here are for others to judge.
+/// Checks that a JSON value has the type of its option. Options that are unknown here are not checked.
 pub fn check_value(name: &str, value: &Value) -> Result<(), ParameterError> {
     let Some(kind) = kind(name) else { return Ok(()) };
     let fits = match kind {
-        // A client without integers of its own writes 40.0.
+        // Clients without an integer type write 40.0.
         Kind::Integer => value.as_f64().is_some_and(|number| number.fract() == 0.0),
         Kind::Number => value.is_number(),
         Kind::Boolean => value.is_boolean(),

@@ -1,4 +1,4 @@
-//! From text to commands. What is wrong is told with its line and column, both counted from 1.
+//! Parses text to commands. Errors give the line and the column, both counted from 1.
 
 use std::borrow::Cow;
 
@@ -8,32 +8,32 @@ use super::{Command, Modelfile, ParameterError, Role, Text, UnknownRole, read_va
 const INSTRUCTIONS: &str =
     "FROM, ADAPTER, DRAFT, TEMPLATE, SYSTEM, LICENSE, PARAMETER, MESSAGE, RENDERER, PARSER or REQUIRES";
 
-/// Longer words are no instruction, and not worth repeating whole.
+/// The longest word that an error quotes.
 const MAX_SHOWN: usize = 40;
 
-/// Where a Modelfile is wrong, and how.
+/// An error and its position in a Modelfile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {problem}")]
 pub struct ParseError {
     pub line: usize,
-    /// In characters.
+    /// Counted in characters.
     pub column: usize,
     pub problem: Problem,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    #[error("`{found}` is no instruction: command must be one of {INSTRUCTIONS}")]
+    #[error("`{found}` is not an instruction: command must be one of {INSTRUCTIONS}")]
     Instruction { found: String },
     #[error("{instruction} has no value")]
     NoValue { instruction: &'static str },
-    #[error("the quote that begins here has no end (unexpected end of file)")]
+    #[error("the quote that begins here is not closed (unexpected end of file)")]
     Unterminated,
     #[error(transparent)]
     Role(UnknownRole),
     #[error(transparent)]
     Parameter(ParameterError),
-    #[error("`{found}` is no version, expected one such as 0.19.0")]
+    #[error("`{found}` is not a version, expected one such as 0.19.0")]
     Version { found: String },
     #[error("there is no FROM line")]
     NoFrom,
@@ -51,7 +51,7 @@ impl Modelfile {
         Ok(modelfile)
     }
 
-    /// Reads a Modelfile whose FROM may be said elsewhere.
+    /// Reads a Modelfile whose FROM may be given elsewhere.
     pub fn parse_settings(bytes: &[u8]) -> Result<Modelfile, ParseError> {
         let text = decode(bytes)?;
         let text = match text.contains(is_dropped) {
@@ -67,7 +67,7 @@ impl Modelfile {
     }
 }
 
-/// UTF-8 or UTF-16, as the byte order mark says.
+/// Decodes UTF-8 or UTF-16, according to the byte order mark.
 fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, ParseError> {
     let invalid = |before: &str| {
         let line = before.matches(NEWLINES).count() + 1;
@@ -92,7 +92,7 @@ fn decode(bytes: &[u8]) -> Result<Cow<'_, str>, ParseError> {
     }
 }
 
-/// What is left to read, and where that is.
+/// The unread text and its position.
 struct Cursor<'a> {
     rest: &'a str,
     line: usize,
@@ -101,7 +101,7 @@ struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     fn command(&mut self) -> Result<Option<Command>, ParseError> {
-        // 1. To the next line that says something.
+        // 1. Skip to the next line with an instruction.
         loop {
             self.skip_while(char::is_whitespace);
             match self.rest.chars().next() {
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
                 Some(_) => break,
             }
         }
-        // 2. Which instruction it is.
+        // 2. Read the instruction.
         let start = (self.line, self.column);
         let word = self.word();
         let at = |problem| ParseError { line: start.0, column: start.1, problem };
@@ -128,7 +128,7 @@ impl<'a> Cursor<'a> {
             "REQUIRES" => "REQUIRES",
             _ => return Err(at(Problem::Instruction { found: word.chars().take(MAX_SHOWN).collect() })),
         };
-        // 3. What it says.
+        // 3. Read its value.
         let command = match instruction {
             "PARAMETER" => {
                 let name_at = self.skip_blanks();
@@ -158,7 +158,7 @@ impl<'a> Cursor<'a> {
                 let text = self.value(instruction)?;
                 let empty = Problem::NoValue { instruction };
                 match instruction {
-                    // An empty text takes away what the base says; an empty name names nothing.
+                    // An empty text removes the base's text; an empty name is an error.
                     "TEMPLATE" => Command::Template(text),
                     "SYSTEM" => Command::System(text),
                     "LICENSE" => Command::License(text),
@@ -179,7 +179,7 @@ impl<'a> Cursor<'a> {
         Ok(Some(command))
     }
 
-    /// The rest of the line, or what stands in quotes from here on.
+    /// Reads the rest of the line, or the quoted text from here on.
     fn value(&mut self, instruction: &'static str) -> Result<Text, ParseError> {
         let start = self.skip_blanks();
         let quotes = ["\"\"\"", "\""].into_iter().find(|quotes| self.rest.starts_with(quotes));
@@ -196,7 +196,7 @@ impl<'a> Cursor<'a> {
         for line in self.rest.split_inclusive(NEWLINES) {
             end += line.len();
             let said = &self.rest[..end - line.len() + line.trim_end().len()];
-            // A blank line ends nothing that the line before did not.
+            // A blank line cannot end a value that the previous line did not end.
             if !line.trim_end().is_empty() && said.len() >= 2 * quotes.len() && said.ends_with(quotes) {
                 let value = said[quotes.len()..said.len() - quotes.len()].to_owned();
                 self.skip(said.len());
@@ -206,7 +206,7 @@ impl<'a> Cursor<'a> {
         Err(self.here(start, Problem::Unterminated))
     }
 
-    /// Up to the next whitespace.
+    /// Reads up to the next whitespace.
     fn word(&mut self) -> &'a str {
         let length = self.rest.find(char::is_whitespace).unwrap_or(self.rest.len());
         let word = &self.rest[..length];
@@ -214,7 +214,7 @@ impl<'a> Cursor<'a> {
         word
     }
 
-    /// Over spaces within the line; where that led.
+    /// Skips spaces within the line and returns the new position.
     fn skip_blanks(&mut self) -> (usize, usize) {
         self.skip_while(|c| c.is_whitespace() && !NEWLINES.contains(&c));
         (self.line, self.column)
@@ -244,7 +244,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// `[v]major.minor.patch`, with what may follow that.
+/// Whether a text is `[v]major.minor.patch`, with an optional suffix.
 pub fn is_version(text: &str) -> bool {
     let bare = text.strip_prefix('v').unwrap_or(text);
     let numbers = bare.split(['-', '+']).next().unwrap_or_default();

@@ -1,10 +1,10 @@
-//! From commands to text. Each value gets the first quoting that brings it back.
+//! Prints commands as text. Each value gets the first quoting that preserves it.
 
 use std::fmt;
 
 use super::{Command, Modelfile, Text};
 
-/// What ends a line: each of them alone, and so both together.
+/// The line endings. Each character ends a line, and so do both together.
 pub(super) const NEWLINES: [char; 2] = ['\n', '\r'];
 
 const QUOTES: &str = "\"\"\"";
@@ -14,7 +14,7 @@ pub(super) fn is_dropped(c: char) -> bool {
     c == '\u{feff}' || c.is_control() && !matches!(c, '\n' | '\r' | '\t')
 }
 
-/// The quotes around a text, if there are any that bring it back.
+/// Returns the quotes around a text; `None` if no quoting preserves it.
 pub(super) fn quotes(text: &str) -> Option<&'static str> {
     if text.contains(is_dropped) {
         return None;
@@ -24,7 +24,8 @@ pub(super) fn quotes(text: &str) -> Option<&'static str> {
     if is_bare {
         return Some("");
     }
-    // A line that ends with the closing quotes would end the value there. One quote does no better than three: it ends at more.
+    // A line that ends with the closing quotes would end the value. A single quote is no better than three:
+    // more lines end with one.
     let mut lines = text.split(NEWLINES);
     lines.next_back();
     let ends_early = lines.any(|line| line.trim_end().ends_with(QUOTES));

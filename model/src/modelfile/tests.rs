@@ -1,4 +1,4 @@
-//! What Modelfiles mean, where they are wrong, and that printing and parsing undo each other.
+//! The meaning of Modelfiles, the positions of errors, and that printing and parsing are inverse.
 
 use proptest::prelude::*;
 
@@ -80,10 +80,10 @@ fn errors_say_where() {
             "{message}"
         );
     };
-    check("FROM a\nFRUM b", 2, 1, "`FRUM` is no instruction");
+    check("FROM a\nFRUM b", 2, 1, "`FRUM` is not an instruction");
     check("FROM a\r\n\r\n  RUN x", 3, 3, "must be one of FROM");
     check("FROM a\nSYSTEM \"\"\"never\nends", 2, 8, "unexpected end of file");
-    check("FROM a\nSYSTEM \"", 2, 8, "no end");
+    check("FROM a\nSYSTEM \"", 2, 8, "not closed");
     check("FROM a\nSYSTEM\nhello", 2, 7, "SYSTEM has no value");
     check("FROM", 1, 5, "FROM has no value");
     check("FROM \"\"", 1, 6, "FROM has no value");
@@ -93,9 +93,9 @@ fn errors_say_where() {
     check("FROM a\nPARAMETER use_mmap yes", 2, 20, "true or false");
     check("FROM a\nPARAMETER temperature NaN", 2, 23, "expected a number");
     check("FROM a\nPARAMETER", 2, 10, "PARAMETER has no value");
-    check("FROM a\nMESSAGE tool hi", 2, 9, "`tool` is no role");
+    check("FROM a\nMESSAGE tool hi", 2, 9, "`tool` is not a role");
     check("FROM a\nMESSAGE user", 2, 13, "MESSAGE has no value");
-    check("FROM ä\nREQUIRES new", 2, 10, "`new` is no version");
+    check("FROM ä\nREQUIRES new", 2, 10, "`new` is not a version");
     check("SYSTEM hi\n", 1, 1, "no FROM");
     check("", 1, 1, "no FROM");
 }
@@ -156,11 +156,11 @@ fn any_text() -> impl Strategy<Value = Text> {
         any::<String>(),
     ];
     proptest::collection::vec(pieces, 0..8)
-        .prop_filter_map("it cannot be said", |pieces| Text::new(pieces.concat()).ok())
+        .prop_filter_map("it cannot be written", |pieces| Text::new(pieces.concat()).ok())
 }
 
 fn any_name() -> impl Strategy<Value = Text> {
-    any_text().prop_filter("it names nothing", |text| !text.as_str().trim().is_empty())
+    any_text().prop_filter("it is empty", |text| !text.as_str().trim().is_empty())
 }
 
 fn any_command() -> impl Strategy<Value = Command> {
@@ -174,7 +174,7 @@ fn any_command() -> impl Strategy<Value = Command> {
         any_text().prop_map(Command::License),
         any_text().prop_map(|value| Command::Parameter { name: "stop".into(), value }),
         any::<f32>()
-            .prop_filter("no number", |x| x.is_finite())
+            .prop_filter("not a number", |x| x.is_finite())
             .prop_map(|x| Command::Parameter { name: "temperature".into(), value: text(&x.to_string()) }),
         any::<i64>().prop_map(|n| Command::Parameter { name: "seed".into(), value: text(&n.to_string()) }),
         (role, any_text()).prop_map(|(role, text)| Command::Message { role, text }),
