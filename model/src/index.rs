@@ -1,5 +1,5 @@
-//! What a manifest is as a model: which of its layers hold tensors, which tensors, and the few words that lists show.
-//! It reads through a seam that the caller gives: ranges of a stored blob, a mapped file, bytes.
+//! Lists the tensors of a manifest's layers and summarises the model. It reads through [`ReadAt`], which the
+//! caller implements over ranges of a stored blob, a mapped file, or bytes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,15 +15,16 @@ use crate::recognise::{Artifact, FileKind, ModelFile, Role};
 use crate::safetensors::{Dtype, Header, HeaderError, LENGTH_BYTES, byte_size, header_len};
 use crate::tensor::{Part, Parts, Tensor, TensorError, TensorInfo, read_blob, read_plain};
 
-/// The few words about a model.
+/// A short description of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelSummary {
     /// `safetensors`, `gguf`, `onnx`, or what its config says.
     pub format: String,
     pub architecture: Option<String>,
-    /// Elements of all tensors; where none can be read, what the config says, rounded as it is there.
+    /// The number of elements of all tensors. If no tensors can be read, the rounded number from the config.
     pub parameters: Option<u64>,
-    /// What its files say of themselves, else the quantisation of fewest bits, else the dtype of most of its elements.
+    /// The quantisation that the files state, else the quantisation with the fewest bits, else the dtype of
+    /// most elements.
     pub quantization: Option<String>,
 }
 
@@ -40,20 +41,20 @@ pub enum IndexError {
     Onnx(#[from] OnnxError),
 }
 
-/// The longest header that is indexed, in bytes: some 300,000 tensors in one file. The format allows three times as much, but
-/// this is memory that a stranger's push takes on the server.
+/// The longest header that is indexed, in bytes: some 300,000 tensors in one file. The format allows three
+/// times as much, but an untrusted push would use this memory on the server.
 pub const MAX_HEADER_BYTES: u64 = 32 * 1024 * 1024;
 
-/// The longest GGUF header that is indexed, in bytes: the vocabularies of today need some 20 MB.
+/// The longest GGUF header that is indexed, in bytes. Today's vocabularies need some 20 MB.
 pub const MAX_GGUF_HEADER_BYTES: u64 = 64 * 1024 * 1024;
 
-/// What a file says of itself beside its tensors.
+/// Facts that a file states besides its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileFacts {
     pub architecture: Option<String>,
     pub parameters: Option<u64>,
     pub quantization: Option<String>,
-    /// What the model is called.
+    /// The name of the model.
     pub name: Option<String>,
 }
 
@@ -62,12 +63,14 @@ pub struct FileFacts {
 pub struct Listed {
     /// Offsets count from the start of the file.
     pub tensors: Vec<Tensor>,
-    /// Those whose bytes lie in another file, by what this one calls that; their offsets count from its start.
+    /// Tensors whose bytes are in another file, with the location that this file gives. Their offsets count
+    /// from the start of that file.
     pub outside: Vec<(String, Tensor)>,
     pub facts: FileFacts,
 }
 
-/// Lists a file's tensors. It reads headers only; `bytes` are the file's, wherever it lies in its layer.
+/// Lists a file's tensors. It reads headers only. `bytes` are the bytes of the file, whatever its offset in
+/// the layer.
 pub fn list(file: &ModelFile, bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
     let tensors = match file.kind() {
         Some(FileKind::TensorBlob) => match raw(file, bytes.len()) {
@@ -94,7 +97,7 @@ fn gguf_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
     Ok(Listed { tensors: header.to_tensors(), facts, ..Listed::default() })
 }
 
-/// Texts, and what is not stored as an array, are left out.
+/// Strings, and initializers that are not stored as an array, are left out.
 fn onnx_file(bytes: &dyn ReadAt) -> Result<Listed, IndexError> {
     let mut listed = Listed::default();
     for initializer in onnx::Model::read(bytes)?.tensors {
@@ -137,14 +140,14 @@ fn safetensors(name: Option<&str>, bytes: &dyn ReadAt) -> Result<Vec<Tensor>, In
     }
     let header = Header::read(bytes)?;
     match read_blob(name, &header) {
-        // Words with a scale beside them, but nothing says that they are ours: they are listed as they are.
+        // U32 tensors with scales, but no metadata that marks them as Lode's: list them as ordinary tensors.
         Err(TensorError::Ambiguous { .. }) => Ok(read_plain(&header)),
         read => Ok(read?),
     }
 }
 
-/// A layer that older writers made of a tensor's bytes alone, with its type and shape beside it in the manifest. A
-/// safetensors file is always longer than its tensors, so the length tells the two apart.
+/// A layer that older writers made of a tensor's bytes alone, with its type and shape in the manifest. A
+/// safetensors file is always longer than its tensors, so the length distinguishes the two.
 fn raw(file: &ModelFile, len: u64) -> Option<Tensor> {
     let dtype: Dtype = serde_json::from_value(file.layer.dtype.clone()?).ok()?;
     let shape: Vec<u64> = match file.layer.shape.as_ref()? {
@@ -166,16 +169,16 @@ fn raw(file: &ModelFile, len: u64) -> Option<Tensor> {
     })
 }
 
-/// What was read of one file of a model.
+/// The index of one file of a model.
 #[derive(Clone, Debug)]
 pub struct FileIndex {
-    /// Whether the model's weights lie in it, rather than an adapter's or a projector's.
+    /// Whether the file holds the model's weights, rather than those of an adapter or a projector.
     pub is_main: bool,
     pub tensors: Vec<TensorInfo>,
     pub facts: FileFacts,
 }
 
-/// Where the files of an artifact are, looked up once for all of them: a stranger's manifest may have very many.
+/// The files of an artifact by path, collected once, because an untrusted manifest may have very many files.
 pub struct Places<'a> {
     /// The folder of an image model.
     image_root: Option<&'a str>,
@@ -193,8 +196,8 @@ impl<'a> Places<'a> {
         Places { image_root: artifact.is_image_model().then(|| artifact.root()), by_path }
     }
 
-    /// Places a file's tensors in its layer. Those of an image model's components are called by their folder too, as they are
-    /// where each is a layer of its own.
+    /// Converts a file's tensors to offsets in its layer. The tensors of an image model's components get
+    /// their folder as a prefix, as in imports that store each tensor as a layer.
     pub fn index(&self, file: &ModelFile, is_main: bool, listed: Listed) -> FileIndex {
         let folder = match (&file.path, file.role, self.image_root) {
             (Some(path), Role::Safetensors, Some(root)) => {
@@ -207,7 +210,7 @@ impl<'a> Places<'a> {
             tensor.name.insert_str(0, folder);
             tensor.moved(file.offset).in_blob(file.layer.digest.clone())
         };
-        // What another file holds is listed where that file is there and long enough.
+        // Tensors in another file are listed if that file exists and is long enough.
         let outside = listed.outside.into_iter().filter_map(|(location, tensor)| {
             let path = onnx::Model::beside(file.path.as_deref().unwrap_or_default(), &location);
             let home = self.by_path.get(path.as_str())?;
@@ -221,10 +224,11 @@ impl<'a> Places<'a> {
     }
 }
 
-/// What the model is; None where the manifest is no model.
+/// Summarises the model; `None` if the manifest is not a model.
 ///
-/// `config` is the manifest's config blob and `config_json` the checkpoint's own; either may be absent or unreadable. What the
-/// files say counts more than what a config says of them, so that a model is the same whichever tool pushed it.
+/// `config` is the manifest's config blob and `config_json` the checkpoint's own; either may be absent or
+/// unreadable. The files take precedence over the config, so that a model has the same summary whichever tool
+/// pushed it.
 pub fn summary(
     manifest: &Manifest,
     artifact: &Artifact,
@@ -268,8 +272,8 @@ pub fn summary(
     })
 }
 
-/// The quantisation of fewest bits, because a "4-bit" model keeps much at more; without any, the dtype with the most elements,
-/// and between equals the name that comes first.
+/// Returns the quantisation with the fewest bits, because a "4-bit" model keeps many tensors at more bits.
+/// Without any, returns the dtype with the most elements; on a tie, the name that comes first.
 fn main_dtype(tensors: &[&TensorInfo]) -> Option<String> {
     let kinds = tensors.iter().filter_map(|tensor| tensor.quantisation).map(|quantisation| quantisation.kind);
     if let Some(kind) = kinds.min_by_key(|kind| (kind.bits(), *kind)) {
@@ -289,7 +293,7 @@ fn main_dtype(tensors: &[&TensorInfo]) -> Option<String> {
 struct Checkpoint {
     model_type: Option<String>,
     architectures: Option<Vec<String>>,
-    /// Of an image model's index, which stands in for a config.
+    /// From an image model's index, which replaces the config.
     #[serde(rename = "_class_name")]
     class_name: Option<String>,
     quantization_config: Option<QuantizationConfig>,
@@ -301,7 +305,7 @@ struct QuantizationConfig {
     quant_method: Option<String>,
 }
 
-/// What a config blob claims, whichever kind it is.
+/// The model facts in a config blob of any type.
 #[derive(Default)]
 struct Said {
     format: Option<String>,
@@ -334,7 +338,7 @@ fn said_by_config(manifest: &Manifest, config: &Descriptor, bytes: &[u8]) -> Sai
     Said::default()
 }
 
-/// The config of a Docker model or a ModelPack: the same idea under different keys.
+/// The config of a Docker model or a ModelPack: the same facts under different keys.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Claims {
@@ -356,7 +360,7 @@ fn told(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// `8.0B`, `361.82 M`, `7b`: a number of parameters as people write it.
+/// Parses a number of parameters as people write it: `8.0B`, `361.82 M`, `7b`.
 fn rounded(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -447,7 +451,7 @@ mod tests {
             files[0].tensors.iter().map(|tensor| (tensor.dtype.as_str(), tensor.offset)).collect();
         assert_eq!(listed, [("Q4_K", header.data_start), ("F32", header.data_start + 288)]);
         assert_eq!(files[0].tensors[0].parts.weight.shape, [2, 144]);
-        // What the file says counts, whatever the config does.
+        // The file takes precedence over the config.
         let config = br#"{"model_format":"gguf","model_family":"llama","file_type":"Q8_0"}"#;
         let summary = summary(&manifest, &artifact, Some(config), None, &files).unwrap();
         assert_eq!((summary.format.as_str(), summary.architecture.as_deref()), ("gguf", Some("qwen3")));
@@ -463,7 +467,7 @@ mod tests {
         let files = [read(&artifact, 0, &vec![0; 24])];
         let tensor = &files[0].tensors[0];
         assert_eq!((tensor.name.as_str(), &tensor.shape[..], tensor.offset), ("a.weight", &[2, 3][..], 0));
-        // With a header, the header counts.
+        // If there is a header, it takes precedence.
         let blob = blob(r#"{"data":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 12);
         assert_eq!(read(&artifact, 0, &blob).tensors[0].dtype, "BF16");
         assert!(list(&artifact.files[0], &vec![0; 23]).is_err());
@@ -515,7 +519,7 @@ mod tests {
         assert!(refused(&[&93_u64.to_le_bytes()[..], &[b' '; 92]].concat()));
         assert!(refused(&blob(r#"{"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#, 11)));
         assert!(refused(&Vec::new()) && refused(&vec![0; 7]));
-        // Longer than is taken, whatever the file holds.
+        // Longer than the limit, whatever the file holds.
         struct Huge;
         impl ReadAt for Huge {
             fn len(&self) -> u64 {

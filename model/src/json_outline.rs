@@ -1,5 +1,6 @@
-//! The outline of a JSON request body, read in one pass that builds no values: the model it names, how many values it has, and
-//! whether one of its lists is too long. Servers ask it before they parse a body or pass it on.
+//! The outline of a JSON request body: the model that it names, the number of its values, and whether one of
+//! its lists is too long. It is read in one pass that builds no values. Servers read it before they parse or
+//! forward a body.
 
 use std::fmt;
 
@@ -26,12 +27,13 @@ const LIMITED: [&str; 10] = [
 /// Fields that hold token ids, which are parsed into integers rather than into values.
 const ID_LISTS: [&str; 2] = ["context", "windows"];
 
-/// What one parsed value takes at most besides its text: a `serde_json::Value` or a map entry, in a list that doubled when it grew.
+/// The largest size of a parsed value besides its text: a `serde_json::Value` or a map entry, in a list that
+/// doubled when it grew.
 const VALUE_BYTES: usize = 160;
 /// The same for a token id.
 const ID_BYTES: usize = 8;
 
-/// What a request body consists of.
+/// The model name and the counts of a request body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outline {
     /// The text of the field `model`; `None` where it is absent or null.
@@ -44,7 +46,7 @@ pub struct Outline {
     pub len: usize,
 }
 
-/// Why a body has no outline.
+/// Why the outline of a body cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum OutlineError {
     #[error("`{field}` has more than {limit} entries")]
@@ -68,7 +70,7 @@ impl Outline {
         }
     }
 
-    /// An upper estimate of the memory that the parsed body takes, its text not included.
+    /// An upper estimate of the memory that the parsed body takes, in addition to the raw text.
     pub fn parsed_bytes(&self) -> usize {
         let values = self.values.saturating_mul(VALUE_BYTES);
         let ids = self.ids.saturating_mul(ID_BYTES);
@@ -121,7 +123,7 @@ impl<'de> Visitor<'de> for Body<'_> {
     }
 }
 
-/// A key of the top-level object, where it is one that matters here.
+/// A key of the top-level object, if the outline uses it.
 struct Key(Option<&'static str>);
 
 impl<'de> Deserialize<'de> for Key {
@@ -160,10 +162,10 @@ impl Limit<'_> {
     }
 }
 
-/// Any value: counted, with all that is in it.
+/// Counts a value and everything in it.
 struct Values<'a> {
     outline: &'a mut Outline,
-    /// Whether its numbers are token ids.
+    /// Whether numbers are token ids.
     has_ids: bool,
     limit: Option<Limit<'a>>,
 }
@@ -294,7 +296,7 @@ mod tests {
         for field in LIMITED {
             assert_eq!(list(field, MAX_ITEMS + 1), Err(format!("`{field}` has more than 10000 entries")));
         }
-        // Token ids, and whatever no request has, are bounded by their size alone.
+        // Lists of token ids, and unknown fields, are bounded only by their size.
         assert!(list("context", MAX_ITEMS + 1).is_ok() && list("x", MAX_ITEMS + 1).is_ok());
         let files: Vec<String> = (0..=MAX_ITEMS).map(|n| format!("\"{n}\":\"x\"")).collect();
         let error = read(&format!("{{\"files\":{{{}}}}}", files.join(",")));

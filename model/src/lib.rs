@@ -1,5 +1,6 @@
-//! The vocabulary that every part of Lode shares: names, digests, manifests, tensors, and how a checkpoint becomes layers.
-//! Bytes and strings go in, values come out; nothing here opens a file, a socket or a device, and nothing here waits.
+//! The vocabulary that every part of Lode shares: names, digests, manifests, tensors, and the import of
+//! checkpoints into layers. Functions take bytes and strings and return values: nothing here opens a file, a
+//! socket or a device, and nothing blocks.
 
 pub mod config;
 pub mod convert;

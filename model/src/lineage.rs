@@ -1,5 +1,6 @@
-//! What a model's parts say of where it comes from: annotations, ollama's layers, ModelPack's and KitOps' configs, an adapter's
-//! configuration, the front matter of a README. Pure, and only told on: nobody vouches for what a stranger wrote.
+//! The origins that a model's parts state: annotations, ollama's layers, ModelPack's and KitOps' configs, an
+//! adapter's configuration, and the front matter of a README. Pure. Origins are reported as stated; they are
+//! untrusted and not verified.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,36 +10,36 @@ use crate::manifest::Manifest;
 use crate::media_type as mt;
 use crate::recognise::{Artifact, Layout, ModelFile, Role, kit_parent};
 
-/// The longest name that is told on.
+/// The longest name that is reported.
 const MAX_NAME_LEN: usize = 512;
 
-/// How a model has to do with what it was made from.
+/// How a model relates to its origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Relation {
-    /// It was made from that one, nothing says how.
+    /// Derived from the origin in an unstated way.
     Base,
-    /// It was trained further.
+    /// Fine-tuned from the origin.
     Finetune,
-    /// It changes that one while it runs.
+    /// Modifies the origin at run time.
     Adapter,
-    /// It is that one in fewer bits.
+    /// The origin with fewer bits.
     Quantized,
-    /// It was put together from several.
+    /// Merged from several origins.
     Merge,
-    /// It is about that one.
+    /// Refers to the origin as its subject.
     Subject,
-    /// The files were published there.
+    /// Published at the origin.
     Source,
 }
 
-/// One statement about where a model comes from.
+/// One statement about the origin of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Origin {
     pub relation: Relation,
     pub name: String,
     pub digest: Option<Digest>,
-    /// What says so.
+    /// The part of the model that states it.
     pub source: &'static str,
 }
 
@@ -50,10 +51,10 @@ impl Origin {
     }
 }
 
-/// What the manifest and its config say.
+/// Returns the origins that the manifest and its config state.
 pub fn of_manifest(manifest: &Manifest, artifact: &Artifact, config: Option<&[u8]>) -> Vec<Origin> {
     let mut origins = Vec::new();
-    // A whole model with an adapter beside it holds its base; an adapter alone changes it.
+    // A model stored with an adapter includes its base; an adapter alone modifies its base.
     let is_adapter = artifact.files.iter().any(|file| file.role == Role::Adapter);
     let holds =
         |file: &ModelFile| matches!(file.role, Role::Tensor | Role::Safetensors | Role::Gguf | Role::Onnx);
@@ -71,12 +72,12 @@ pub fn of_manifest(manifest: &Manifest, artifact: &Artifact, config: Option<&[u8
         }
         (None, None) => {}
     }
-    // 2. What it is about.
+    // 2. The subject.
     if let Some(subject) = &manifest.subject {
         let (relation, name) = (Relation::Subject, String::new());
         origins.push(Origin { relation, name, digest: Some(subject.digest.clone()), source: "subject" });
     }
-    // 3. ollama's layers, which name the model that they came from; a file's name there is none.
+    // 3. ollama's layers, which name the model that they came from. Names of files are ignored.
     for layer in manifest.layers.iter().filter(|layer| mt::is_ollama(&layer.media_type)) {
         let from = layer.from.as_deref().filter(|from| !from.contains('\\') && !is_file(from));
         origins.extend(from.and_then(|from| Origin::new(relation, from, "layer")));
@@ -97,7 +98,7 @@ pub fn of_manifest(manifest: &Manifest, artifact: &Artifact, config: Option<&[u8
     origins
 }
 
-/// A path, or a weights file by its ending.
+/// Whether a name is a path or, by its extension, a weights file.
 fn is_file(name: &str) -> bool {
     let endings = [".gguf", ".safetensors", ".bin", ".onnx", ".pt"];
     name.starts_with(['/', '.', '@'])
@@ -117,10 +118,10 @@ struct ModelPackDescriptor {
     source_url: String,
 }
 
-/// How many bases of a GGUF are told on.
+/// The most bases of a GGUF that are reported.
 const MAX_BASES: u64 = 16;
 
-/// What the keys of a GGUF file say (ggml `docs/gguf.md`, "Source metadata").
+/// Returns the origins that the keys of a GGUF file state (ggml `docs/gguf.md`, "Source metadata").
 pub fn of_gguf(metadata: &Metadata) -> Vec<Origin> {
     let relation = if metadata.is_adapter() { Relation::Adapter } else { Relation::Base };
     let count = metadata.u64("general.base_model.count").unwrap_or(0).min(MAX_BASES);
@@ -136,12 +137,12 @@ pub fn of_gguf(metadata: &Metadata) -> Vec<Origin> {
     bases.chain(source).collect()
 }
 
-/// Whether a file of this name says anything that [`of_file`] reads.
+/// Whether [`of_file`] reads files of this name.
 pub fn is_telling(name: &str) -> bool {
     matches!(name, "README.md" | "adapter_config.json")
 }
 
-/// What a file of the model says.
+/// Returns the origins that a file of the model states.
 pub fn of_file(name: &str, bytes: &[u8]) -> Vec<Origin> {
     match name {
         "adapter_config.json" => {
@@ -160,7 +161,8 @@ pub fn of_file(name: &str, bytes: &[u8]) -> Vec<Origin> {
     }
 }
 
-/// `base_model` and `base_model_relation` of a model card: a line, or a list below or in brackets.
+/// Parses `base_model` and `base_model_relation` of a model card: on one line, as a list below, or in
+/// brackets.
 fn front_matter(text: &str) -> Vec<Origin> {
     let mut lines = text.lines();
     if lines.next().map(str::trim_end) != Some("---") {
@@ -197,8 +199,8 @@ fn front_matter(text: &str) -> Vec<Origin> {
     bases.into_iter().filter_map(plain).collect()
 }
 
-/// The name under which a model that is called this elsewhere may be here: without a scheme, without a hub's host, in lower
-/// case. `None` where it cannot be one.
+/// Converts a model name from elsewhere to the name that it may have here: without a scheme, without a hub's
+/// host, in lower case. `None` if nothing is left.
 pub fn local_name(name: &str) -> Option<String> {
     let bare = name.strip_prefix("https://").or(name.strip_prefix("http://")).unwrap_or(name);
     let hosts =

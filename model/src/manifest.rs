@@ -1,5 +1,5 @@
-//! Manifests as they are pushed: the parsed view that rules ask, next to the raw bytes that callers keep.
-//! Nothing here is ever written back in place of those bytes.
+//! Manifests as they are pushed. This is the parsed view; callers keep the raw bytes, and nothing here is
+//! ever written back in their place.
 
 use std::collections::BTreeMap;
 
@@ -8,28 +8,29 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::digest::Digest;
 use crate::media_type;
 
-/// The largest manifest that is taken, in bytes. OCI asks for at least 4 MB.
+/// The largest accepted manifest, in bytes. OCI requires at least 4 MB.
 pub const MAX_MANIFEST_BYTES: usize = 4 * 1024 * 1024;
 
-/// A reference to content: what it is, which bytes, and how many of them.
+/// A reference to content: its media type, digest and size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
     pub media_type: String,
     pub digest: Digest,
     pub size: u64,
-    /// Ollama's name of a tensor or JSON layer.
+    /// ollama's name of a tensor or JSON layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Ollama's note of the model or file that a layer came from.
+    /// The model or file that a layer came from, as noted by ollama.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// What older writers of ollama's tensor layers said of the tensor, in whatever form. The blob's own header counts more.
+    /// The type and shape of the tensor, as older writers of ollama's tensor layers noted them, in any form.
+    /// The blob's own header takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<serde_json::Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<serde_json::Value>,
-    /// Where else the content may be fetched; a layer that has them need not be here.
+    /// Other locations of the content. A layer that has URLs need not be stored here.
     #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
     #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
@@ -38,13 +39,13 @@ pub struct Descriptor {
     pub artifact_type: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<serde_json::Value>,
-    /// The content itself in base64, as the manifest carries it. Never trusted in place of the blob.
+    /// The content itself in base64. Never trusted in place of the blob.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
 }
 
 impl Descriptor {
-    /// A descriptor with nothing but the three required fields.
+    /// A descriptor with only the three required fields.
     pub fn new(media_type: impl Into<String>, digest: Digest, size: u64) -> Descriptor {
         Descriptor {
             media_type: media_type.into(),
@@ -62,8 +63,9 @@ impl Descriptor {
         }
     }
 
-    /// The path of the file that this layer is, where the manifest says so: ollama's `name` (which names no file where the
-    /// layer is a tensor), then ModelPack's and oras' annotations. The text comes from a stranger: check it before use.
+    /// Returns the path of the file that this layer is, if the manifest gives one: ollama's `name` (except of
+    /// a tensor layer, whose name is not a path), then ModelPack's and oras' annotations. The text is
+    /// untrusted: check it before use.
     pub fn file_path(&self) -> Option<&str> {
         let annotated = [
             media_type::FILEPATH_ANNOTATION,
@@ -81,7 +83,7 @@ impl Descriptor {
 /// An image manifest or an index.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    /// The type that counts: the request's, or else the one inside.
+    /// The effective media type: that of the request, else the one in the manifest.
     pub media_type: String,
     pub artifact_type: Option<String>,
     /// Present in an image manifest, absent in an index.
@@ -89,25 +91,25 @@ pub struct Manifest {
     pub layers: Vec<Descriptor>,
     /// The children of an index.
     pub manifests: Vec<Descriptor>,
-    /// The manifest that this one is about; it need not exist.
+    /// The manifest to which this one refers. It need not exist.
     pub subject: Option<Descriptor>,
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Why bytes are no manifest that can be taken.
+/// Why bytes are not an acceptable manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     #[error("manifest has {len} bytes, expected at most {MAX_MANIFEST_BYTES}")]
     TooLarge { len: usize },
-    #[error("manifest is not what its type asks for")]
+    #[error("manifest is malformed")]
     Json(#[source] serde_json::Error),
     #[error("manifest has schemaVersion {found}, expected 2")]
     SchemaVersion { found: u64 },
-    #[error("manifest says mediaType `{inside}`, and its Content-Type `{content_type}`")]
+    #[error("manifest has mediaType `{inside}`, but its Content-Type is `{content_type}`")]
     MediaTypeMismatch { inside: String, content_type: String },
-    #[error("`{media_type}` is not the type of a manifest")]
+    #[error("`{media_type}` is not a manifest type")]
     NotAManifest { media_type: String },
-    #[error("manifest names no mediaType, and has neither `config` nor `manifests` to tell it by")]
+    #[error("manifest has no mediaType, and neither `config` nor `manifests` to infer it from")]
     Unrecognised,
     #[error("manifest of type `{media_type}` lacks `{field}`")]
     Missing { media_type: String, field: &'static str },
@@ -133,10 +135,11 @@ struct Raw {
 }
 
 impl Manifest {
-    /// Reads a manifest that arrived with this `Content-Type`; its parameters are ignored.
+    /// Reads a manifest that arrived with this `Content-Type`, whose parameters are ignored.
     ///
-    /// A `mediaType` inside has to equal the `Content-Type`. Where there is neither, `config` or `manifests` tells which
-    /// kind of OCI manifest it is. One that has the fields of both kinds is refused, so that no two readers see two things.
+    /// A `mediaType` inside must equal the `Content-Type`. If both are absent, `config` or `manifests` tells
+    /// the kind of OCI manifest. A manifest with the fields of both kinds is refused, so that no two readers
+    /// interpret it differently.
     pub fn parse(content_type: Option<&str>, bytes: &[u8]) -> Result<Manifest, ManifestError> {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLarge { len: bytes.len() });
@@ -174,7 +177,7 @@ impl Manifest {
             if there && !of_this_kind {
                 return Err(ManifestError::Unexpected { media_type, field });
             }
-            // An artifact may leave out its layers, never its config; an index never its children.
+            // An artifact may omit its layers but not its config. An index may not omit its children.
             if !there && of_this_kind && field != "layers" {
                 return Err(ManifestError::Missing { media_type, field });
             }
@@ -197,7 +200,8 @@ impl Manifest {
         media_type::is_index(&self.media_type)
     }
 
-    /// The blobs that must exist before this manifest does: config and layers, without those that live elsewhere.
+    /// The blobs that must exist before this manifest: config and layers, except layers that are stored
+    /// elsewhere.
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
         let held = |layer: &&Descriptor| {
             layer.urls.is_empty() && !media_type::is_nondistributable(&layer.media_type)
@@ -210,14 +214,14 @@ impl Manifest {
         self.manifests.iter()
     }
 
-    /// The artifact type that referrers are listed and filtered by: its own, else the config's media type.
+    /// The artifact type by which referrers are listed and filtered: its own, else the config's media type.
     pub fn referrer_type(&self) -> Option<&str> {
         self.artifact_type.as_deref().or(self.config.as_ref().map(|config| config.media_type.as_str()))
     }
 }
 
-/// Ollama's layers once carried what is now beside them in parameters of their type
-/// (`...image.tensor; name=a.weight; dtype=F32; shape=1,2`): they are read as if written today.
+/// Converts the older form of ollama's layers, with name, type and shape as parameters of the media type
+/// (`...image.tensor; name=a.weight; dtype=F32; shape=1,2`), to the present one.
 fn respell(layer: &mut Descriptor) {
     if !media_type::is_ollama(&layer.media_type) || !layer.media_type.contains(';') {
         return;
@@ -232,7 +236,7 @@ fn respell(layer: &mut Descriptor) {
             "name" if (is_tensor || is_json) && layer.name.is_none() => layer.name = Some(value.to_owned()),
             "dtype" if is_tensor && layer.dtype.is_none() => layer.dtype = Some(value.into()),
             "shape" if is_tensor && layer.shape.is_none() => layer.shape = Some(value.into()),
-            // A configuration in a checkpoint's own form is its config.json.
+            // A configuration in a checkpoint's own format is its config.json.
             "type" if is_json && layer.name.is_none() && value.starts_with("safetensor") => {
                 layer.name = Some("config.json".to_owned());
             }

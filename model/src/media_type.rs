@@ -1,5 +1,5 @@
-//! Every media type that Lode knows by name, and the questions asked about them.
-//! Types it does not know are stored and served like any other.
+//! The media types that Lode knows by name, and predicates over them. Other types are stored and served in
+//! the same way.
 
 pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -13,7 +13,7 @@ pub const DOCKER_MANIFEST_LIST: &str = "application/vnd.docker.distribution.mani
 pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
 pub const DOCKER_FOREIGN_LAYER: &str = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip";
 
-/// What every ollama layer type begins with.
+/// The prefix of every ollama layer type.
 pub const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
 pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
 pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
@@ -37,46 +37,46 @@ pub const DOCKER_MODEL_CONFIG_V02: &str = "application/vnd.docker.ai.model.confi
 pub const DOCKER_MODEL_GGUF: &str = "application/vnd.docker.ai.gguf.v3";
 pub const DOCKER_MODEL_SAFETENSORS: &str = "application/vnd.docker.ai.safetensors";
 pub const DOCKER_MODEL_FILE: &str = "application/vnd.docker.ai.model.file";
-/// What every layer type of Docker's model tooling begins with.
+/// The prefix of every layer type of Docker's model tooling.
 pub const DOCKER_MODEL_PREFIX: &str = "application/vnd.docker.ai.";
 
 pub const MODELPACK_MANIFEST: &str = "application/vnd.cncf.model.manifest.v1+json";
 pub const MODELPACK_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
-/// What every ModelPack layer type begins with; the kind and the packing follow.
+/// The prefix of every ModelPack layer type; the kind and the packing follow.
 pub const MODELPACK_PREFIX: &str = "application/vnd.cncf.model.";
-/// ModelPack under its name before it moved to the CNCF; still produced.
+/// ModelPack's prefix before it moved to the CNCF; still in use.
 pub const CNAI_PREFIX: &str = "application/vnd.cnai.model.";
 
 pub const KITOPS_MANIFEST: &str = "application/vnd.kitops.modelkit.manifest.v1+json";
 pub const KITOPS_CONFIG: &str = "application/vnd.kitops.modelkit.config.v1+json";
-/// What every layer type of a ModelKit begins with; the kind and the packing follow.
+/// The prefix of every layer type of a ModelKit; the kind and the packing follow.
 pub const KITOPS_PREFIX: &str = "application/vnd.kitops.modelkit.";
-/// The config of ModelKits before they had their present name.
+/// The config type of ModelKits before they were renamed.
 pub const JOZU_CONFIG: &str = "application/vnd.jozu.model.config.v1+json";
-/// What layers of those ModelKits begin with.
+/// The prefix of the layer types of those ModelKits.
 pub const JOZU_PREFIX: &str = "application/vnd.jozu.model.";
 
 pub const ONNX: &str = "application/onnx";
 
 pub const OCTET_STREAM: &str = "application/octet-stream";
 
-/// The artifact type of a manifest that import makes.
+/// The artifact type of the manifests that imports make.
 pub const LODE_MODEL: &str = "application/vnd.lode.model.v1";
 
-/// The annotation by which oras names the file that a layer is.
+/// The annotation in which oras stores the file name of a layer.
 pub const TITLE_ANNOTATION: &str = "org.opencontainers.image.title";
-/// What OCI's readers show of a manifest.
+/// Annotations that OCI tools display for a manifest.
 pub const DESCRIPTION_ANNOTATION: &str = "org.opencontainers.image.description";
 pub const LICENSES_ANNOTATION: &str = "org.opencontainers.image.licenses";
 pub const VERSION_ANNOTATION: &str = "org.opencontainers.image.version";
-/// The annotation by which ModelPack and Docker's model layers name it.
+/// The annotation in which ModelPack and Docker's model tooling store the file path of a layer.
 pub const FILEPATH_ANNOTATION: &str = "org.cncf.model.filepath";
-/// The same, before ModelPack moved.
+/// ModelPack's former name of the same annotation.
 pub const CNAI_FILEPATH_ANNOTATION: &str = "org.cnai.model.filepath";
-/// A JSON text about the file, under both names of ModelPack; its `name` is the file's without folders.
+/// JSON metadata of the file, under both of ModelPack's names; its `name` is the file name without folders.
 pub const METADATA_ANNOTATIONS: [&str; 2] =
     ["org.cncf.model.file.metadata+json", "org.cnai.model.file.metadata+json"];
-/// What an artifact was built on.
+/// The base of an artifact.
 pub const BASE_NAME_ANNOTATION: &str = "org.opencontainers.image.base.name";
 pub const BASE_DIGEST_ANNOTATION: &str = "org.opencontainers.image.base.digest";
 
@@ -100,7 +100,7 @@ pub fn is_manifest(media_type: &str) -> bool {
     is_index(media_type) || is_image_manifest(media_type)
 }
 
-/// A layer that registries need not hold, because it is fetched from somewhere else.
+/// A layer that registries need not store, because clients fetch it from elsewhere.
 pub fn is_nondistributable(media_type: &str) -> bool {
     media_type.starts_with("application/vnd.oci.image.layer.nondistributable.v1.")
         || media_type == DOCKER_FOREIGN_LAYER

@@ -1,29 +1,30 @@
-//! The initializers of an ONNX file: names, types, shapes and where their bytes lie, found by walking its fields (`onnx.proto`).
-//! Only tags, lengths and small fields are read; weights are stepped over, wherever they stand between them.
+//! Finds the initializers of an ONNX file by walking its protobuf fields (`onnx.proto`): names, types, shapes
+//! and byte ranges. Only tags, lengths and small fields are read; weights are skipped, wherever they are
+//! stored between them.
 
 use std::io;
 
 use crate::read_at::ReadAt;
 use crate::safetensors::{Dtype, byte_size};
 
-/// The most initializers of one file.
+/// The most initializers of a file.
 const MAX_TENSORS: usize = 250_000;
-/// The most fields that are looked at, and the most reads that this takes: a file of nothing but tags ends somewhere.
+/// The most fields and the most reads of a file, so that a file of only tags has a bounded cost.
 const MAX_FIELDS: u64 = 8_000_000;
 const MAX_READS: u64 = 250_000;
 /// The longest name, in bytes.
 const MAX_TEXT: u64 = 4096;
 /// The most axes of a tensor.
 const MAX_DIMS: usize = 64;
-/// What one read takes.
+/// The size of one read.
 const WINDOW_BYTES: u64 = 64 * 1024;
-/// A varint is no longer.
+/// The longest varint, in bytes.
 const VARINT_BYTES: u64 = 10;
 
-/// What a file holds.
+/// The parts of a file that Lode reads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Model {
-    /// What wrote it.
+    /// The tool that wrote the file.
     pub producer: Option<String>,
     /// In the order of the file.
     pub tensors: Vec<Initializer>,
@@ -33,32 +34,32 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Initializer {
     pub name: String,
-    /// The number of `TensorProto.DataType`.
+    /// The value of `TensorProto.DataType`.
     pub data_type: u64,
     /// Row-major.
     pub shape: Vec<u64>,
     pub data: Data,
 }
 
-/// Where the bytes of an initializer are.
+/// The location of an initializer's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
     /// In the file, as an array of little-endian numbers.
     Here { offset: u64, length: u64 },
     /// In the file, but not as an array: numbers of varying length, texts, or several pieces.
     Coded,
-    /// In a file beside it.
+    /// In a separate file.
     Outside { location: String, offset: u64, length: Option<u64> },
 }
 
-/// Why bytes are no ONNX file.
+/// Why bytes are not a readable ONNX file.
 #[derive(Debug, thiserror::Error)]
 pub enum OnnxError {
-    #[error("field at byte {at} is damaged, or reaches beyond what it is part of")]
+    #[error("field at byte {at} is damaged or exceeds its message")]
     Damaged { at: u64 },
-    #[error("there is no graph in it")]
+    #[error("the file has no graph")]
     NoGraph,
-    #[error("there is more in it than is read ({what})")]
+    #[error("the file exceeds the limit on {what}")]
     TooMuch { what: &'static str },
     #[error("an initializer at byte {at} has no name")]
     Nameless { at: u64 },
@@ -66,14 +67,14 @@ pub enum OnnxError {
     Size { name: String, shape: Vec<u64>, found: u64, expected: u64 },
     #[error("initializer `{name}` has shape {shape:?}, whose size overflows")]
     Shape { name: String, shape: Vec<u64> },
-    #[error("initializer `{name}` lies outside the file and does not say where")]
+    #[error("initializer `{name}` is stored outside the file, but does not give its location")]
     Location { name: String },
     #[error("reading failed")]
     Read(#[source] io::Error),
 }
 
 impl Initializer {
-    /// The type of its elements; None for texts and for numbers that share a byte.
+    /// The type of its elements; `None` for strings and for types with several elements per byte.
     pub fn dtype(&self) -> Option<Dtype> {
         Some(match self.data_type {
             1 => Dtype::F32,
@@ -95,14 +96,15 @@ impl Initializer {
         })
     }
 
-    /// How many bytes its elements take as an array; None where [`Initializer::dtype`] is, or the number overflows.
+    /// The size of its elements as an array, in bytes; `None` if [`Initializer::dtype`] is `None` or the size
+    /// overflows.
     pub fn size_bytes(&self) -> Option<u64> {
         byte_size(self.dtype()?, &self.shape)
     }
 }
 
 impl Model {
-    /// The files that hold some of its weights, each once, as the file names them.
+    /// Returns the files that hold some of the weights, each once, as the model names them.
     pub fn locations(&self) -> Vec<&str> {
         let mut all: Vec<&str> = self
             .tensors
@@ -117,7 +119,7 @@ impl Model {
         all
     }
 
-    /// The path of a file that a model names: beside the model, whose path this is.
+    /// Returns the path of a file that a model names, relative to the model's own path.
     pub fn beside(path: &str, location: &str) -> String {
         let location = location.trim_start_matches("./");
         match path.rsplit_once('/') {
@@ -126,7 +128,7 @@ impl Model {
         }
     }
 
-    /// Walks a file.
+    /// Reads a file by walking its fields.
     pub fn read(file: &dyn ReadAt) -> Result<Model, OnnxError> {
         let mut walk = Walk { file, start: 0, window: Vec::new(), fields: 0, reads: 0 };
         let mut model = Model::default();
@@ -149,7 +151,7 @@ impl Model {
     }
 }
 
-/// A field of a message: its number, and its value or where that lies.
+/// A field of a message: its number, and its value or byte range.
 struct Field {
     number: u64,
     value: Wire,
@@ -168,7 +170,7 @@ enum Wire {
 
 struct Walk<'a> {
     file: &'a dyn ReadAt,
-    /// Where the window begins in the file.
+    /// The offset of the window in the file.
     start: u64,
     window: Vec<u8>,
     fields: u64,
@@ -176,7 +178,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Some bytes, at most as many as a window has.
+    /// Returns some bytes, at most as many as a window has.
     fn bytes(&mut self, at: u64, length: u64) -> Result<&[u8], OnnxError> {
         let end = self.start + self.window.len() as u64;
         if at < self.start || at + length > end {
@@ -210,7 +212,7 @@ impl Walk<'_> {
         Err(damaged)
     }
 
-    /// The field at `at`, within a message that ends at `end`; `at` moves behind it.
+    /// Reads the field at `at`, in a message that ends at `end`, and moves `at` behind it.
     fn field(&mut self, at: &mut u64, end: u64) -> Result<Field, OnnxError> {
         self.fields += 1;
         if self.fields > MAX_FIELDS {
@@ -285,14 +287,15 @@ impl Walk<'_> {
                 }
                 (2, Wire::Varint(number)) => data_type = number,
                 (8, Wire::Bytes { start, end }) => name = self.text(start, end)?,
-                // float_data, raw_data and double_data are arrays, if they are in one piece.
+                // float_data, raw_data and double_data are arrays if they are in one piece.
                 (4 | 9 | 10, Wire::Bytes { start, end }) => {
                     data = Some(match data {
                         None => Data::Here { offset: start, length: end - start },
                         Some(_) => Data::Coded,
                     });
                 }
-                // int32_data, string_data, int64_data and uint64_data are not, nor is anything unpacked.
+                // int32_data, string_data, int64_data and uint64_data are not arrays, and neither is unpacked
+                // data.
                 (4..=7 | 10 | 11, _) => data = Some(Data::Coded),
                 (13, Wire::Bytes { start, end }) => self.external(start, end, &mut outside)?,
                 (14, Wire::Varint(location)) => outside.is_meant = location == 1,
@@ -311,14 +314,14 @@ impl Walk<'_> {
             }
             (Outside { is_meant: true, .. }, _) => return Err(OnnxError::Location { name }),
             (_, Some(data)) => data,
-            // An empty array has no field of data at all.
+            // An empty array has no data field at all.
             (_, None) => Data::Here { offset: start, length: 0 },
         };
         let tensor = Initializer { name, data_type, shape, data };
         tensor.check()
     }
 
-    /// An entry of `external_data`: a key and a value.
+    /// Reads an entry of `external_data`: a key and a value.
     fn external(&mut self, start: u64, end: u64, outside: &mut Outside) -> Result<(), OnnxError> {
         let (mut key, mut value) = (String::new(), String::new());
         let mut at = start;
@@ -409,7 +412,7 @@ mod tests {
         };
         let file = model(&[
             tensor("raw", 1, &[2, 3], &[bytes(9, &[7; 24])]),
-            // The data before everything else, dims packed, and far more of it than one read takes.
+            // The data comes first, the dims are packed, and the data is much longer than one read.
             [bytes(9, &[9; 200_000]), bytes(1, &varint(100_000)), number(2, 10), bytes(8, b"half")].concat(),
             tensor("shape", 7, &[2], &[bytes(7, &[1, 2])]),
             tensor(
@@ -438,14 +441,16 @@ mod tests {
     #[test]
     fn what_is_refused() {
         let refused = |file: &[u8]| Model::read(&file.to_vec()).unwrap_err().to_string();
-        assert_eq!(refused(b""), "there is no graph in it");
+        assert_eq!(refused(b""), "the file has no graph");
         assert!(refused(b"this is text").contains("damaged"));
         let wrong = model(&[tensor("w", 1, &[2, 3], &[bytes(9, &[0; 20])])]);
         assert_eq!(refused(&wrong), "initializer `w` of shape [2, 3] has 20 bytes, expected 24");
         let huge = model(&[tensor("w", 1, &[u64::MAX, 3], &[])]);
         assert!(refused(&huge).contains("initializer `w` has shape"));
         assert!(refused(&model(&[tensor("", 1, &[], &[])])).contains("has no name"));
-        assert!(refused(&model(&[tensor("w", 1, &[], &[number(14, 1)])])).contains("does not say where"));
+        assert!(
+            refused(&model(&[tensor("w", 1, &[], &[number(14, 1)])])).contains("does not give its location")
+        );
         let whole = model(&[tensor("raw", 1, &[6], &[bytes(9, &[7; 24])])]);
         for cut in 1..whole.len() {
             assert!(Model::read(&whole[..cut].to_vec()).is_err(), "cut at {cut}");

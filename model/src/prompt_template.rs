@@ -1,5 +1,6 @@
-//! What can be told of a model's prompt templates from their text alone: where a checkpoint keeps its own, what it can say, and which of two
-//! is used. A worker and the description of a model that its clients go by have to agree on it.
+//! Facts about a model's prompt templates that their text alone gives: where a checkpoint keeps its template,
+//! what it supports, and which of two templates is used. The worker and the model description that clients
+//! see must agree on these facts.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +8,10 @@ use serde_json::Value;
 
 use crate::go_template::Template;
 
-/// What ends a thought, for templates that do not write it for earlier turns.
+/// The text that ends reasoning, for templates that do not write it in earlier turns.
 pub const THOUGHT_END: &str = "</think>";
 
-/// A Jinja template, and another one for conversations with tools.
+/// A Jinja template, and an optional second one for conversations with tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JinjaSource<'a> {
     pub chat: &'a str,
@@ -29,7 +30,7 @@ pub struct TemplateFiles<'a> {
 }
 
 impl<'a> TemplateFiles<'a> {
-    /// The template that the files hold, `None` when none of them holds one.
+    /// Returns the template that the files hold; `None` if none of them holds one.
     pub fn find(self) -> Option<JinjaSource<'a>> {
         let alone = |chat| Some(JinjaSource { chat, tool_use: None });
         if let Some(chat) = self.jinja {
@@ -38,7 +39,7 @@ impl<'a> TemplateFiles<'a> {
         [self.json, self.tokenizer_config].into_iter().flatten().find_map(|file| {
             match file.get("chat_template")? {
                 Value::String(chat) => alone(chat),
-                // A list of {name, template}; `default` is used, or `tool_use` when there are tools.
+                // A list of {name, template}. `default` is used, or `tool_use` if there are tools.
                 Value::Array(named) => {
                     let template = |entry: &'a Value| entry.get("template").and_then(Value::as_str);
                     let find = |name: &str| {
@@ -54,14 +55,14 @@ impl<'a> TemplateFiles<'a> {
     }
 }
 
-/// What a template can say, as far as its text tells.
+/// The features that a template supports, as far as its text shows.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Abilities {
     pub tools: bool,
     pub thinking: bool,
-    /// What stands between a prompt and a suffix can be asked for.
+    /// Generates the text between a prompt and a suffix.
     pub insert: bool,
-    /// Calls of tools and their results can both be said.
+    /// Renders both tool calls and their results.
     pub tool_results: bool,
 }
 
@@ -97,9 +98,9 @@ impl Abilities {
     }
 }
 
-/// Whether ollama would use a model's Jinja template although there is a Go template: where it can do more, or knows of the results of
-/// tools and the other does not. `rendered` says that the model asks for a renderer that is built into ollama: such models often carry a Go
-/// template that says nothing.
+/// Whether ollama would use a model's Jinja template although there is a Go template: if it supports more, or
+/// only it supports tool results. `rendered` is whether the model requests one of ollama's built-in
+/// renderers; such models often carry an empty Go template.
 pub fn prefers_jinja(go: Abilities, jinja: Abilities, rendered: bool) -> bool {
     let is_same = Abilities { tool_results: false, ..go } == Abilities { tool_results: false, ..jinja };
     let can_more = jinja.count() > go.count() && (!go.tool_results || jinja.tool_results);

@@ -1,14 +1,14 @@
-//! Reading at an offset: the seam between what parses files and what holds them.
-//! The CLI implements it over files, the registry over stored blobs, tests over bytes.
+//! Reading at an offset: the trait between the parsers and the storage of bytes. The CLI implements it over
+//! files, the registry over stored blobs, tests over bytes.
 
 use std::io;
 
 /// Bytes that can be read at any offset.
 pub trait ReadAt: Send + Sync {
-    /// How many bytes there are.
+    /// The number of bytes.
     fn len(&self) -> u64;
 
-    /// Fills `buf` from `offset` on, or fails; bytes past the end are `UnexpectedEof`.
+    /// Fills `buf` from `offset` on. Reading past the end fails with `UnexpectedEof`.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
     fn is_empty(&self) -> bool {
@@ -40,7 +40,7 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// A run of bytes of something longer, as if it were all there is.
+/// A range of a longer source, as a source of its own.
 pub struct Window<'a> {
     whole: &'a dyn ReadAt,
     offset: u64,
@@ -48,7 +48,7 @@ pub struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Cut where the whole ends.
+    /// Creates a window, cut off at the end of the source.
     pub fn new(whole: &'a dyn ReadAt, offset: u64, len: u64) -> Window<'a> {
         Window { whole, offset, len: len.min(whole.len().saturating_sub(offset)) }
     }

@@ -1,16 +1,17 @@
-//! Holds the first invariant of docs/ARCHITECTURE.md: this crate does no I/O, does not wait, and depends on little.
+//! Tests the first invariant of docs/ARCHITECTURE.md: this crate does no I/O, does not block, and has few
+//! dependencies.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Everything that may stand under `[dependencies]`: values, formats, hashes.
+/// All permitted entries of `[dependencies]`: values, formats, hashes.
 const DEPENDENCIES: [&str; 7] = ["base64", "half", "safetensors", "serde", "serde_json", "sha2", "thiserror"];
 
-/// What only code that does I/O, waits, or asks for the time writes.
+/// Text that only occurs in code that does I/O, waits or reads the clock.
 const FORBIDDEN: [&str; 7] =
     ["std::fs", "std::net::Tcp", "std::process", "std::thread", "std::time", "tokio", "async fn"];
 
-/// Tests read fixtures.
+/// These tests may read fixtures.
 const TEST_FILES: [&str; 3] = ["golden.rs", "tests.rs", "stays_small.rs"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
