@@ -1,5 +1,6 @@
 //! int4 and int8: unsigned codes with a scale and a bias for each group of a row, `scale * code + bias`.
-//! The rule that makes them is MLX's: the end of a group's range with the larger magnitude is exact, and zero is a code.
+//! Quantisation follows MLX: the end of a group's range with the larger magnitude is exact, and zero has a
+//! code.
 
 use half::{bf16, f16};
 
@@ -9,10 +10,12 @@ use crate::safetensors::Dtype;
 /// The smallest step, so that a group of equal values does not divide by zero.
 const SMALLEST_SCALE: f32 = 1e-7;
 
-/// From here on float32 has no fractions: a small number added to it is rounded, nearest and ties to even.
+/// From here on float32 has no fraction bits: adding it to a small number rounds that number to nearest, ties
+/// to even.
 const TWO_TO_23: f32 = 8_388_608.0;
 
-/// How many running minima a group is searched with, so that the search needs no order and can use vector registers.
+/// The number of running minima of a group. They make the search independent of the order, so that it can use
+/// vector registers.
 const LANES: usize = 8;
 
 pub(super) fn dequantise_group_4(codes: &[u8], scale: f32, bias: f32, out: &mut [f32]) {
@@ -28,27 +31,27 @@ pub(super) fn dequantise_group_8(codes: &[u8], scale: f32, bias: f32, out: &mut 
     }
 }
 
-/// A value that no code can stand for: an infinity or not a number.
+/// A value that no code can represent: infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("element {element} is {value}, expected a finite number")]
 pub struct NotFinite {
-    /// Its position in the values given.
+    /// Its position in the given values.
     pub element: usize,
     pub value: f32,
 }
 
-/// Why values cannot be held by a format of tensor blobs.
+/// Why a format of tensor blobs cannot hold values.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum Unquantisable {
     #[error(transparent)]
     NotFinite(#[from] NotFinite),
-    /// It would come back as an infinity, or as far less than it was.
+    /// The value would decode to an infinity, or to far less than it was.
     #[error("element {element} is {value}, too large for {kind}")]
     TooLarge { kind: Kind, element: usize, value: f32 },
 }
 
 impl Unquantisable {
-    /// Of a group, its largest.
+    /// Returns the error for the largest value of a group.
     fn too_large(kind: Kind, group_size: usize, index: usize, values: &[f32]) -> Unquantisable {
         let group = values.iter().enumerate().skip(index * group_size).take(group_size);
         let largest = group.max_by(|(_, a), (_, b)| a.abs().total_cmp(&b.abs()));
@@ -56,7 +59,7 @@ impl Unquantisable {
         Unquantisable::TooLarge { kind, element, value }
     }
 
-    /// As it is where the values are those from `first` on.
+    /// Formats the error for values that begin at element `first`.
     pub(crate) fn moved(self, first: u64) -> String {
         match self {
             Unquantisable::NotFinite(NotFinite { element, value }) => {
@@ -69,20 +72,22 @@ impl Unquantisable {
     }
 }
 
-/// Fails on the first value that is not finite.
+/// Returns an error for the first value that is not finite.
 pub(crate) fn all_finite(values: &[f32]) -> Result<(), NotFinite> {
     const CHUNK: usize = 256;
-    // Chunks are looked at without an early way out, in vector registers.
+    // Chunks are checked without an early exit, in vector registers.
     let is_finite = |chunk: &[f32]| chunk.iter().fold(true, |finite, x| finite & x.is_finite());
     let Some(chunk) = values.chunks(CHUNK).position(|chunk| !is_finite(chunk)) else { return Ok(()) };
     let found = values.iter().enumerate().skip(CHUNK * chunk).find(|(_, x)| !x.is_finite());
     found.map_or(Ok(()), |(element, value)| Err(NotFinite { element, value: *value }))
 }
 
-/// Quantises rows and appends their codes, scales and, where the format has them, biases, as tensor blobs hold them.
+/// Quantises rows and appends their codes, scales and, if the format has them, biases, as stored in tensor
+/// blobs.
 ///
-/// `values` are whole groups of `group_size`; `kind` is a format of tensor blobs; `dtype` (BF16, F16 or F32) is the type of the
-/// source. Affine scales and biases are rounded to it, and codes are chosen before that rounding.
+/// `values` are whole groups of `group_size`; `kind` is a format of tensor blobs; `dtype` (BF16, F16 or F32)
+/// is the type of the source. Affine scales and biases are rounded to it; codes are chosen before that
+/// rounding.
 pub fn quantise(
     kind: Kind,
     group_size: usize,
@@ -104,7 +109,8 @@ pub fn quantise(
         if !scale.is_finite() {
             return Err(Unquantisable::too_large(kind, group_size, index, values));
         }
-        // In range before it is rounded, which gives the same code; the sum then rounds to even, and its low bits are the code.
+        // Clamping before rounding gives the same code. The sum rounds to even, and its low bits are the
+        // code.
         let code = |x: f32| (((x - bias) / scale).max(0.0).min(levels) + TWO_TO_23).to_bits() as u8;
         match kind {
             Kind::Int4 => out
@@ -118,7 +124,7 @@ pub fn quantise(
     Ok(())
 }
 
-/// The three parts of a quantised tensor, in the bytes that a tensor blob has.
+/// The three parts of a quantised tensor, as bytes of a tensor blob.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quantised {
     pub codes: Vec<u8>,
@@ -126,7 +132,7 @@ pub struct Quantised {
     pub biases: Vec<u8>,
 }
 
-/// Scale and bias of a group, or the position of a value that is not finite.
+/// Returns the scale and bias of a group, or the position of a value that is not finite.
 fn fit(group: &[f32], levels: f32) -> Result<(f32, f32), usize> {
     let (mut lows, mut highs, mut finite) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES], true);
     for chunk in group.as_chunks::<LANES>().0 {
@@ -194,7 +200,7 @@ mod tests {
                 assert_eq!(group[largest], decoded[largest]);
                 let span = group.iter().copied().fold(f32::MIN, f32::max)
                     - group.iter().copied().fold(f32::MAX, f32::min);
-                // Half a step, and as much again for zero having a code.
+                // Half a step, and as much again because zero has a code.
                 let bound = span / ((1 << kind.bits()) - 1) as f32 * 1.1;
                 assert!(group.iter().zip(decoded).all(|(x, y)| (x - y).abs() <= bound), "{kind}");
             }

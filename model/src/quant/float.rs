@@ -28,7 +28,7 @@ pub fn e4m3_to_f32(code: u8) -> f32 {
     E4M3[usize::from(code)]
 }
 
-/// To the nearest, ties to even. What is larger than the largest value becomes that, and so does what is not a number.
+/// Rounds to nearest, ties to even. Larger values and NaN become the largest value.
 pub fn f32_to_e4m3(x: f32) -> u8 {
     const LARGEST: u8 = 0x7e;
     const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
@@ -60,7 +60,7 @@ pub fn e8m0_to_f32(code: u8) -> f32 {
     }
 }
 
-/// A sign bit, an exponent and `mantissa_bits` of fraction, without infinities and NaN.
+/// Decodes a sign bit, an exponent and `mantissa_bits` of fraction, without infinities and NaN.
 const fn minifloat(code: u8, mantissa_bits: u32, bias: i32) -> f32 {
     let mantissa = (code & ((1 << mantissa_bits) - 1)) as f32;
     let exponent = ((code & 0x7f) >> mantissa_bits) as i32;
@@ -71,7 +71,7 @@ const fn minifloat(code: u8, mantissa_bits: u32, bias: i32) -> f32 {
     if code & 0x80 == 0 { value } else { -value }
 }
 
-/// How one little-endian float of this type is read; BF16, F16 or F32, the types of affine scales.
+/// Returns the reader of a little-endian float of this type: BF16, F16 or F32, the types of affine scales.
 pub(super) fn reader(dtype: Dtype) -> fn(&[u8]) -> f32 {
     match dtype {
         Dtype::BF16 => |b| bf16::from_le_bytes([b[0], b[1]]).to_f32(),
@@ -80,7 +80,7 @@ pub(super) fn reader(dtype: Dtype) -> fn(&[u8]) -> f32 {
     }
 }
 
-/// Decodes little-endian values of a plain type, one float for each; integers and F64 are rounded to nearest.
+/// Decodes little-endian values of a plain type to one float each; integers and F64 are rounded to nearest.
 pub fn decode_f32_into(dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
     super::check_len("weight", bytes, out.len() * dtype.bitsize() / 8)?;
 

@@ -1,4 +1,4 @@
-//! nvfp4, mxfp4 and mxfp8: small float codes under a scale for each group of a row. The rules that make them are MLX's:
+//! nvfp4, mxfp4 and mxfp8: small float codes with a scale for each group of a row. Quantisation follows MLX:
 //! an nvfp4 scale is rounded to nearest, a power of two is rounded up, so that nothing saturates.
 
 use half::{bf16, f16};
@@ -11,11 +11,11 @@ use crate::safetensors::Dtype;
 const LARGEST_E2M1: (f32, i32) = (1.5, 2);
 const LARGEST_E4M3: (f32, i32) = (1.75, 8);
 
-/// The largest scale that is rounded to one of E4M3: half a step beyond the largest.
+/// The largest scale that rounds to an E4M3 value: half a step above the largest value.
 const LARGEST_SCALE: f32 = 464.0;
 
-/// Appends codes and scales of whole groups of finite values; `dtype` is the type of their source. Fails with the number of the
-/// first group whose values are too large for the format.
+/// Appends codes and scales of whole groups of finite values; `dtype` is the type of their source. Fails with
+/// the number of the first group whose values are too large for the format.
 pub(super) fn quantise(
     kind: Kind,
     dtype: Dtype,
@@ -58,7 +58,8 @@ pub(super) fn quantise(
     Ok(())
 }
 
-/// The E8M0 code of the smallest power of two that, times a format's largest value, reaches `largest`; one for nothing but zeros.
+/// Returns the E8M0 code of the smallest power of two that, multiplied by a format's largest value, reaches
+/// `largest`. Returns the code of 1 if all values are zero.
 fn power_above(largest: f32, (fraction, exponent): (f32, i32)) -> u8 {
     const FRACTION: u32 = (1 << 23) - 1;
     if largest == 0.0 {
@@ -70,7 +71,7 @@ fn power_above(largest: f32, (fraction, exponent): (f32, i32)) -> u8 {
     code.clamp(0, 254) as u8
 }
 
-/// As the source's own type would hold it.
+/// Rounds to the source's own type.
 fn round_to(dtype: Dtype, x: f32) -> f32 {
     match dtype {
         Dtype::BF16 => bf16::from_f32(x).to_f32(),
@@ -79,10 +80,10 @@ fn round_to(dtype: Dtype, x: f32) -> f32 {
     }
 }
 
-/// The first code whose value is nearest: of two as near the smaller, and zero never with a minus.
+/// Returns the first code whose value is nearest: on a tie the smaller one, and zero never with a minus sign.
 fn nearest_e2m1(x: f32) -> u8 {
     let magnitude = x.abs();
-    // Above the middle between a value and the one before it.
+    // Counts the midpoints between neighbouring values that the magnitude exceeds.
     let code = E2M1[..8].windows(2).filter(|pair| magnitude > (pair[0] + pair[1]) / 2.0).count() as u8;
     if x < 0.0 && code != 0 { code | 8 } else { code }
 }

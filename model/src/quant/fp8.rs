@@ -1,21 +1,21 @@
-//! FP8 as checkpoints publish it: E4M3 codes, and in an array of their own the scales that they are multiplied with: one for the
-//! tensor, for each row, or for each block of rows and columns (of 128 by 128, as a rule).
+//! FP8 as checkpoints publish it: E4M3 codes, and a separate array of the scales by which they are
+//! multiplied: one for the tensor, one per row, or one per block of rows and columns (usually 128 by 128).
 
 use std::ops::Range;
 
 use super::float;
 
-/// Which scale each element has. Blocks at the edges of a matrix are cut short.
+/// The mapping from elements to scales. Blocks at the edges of a matrix are cut short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Of one matrix of a stack.
+    /// The rows of one matrix of a stack.
     rows: u64,
     columns: u64,
     block_rows: u64,
     block_columns: u64,
 }
 
-/// Why codes and scales give no numbers.
+/// Why codes and scales cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum Fp8Error {
     #[error("scale {scale} is {value}, expected a positive number")]
@@ -25,8 +25,8 @@ pub enum Fp8Error {
 }
 
 impl Grid {
-    /// How scales of a shape lie over a tensor of another, where `block` is what is said of their rows and columns; `None` where
-    /// they do not.
+    /// Maps scales of one shape to a tensor of another; `block` has the rows and columns per scale. `None` if
+    /// the shapes do not match.
     pub fn of(tensor: &[u64], scales: &[u64], block: [u64; 2]) -> Option<Grid> {
         let (columns, leading) = tensor.split_last()?;
         let (rows, stacked) = leading.split_last().unwrap_or((&1, &[]));
@@ -62,19 +62,20 @@ impl Grid {
         row * self.columns.div_ceil(self.block_columns) + column / self.block_columns
     }
 
-    /// The positions of the scales that a run of elements has, in the array of all; never more than a few for each element.
+    /// The positions of the scales of a run of elements, in the array of all scales; never more than a few
+    /// per element.
     pub fn scales(&self, first: u64, count: u64) -> Range<u64> {
         let Some(last) = count.checked_sub(1).map(|more| first + more) else { return 0..0 };
         if first / self.columns == last / self.columns {
             return self.scale_of(first)..self.scale_of(last) + 1;
         }
-        // Whole rows of scales: a later row's blocks begin again at the first.
+        // Use whole rows of scales: the blocks of a later row begin again at the first.
         let start = |element: u64| element / self.columns * self.columns;
         self.scale_of(start(first))..self.scale_of(start(last) + self.columns - 1) + 1
     }
 
-    /// Decodes the run of elements from `first` on: code times scale, rounded to float32. `scales` are those of
-    /// [`Grid::scales`], `out` has an element for each code. A scale may be zero only where its codes are.
+    /// Decodes the elements from `first` on: code times scale, rounded to float32. `scales` are those of
+    /// [`Grid::scales`]; `out` has one element per code. A scale may be zero only if its codes are.
     pub fn decode(&self, first: u64, codes: &[u8], scales: &[f32], out: &mut [f32]) -> Result<(), Fp8Error> {
         debug_assert_eq!(codes.len(), out.len());
         let begin = self.scales(first, codes.len() as u64).start;
@@ -112,7 +113,8 @@ mod tests {
 
     const BLOCK: [u64; 2] = [128, 128];
 
-    /// Every element's value by the definition: its code times the scale at its row and column of blocks.
+    /// Returns every element's value by the definition: its code times the scale at its row and column of
+    /// blocks.
     fn defined(shape: [u64; 3], block: [u64; 2], codes: &[u8], scales: &[f32]) -> Vec<f32> {
         let [n, rows, columns] = shape;
         let (down, across) = (rows.div_ceil(block[0]), columns.div_ceil(block[1]));

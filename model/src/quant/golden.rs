@@ -1,4 +1,5 @@
-//! The vectors of tests/fixtures/mlx-quant: what MLX stored must decode bit for bit, and what we quantise must be what it stored.
+//! The vectors of tests/fixtures/mlx-quant. What MLX stored must decode bit for bit, and our quantised bytes
+//! must equal it.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use crate::tensor;
 
 const WEIGHT: &str = "model.layers.0.mlp.up_proj.weight";
 
-/// A file of vectors, and its parsed header.
+/// A file of vectors and its parsed header.
 pub(super) struct File {
     bytes: Vec<u8>,
     header: Header,

@@ -1,5 +1,5 @@
-//! The names of quantised formats, and what each allows: group sizes, the types of its scales.
-//! Two families share one enum: the formats of tensor blobs (MLX) and the block types of GGUF files (ggml).
+//! The quantised formats, and what each allows: group sizes and the types of its scales. Two families share
+//! one enum: the formats of tensor blobs (MLX) and the block types of GGUF files (ggml).
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,13 +9,14 @@ use serde::{Deserialize, Serialize};
 use super::ggml;
 use crate::safetensors::Dtype;
 
-/// A quantised format. In tensor blobs codes stand in U32 words, lowest bits first, so their bytes are simply the codes in
-/// order; groups run along the last axis. In GGUF files a row is a run of blocks that hold codes and scales together.
+/// A quantised format. In tensor blobs, codes are stored in U32 words, lowest bits first, so that the bytes
+/// are simply the codes in order; groups run along the last axis. In GGUF files, a row is a sequence of
+/// blocks that hold codes and scales together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// 4-bit codes, `scale * code + bias` a group.
+    /// 4-bit codes, `scale * code + bias` per group.
     Int4,
-    /// 8-bit codes, `scale * code + bias` a group.
+    /// 8-bit codes, `scale * code + bias` per group.
     Int8,
     /// E2M1 codes, an E8M0 scale for each 32.
     Mxfp4,
@@ -23,7 +24,7 @@ pub enum Kind {
     Nvfp4,
     /// E4M3 codes, an E8M0 scale for each 32.
     Mxfp8,
-    /// Blocks of a GGUF file. The weight is U8, a row of it `row_bytes` long; there are no other parts.
+    /// Blocks of a GGUF file. The weight is U8 with rows of `row_bytes` bytes; there are no other parts.
     Ggml(ggml::Type),
 }
 
@@ -31,7 +32,8 @@ impl Kind {
     /// The formats of tensor blobs.
     pub const BLOB: [Kind; 5] = [Kind::Int4, Kind::Int8, Kind::Mxfp4, Kind::Nvfp4, Kind::Mxfp8];
 
-    /// The two families have formats of one name, told apart by case: `mxfp4` is that of tensor blobs, `MXFP4` that of ggml.
+    /// Both families have a format of the same name, distinguished by case: `mxfp4` is that of tensor blobs,
+    /// `MXFP4` that of ggml.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::Int4 => "int4",
@@ -43,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// Bits a code; of a block type the whole bits that an element takes of its block.
+    /// The bits per code; for a block type, the bits of the block per element, rounded down.
     pub fn bits(self) -> u32 {
         match self {
             Kind::Int4 | Kind::Mxfp4 | Kind::Nvfp4 => 4,
@@ -52,12 +54,12 @@ impl Kind {
         }
     }
 
-    /// Whether a group has a bias beside its scale.
+    /// Whether a group has a bias in addition to its scale.
     pub fn is_affine(self) -> bool {
         matches!(self, Kind::Int4 | Kind::Int8)
     }
 
-    /// The group size that we, and ollama, write; of a block type its only one.
+    /// The group size that Lode and ollama write; for a block type, its only one.
     pub fn default_group_size(self) -> u32 {
         match self {
             Kind::Int4 | Kind::Int8 => 64,
@@ -76,7 +78,7 @@ impl Kind {
         }
     }
 
-    /// Whether a scale may be stored, apart from the weight, as this type.
+    /// Whether a scale that is stored apart from the weight may have this type.
     pub fn allows_scale(self, dtype: Dtype) -> bool {
         match self {
             Kind::Int4 | Kind::Int8 => matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32),
@@ -93,7 +95,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A text that names no quantised format of tensor blobs.
+/// The error for a text that is not the name of a quantised format of tensor blobs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a quantisation (expected int4, int8, nvfp4, mxfp4 or mxfp8)")]
 pub struct UnknownKind {
@@ -103,8 +105,8 @@ pub struct UnknownKind {
 impl FromStr for Kind {
     type Err = UnknownKind;
 
-    /// A format of tensor blobs, as their metadata spells it: in any case, and with the aliases seen in blobs (Q4 and FP4 are
-    /// int4, Q8 and FP8 int8). Never a block type: those are [`ggml::Type`]'s to parse.
+    /// Parses a format of tensor blobs as their metadata spells it: in any case, and with the aliases seen in
+    /// blobs (Q4 and FP4 are int4, Q8 and FP8 int8). Block types are parsed by [`ggml::Type`].
     fn from_str(text: &str) -> Result<Self, UnknownKind> {
         match text.to_ascii_lowercase().as_str() {
             "int4" | "q4" | "fp4" => Ok(Kind::Int4),
@@ -122,12 +124,12 @@ impl FromStr for Kind {
 pub struct Quantisation {
     #[serde(rename = "type", with = "kind_as_text")]
     pub kind: Kind,
-    /// How many consecutive elements of a row share a scale; of a block type, a block.
+    /// The number of consecutive elements of a row that share a scale; for a block type, those of a block.
     pub group_size: u32,
 }
 
 impl Quantisation {
-    /// With the group size that goes with the format.
+    /// The quantisation with the format's default group size.
     pub fn of(kind: Kind) -> Quantisation {
         Quantisation { kind, group_size: kind.default_group_size() }
     }
@@ -141,7 +143,8 @@ mod kind_as_text {
         s.serialize_str(kind.as_str())
     }
 
-    /// Reads exactly what `serialize` writes, so that case tells the families apart, then what blobs write.
+    /// Reads exactly what `serialize` writes, where case distinguishes the families, else the spellings of
+    /// blobs.
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Kind, D::Error> {
         let text = String::deserialize(d)?;
         match ggml::Type::ALL.iter().find(|ty| ty.as_str() == text) {

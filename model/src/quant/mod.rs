@@ -1,5 +1,5 @@
-//! Quantised number formats: their names and parameters, and exact decoding of every stored tensor to float32.
-//! The layouts are those of tensor blobs (MLX) and of GGUF files (ggml); each is written down here once.
+//! Quantised number formats: their names and parameters, and exact decoding of every stored tensor to
+//! float32. The layouts are those of tensor blobs (MLX) and of GGUF files (ggml); each is defined only here.
 
 pub mod affine;
 pub mod float;
@@ -13,19 +13,19 @@ pub use kind::{Kind, Quantisation, UnknownKind};
 
 use crate::safetensors::Dtype;
 
-/// The stored bytes of one tensor, or of whole rows of it. They may lie at any address.
+/// The stored bytes of one tensor, or of whole rows of it. They may have any alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored<'a> {
-    /// The type of `weight`: U32 where it holds codes.
+    /// The type of `weight`: U32 if it holds codes.
     pub dtype: Dtype,
     pub quantisation: Option<Quantisation>,
     pub weight: &'a [u8],
-    /// `cols / group_size` a row, of `scale_dtype`; empty where there is no quantisation.
+    /// `cols / group_size` per row, of `scale_dtype`; empty without quantisation.
     pub scale: &'a [u8],
     pub scale_dtype: Dtype,
     /// As `scale`; empty unless the format is affine.
     pub bias: &'a [u8],
-    /// NVFP4's float32 factor over the whole tensor.
+    /// NVFP4's float32 factor for the whole tensor.
     pub global_scale: Option<f32>,
 }
 
@@ -36,18 +36,18 @@ pub enum DecodeError {
     Dtype { dtype: Dtype },
     #[error("{part} has {found} bytes, expected {expected}")]
     Length { part: &'static str, found: usize, expected: usize },
-    #[error("scales of {dtype} do not belong to {kind}")]
+    #[error("{kind} does not have scales of {dtype}")]
     Scale { kind: Kind, dtype: Dtype },
     #[error(transparent)]
     Fp8(#[from] fp8::Fp8Error),
-    #[error("scales of shape {scales:?} do not go with a tensor of {tensor:?}")]
+    #[error("scales of shape {scales:?} do not match a tensor of shape {tensor:?}")]
     Scales { tensor: Vec<u64>, scales: Vec<u64> },
-    #[error("{elements} elements of {kind} do not fall into groups of {group_size}")]
+    #[error("{elements} elements of {kind} are not whole groups of {group_size}")]
     Group { kind: Kind, group_size: u32, elements: usize },
 }
 
-/// Decodes to float32, with one float32 rounding an operation: exact for every format that float32 can hold, and
-/// `scale * code + bias` (product rounded, then sum) for the affine ones. Rows follow each other.
+/// Decodes to float32 with one float32 rounding per operation: exact for every format that float32 can hold,
+/// and `scale * code + bias` (product rounded, then sum) for the affine ones. Rows follow each other.
 pub fn decode_f32(stored: &Stored<'_>) -> Result<Vec<f32>, DecodeError> {
     let elements = match stored.quantisation {
         Some(Quantisation { kind: Kind::Ggml(ty), .. }) => {
@@ -61,7 +61,7 @@ pub fn decode_f32(stored: &Stored<'_>) -> Result<Vec<f32>, DecodeError> {
     Ok(out)
 }
 
-/// As [`decode_f32`], into memory of the caller, one float for each element.
+/// As [`decode_f32`], into the caller's memory, one float per element.
 pub fn decode_f32_into(stored: &Stored<'_>, out: &mut [f32]) -> Result<(), DecodeError> {
     let Some(Quantisation { kind, group_size }) = stored.quantisation else {
         return float::decode_f32_into(stored.dtype, stored.weight, out);

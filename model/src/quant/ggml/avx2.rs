@@ -1,5 +1,5 @@
-//! [`Lanes`] in one AVX register. Only `dispatch` makes it, in functions that are compiled for AVX2, after it has asked the
-//! processor; all of this is inlined into those.
+//! [`Lanes`] in one AVX register. Only `dispatch` creates it, in functions that are compiled for AVX2, after
+//! it has checked the processor. Everything here is inlined into those functions.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -23,14 +23,14 @@ impl Lanes for Avx {
 
     #[inline(always)]
     fn from_array(x: [f32; LANES]) -> Avx {
-        // SAFETY: as for `op`; the eight floats are read wherever they are aligned.
+        // SAFETY: as for `op`; the eight floats are read at any alignment.
         Avx(unsafe { _mm256_loadu_ps(x.as_ptr()) })
     }
 
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {
         let mut x = [0.0; LANES];
-        // SAFETY: as for `op`; the eight floats are written wherever they are aligned.
+        // SAFETY: as for `op`; the eight floats are written at any alignment.
         unsafe { _mm256_storeu_ps(x.as_mut_ptr(), self.0) };
         x
     }

@@ -1,12 +1,13 @@
-//! What the formats share: halves at any address, signs, peaks, and rounding without library calls.
-//! Everything is inlined, so that it is compiled for the instruction set of its caller; see `dispatch`.
+//! Helpers that the formats share: half floats at any address, signs, peaks, and rounding without library
+//! calls. Everything is inlined, so that it is compiled for the instruction set of its caller; see
+//! `dispatch`.
 
 use half::f16;
 
-/// Added to a small float and taken away again, it rounds to an integer, nearest and ties to even.
+/// Adding this to a small float and subtracting it again rounds to an integer, nearest and ties to even.
 pub(super) const ROUND: f32 = 12_582_912.0;
 
-/// The largest float below a half: added instead of a half, it does not lift what is just below a tie over it.
+/// The largest float below a half. Adding it instead of a half does not round up values just below a tie.
 pub(super) const BELOW_HALF: f32 = 0.499_999_97;
 
 #[inline(always)]
@@ -29,19 +30,20 @@ pub(super) fn u32_at<const B: usize>(block: &[u8; B], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// Element `i` of 32 codes of four bits: the first half stands in the low nibbles, the second in the high ones.
+/// Returns element `i` of 32 codes of four bits: the first half is in the low nibbles, the second in the high
+/// ones.
 #[inline(always)]
 pub(super) fn nibble(codes: &[u8], i: usize) -> u8 {
     (codes[i % 16] >> (4 * (i / 16))) & 15
 }
 
-/// Minus one where bit `j` is set.
+/// Returns minus one if bit `j` is set, else one.
 #[inline(always)]
 pub(super) fn sign(bits: u8, j: usize) -> f32 {
     if (bits >> j) & 1 == 1 { -1.0 } else { 1.0 }
 }
 
-/// Seven stored signs and the eighth, which makes the number of minuses even.
+/// Returns seven stored signs and the eighth, which makes the number of minus signs even.
 #[inline(always)]
 pub(super) fn even_signs(pattern: u8) -> u8 {
     pattern | ((pattern.count_ones() as u8 & 1) << 7)
@@ -87,13 +89,13 @@ pub(super) fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// To the nearest integer, ties to even, of what is well below 2^22.
+/// Rounds to the nearest integer, ties to even. The magnitude must be well below 2^22.
 #[inline(always)]
 pub(super) fn nearest_even(x: f32) -> f32 {
     (x + ROUND) - ROUND
 }
 
-/// To the nearest integer, ties away from zero.
+/// Rounds to the nearest integer, ties away from zero.
 #[inline(always)]
 pub(super) fn nearest_away(x: f32) -> i32 {
     (x + BELOW_HALF.copysign(x)) as i32

@@ -1,5 +1,5 @@
-//! The code tables of the IQ types: points of lattices, a signed byte for each element.
-//! They are data of the formats, taken from ggml; see codebooks/LICENSE for its notice.
+//! The code tables of the IQ types: lattice points with one signed byte per element. They are data of the
+//! formats, taken from ggml; see codebooks/LICENSE for its notice.
 
 pub(super) static IQ1_S: &[u8; 2048 * 8] = include_bytes!("codebooks/iq1_s.bin");
 pub(super) static IQ2_XXS: &[u8; 256 * 8] = include_bytes!("codebooks/iq2_xxs.bin");
@@ -8,7 +8,7 @@ pub(super) static IQ2_S: &[u8; 1024 * 8] = include_bytes!("codebooks/iq2_s.bin")
 pub(super) static IQ3_XXS: &[u8; 256 * 4] = include_bytes!("codebooks/iq3_xxs.bin");
 pub(super) static IQ3_S: &[u8; 512 * 4] = include_bytes!("codebooks/iq3_s.bin");
 
-/// A row of a table; the bits that a block has for it never point past the table's end.
+/// Returns a row of a table. The bits that a block has for it never exceed the table.
 #[inline(always)]
 pub(super) fn row<const W: usize>(table: &'static [u8], row: usize) -> [f32; W] {
     table.as_chunks::<W>().0[row].map(|value| f32::from(value as i8))

@@ -1,5 +1,6 @@
-//! Which format reads and makes which type. Making is compiled twice, for any processor and for those with AVX2; both do the same
-//! operations in the same order, so that a tensor has the same bytes, and the same digest, wherever it is made.
+//! Selects the format of each type. Encoding is compiled twice, for any processor and for those with AVX2.
+//! Both do the same operations in the same order, so that a tensor has the same bytes, and the same digest,
+//! on every machine.
 
 use super::lanes::{Lanes, Plain};
 use super::*;
@@ -29,7 +30,8 @@ pub(super) fn encode(ty: Type, values: &[f32], out: &mut [u8]) {
     encode_blocks::<Plain>(ty, values, out);
 }
 
-/// Decodes whole blocks of a quantised type. Once for all processors: reading the bytes takes longer.
+/// Decodes whole blocks of a quantised type. Compiled once for all processors: reading the bytes takes
+/// longer.
 pub(super) fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
     match ty {
         Type::Q4_0 => decode!(q4_0, bytes, out),

@@ -1,13 +1,14 @@
-//! The searches for scales that the K and IQ4 formats are made with, for eight groups at a time.
-//! Source: ggml `src/ggml-quants.c`, without an importance matrix; sums go in the order of its scalar code.
-//! Loops rather than closures, which need not be compiled for the instruction set of their caller.
+//! The scale searches of the K and IQ4 formats, for eight groups at a time. Source: ggml `src/ggml-quants.c`,
+//! without an importance matrix; sums have the order of its scalar code. Loops are used rather than closures,
+//! which need not be compiled for the instruction set of their caller.
 
 use super::lanes::Lanes;
 
 /// Groups whose largest magnitude is below this are zero.
 pub(super) const SMALLEST: f32 = 1e-15;
 
-/// How a scale and a minimum are searched for: codes from 0 to `levels`, and inverse scales `(first + step * s + levels) / range`.
+/// The search for a scale and a minimum: codes from 0 to `levels`, and inverse scales `(first + step * s +
+/// levels) / range`.
 pub(super) struct Search {
     pub(super) levels: f32,
     pub(super) first: f32,
@@ -17,7 +18,8 @@ pub(super) struct Search {
     pub(super) magnitudes: bool,
 }
 
-/// Fits `scale * code - min` with codes from zero up to eight groups, with a weight for each element: scales and minima.
+/// Fits `scale * code - min` with codes from zero up to eight groups, with a weight for each element. Returns
+/// the scales and the minima.
 #[inline(always)]
 pub(super) fn asymmetric<L: Lanes, const N: usize>(x: &[L; N], weights: &[L; N], how: &Search) -> (L, L) {
     let levels = L::splat(how.levels);
@@ -40,7 +42,7 @@ pub(super) fn asymmetric<L: Lanes, const N: usize>(x: &[L; N], weights: &[L; N],
     }
     let mut best = error(x, weights, &codes, scale, min, how.magnitudes);
     for step in 0..=how.steps {
-        // The smallest value that is fitted to moves with the best fit so far.
+        // The lower end of the fitted range moves with the best fit so far.
         let candidate = L::splat(how.first + how.step * step as f32 + how.levels) / (high - min);
         let (mut sum_l, mut sum_l2, mut sum_xl) = (L::zero(), L::zero(), L::zero());
         for ((code, x), w) in codes.iter_mut().zip(x).zip(weights) {
@@ -84,7 +86,7 @@ fn error<L: Lanes, const N: usize>(
     sum
 }
 
-/// For each of eight groups the first element of the largest magnitude, with its sign.
+/// Returns for each of eight groups the first element of the largest magnitude, with its sign.
 #[inline(always)]
 fn peaks<L: Lanes, const N: usize>(x: &[L; N]) -> L {
     let (mut peak, mut largest) = (L::zero(), L::zero());
@@ -97,7 +99,8 @@ fn peaks<L: Lanes, const N: usize>(x: &[L; N]) -> L {
     peak
 }
 
-/// What of a group its codes explain, to be compared as `xl^2 / l2`; weighted by the squares of the elements.
+/// Sums that measure how much of a group its codes explain, compared as `xl^2 / l2`; weighted by the squares
+/// of the elements.
 #[derive(Clone, Copy)]
 struct Sums<L> {
     xl: L,
@@ -111,7 +114,7 @@ impl<L: Lanes> Sums<L> {
     }
 }
 
-/// How a number becomes a code, or what the code stands for.
+/// Rounds a number to its code, or to the value of its code.
 pub(super) trait Nearest {
     fn nearest<L: Lanes>(x: L) -> L;
 }
@@ -127,8 +130,8 @@ fn sums<L: Lanes, C: Nearest, const N: usize>(x: &[L; N], inverse: L) -> Sums<L>
     sums
 }
 
-/// Of the inverse scales `numerators / peak`, the one whose codes explain most, as the scale that goes with its codes. The first
-/// need not explain anything.
+/// Returns the scale for the best of the inverse scales `numerators / peak`, whose codes explain most of the
+/// group. The first candidate need not explain anything.
 #[inline(always)]
 pub(super) fn best_scale<L: Lanes, C: Nearest, const N: usize>(x: &[L; N], numerators: &[f32]) -> L {
     let peaks = peaks(x);
@@ -157,7 +160,8 @@ impl Nearest for ThreeBits {
     }
 }
 
-/// Codes of three bits that each in turn move to where they explain more, in up to five rounds: the scales that go with them.
+/// Moves each three-bit code in turn to where it explains more, in up to five rounds. Returns the scales for
+/// these codes.
 #[inline(always)]
 pub(super) fn descend<L: Lanes, const N: usize>(x: &[L; N]) -> L {
     let peaks = peaks(x);

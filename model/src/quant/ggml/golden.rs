@@ -1,5 +1,5 @@
-//! The vectors of tests/fixtures/ggml-quant: what ggml stored must decode bit for bit, and what we quantise must be what it
-//! stored, or no worse where scales are searched for.
+//! The vectors of tests/fixtures/ggml-quant. ggml's blocks must decode bit for bit. Our quantised blocks must
+//! equal ggml's, or be no worse where scales are searched for.
 
 use super::*;
 use crate::quant::golden::{File, bits};
@@ -26,7 +26,8 @@ fn open(name: &str) -> File {
     File::open_in("ggml-quant", &format!("{}.safetensors", name.to_lowercase()))
 }
 
-/// All types that the vectors have: not the plain ones beyond F16 and BF16, and not Q2_0, which is newer than they are.
+/// Returns all types of the vectors: not the plain ones beyond F16 and BF16, and not Q2_0, which is newer
+/// than the vectors.
 fn types() -> impl Iterator<Item = Type> {
     Type::ALL
         .iter()
@@ -66,7 +67,7 @@ fn closed_formulas_make_the_same_bytes() {
     }
 }
 
-/// The error of `values` as a share of the row `x`.
+/// Returns the error of `values` relative to the row `x`.
 fn relative_error(x: &[f32], values: &[f32]) -> f64 {
     let squares = |of: &dyn Fn(usize) -> f64| (0..x.len()).map(|i| of(i).powi(2)).sum::<f64>();
     let error = squares(&|i| f64::from(values[i]) - f64::from(x[i]));

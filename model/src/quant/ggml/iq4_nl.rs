@@ -1,4 +1,4 @@
-//! IQ4_NL: 32 codes of 4 bits that stand for unevenly spaced values. Block: d f16, `qs[16]`.
+//! IQ4_NL: 32 codes of 4 bits for unevenly spaced values. Block: d f16, `qs[16]`.
 
 use super::block::{half, nibble, put_half};
 use super::fit::{Nearest, best_scale};
@@ -15,7 +15,7 @@ pub(super) fn decode(block: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
-/// Makes any number of blocks, eight at a time.
+/// Encodes any number of blocks, eight at a time.
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(values: &[f32], out: &mut [u8]) {
     let (values, blocks) = (values.as_chunks::<32>().0, out.as_chunks_mut::<18>().0);
@@ -38,10 +38,10 @@ pub(super) fn encode<L: Lanes>(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// The scales that fit eight groups of 32.
+/// Returns the scales that fit eight groups of 32.
 #[inline(always)]
 pub(super) fn scales<L: Lanes>(x: &[L; 32]) -> L {
-    // The peak becomes the lowest value, negated first, or a little more or less than that.
+    // The candidates map the peak to the lowest value, first negated, or to a little more or less than that.
     let mut levels = [127.0; 16];
     for (level, t) in levels[1..].iter_mut().zip(-7..=7) {
         *level = (t - 127) as f32;
@@ -49,7 +49,7 @@ pub(super) fn scales<L: Lanes>(x: &[L; 32]) -> L {
     best_scale::<L, Value, 32>(x, &levels)
 }
 
-/// The nearest value; of two as near the larger.
+/// Rounds to the nearest value; on a tie to the larger.
 struct Value;
 
 /// The code of the nearest value.

@@ -1,5 +1,6 @@
-//! Eight floats at a time: the groups of a block side by side, so that each is searched in the order of the scalar rule and none
-//! needs a sum across lanes. Every implementation does the same operations, so that all give the same bits.
+//! Eight floats at a time. The groups of a block are searched side by side, each in the order of the scalar
+//! rule, so that no sum crosses lanes. Every implementation does the same operations, so that all give the
+//! same bits.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -11,23 +12,23 @@ pub(super) const LANES: usize = 8;
 pub(super) trait Lanes:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
-    /// What held for each of eight groups.
+    /// The results of a comparison for eight groups.
     type Mask: Copy;
 
     fn from_array(x: [f32; LANES]) -> Self;
     fn to_array(self) -> [f32; LANES];
 
-    /// Integers from -128 to 127 as bytes, below zero as two's complement.
+    /// Converts integers from -128 to 127 to bytes, in two's complement.
     fn to_bytes(self) -> [u8; LANES];
 
     fn splat(x: f32) -> Self;
     fn abs(self) -> Self;
     fn sqrt(self) -> Self;
 
-    /// The smaller; `other` where one of them is not a number.
+    /// The smaller; `other` if either is NaN.
     fn min(self, other: Self) -> Self;
 
-    /// The larger; `other` where one of them is not a number.
+    /// The larger; `other` if either is NaN.
     fn max(self, other: Self) -> Self;
 
     fn less(self, other: Self) -> Self::Mask;
@@ -35,7 +36,7 @@ pub(super) trait Lanes:
     fn and(a: Self::Mask, b: Self::Mask) -> Self::Mask;
     fn any(mask: Self::Mask) -> bool;
 
-    /// `a` where it held, else `b`.
+    /// `a` where the mask is set, else `b`.
     fn select(mask: Self::Mask, a: Self, b: Self) -> Self;
 
     #[inline(always)]
@@ -49,27 +50,27 @@ pub(super) trait Lanes:
         Self::select(self.differs(Self::zero()), Self::splat(1.0) / self, Self::zero())
     }
 
-    /// To the nearest integer, ties away from zero, of what is well below 2^22.
+    /// Rounds to the nearest integer, ties away from zero. The magnitude must be well below 2^22.
     #[inline(always)]
     fn nearest_away(self) -> Self {
         let magnitude = self.abs();
         let even = (magnitude + Self::splat(ROUND)) - Self::splat(ROUND);
-        // A half is left only of a tie that went down.
+        // Only a tie that was rounded down leaves a half.
         let tie = Self::splat(BELOW_HALF).less(magnitude - even);
         let nearest = Self::select(tie, even + Self::splat(1.0), even);
         Self::select(self.less(Self::zero()), Self::zero() - nearest, nearest)
     }
 
-    /// To the nearest integer from `low` to `high`, ties to even; what is not a number becomes `low`.
+    /// Rounds to the nearest integer from `low` to `high`, ties to even; NaN becomes `low`.
     #[inline(always)]
     fn code(self, low: f32, high: f32) -> Self {
-        // Within the range first, where rounding by addition is right; that gives the same code.
+        // Clamp first, because rounding by addition needs a small number; the code is the same.
         let x = self.max(Self::splat(low)).min(Self::splat(high));
         (x + Self::splat(ROUND)) - Self::splat(ROUND)
     }
 }
 
-/// For any processor.
+/// The implementation for any processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Plain([f32; LANES]);
 
@@ -167,7 +168,7 @@ macro_rules! operators {
 
 operators!(Add add +, Sub sub -, Mul mul *, Div div /);
 
-/// Eight groups of `N` elements side by side: element `i` of each.
+/// Arranges eight groups of `N` elements side by side: element `i` of each.
 #[inline(always)]
 pub(super) fn side_by_side<L: Lanes, const N: usize>(groups: &[[f32; N]; LANES]) -> [L; N] {
     let mut x = [L::zero(); N];
@@ -178,13 +179,13 @@ pub(super) fn side_by_side<L: Lanes, const N: usize>(groups: &[[f32; N]; LANES])
     x
 }
 
-/// A block as eight groups of 32.
+/// Splits a block into eight groups of 32.
 #[inline(always)]
 pub(super) fn thirty_twos<L: Lanes>(x: &[f32; 256]) -> [L; 32] {
     side_by_side(x.as_chunks().0.as_array().expect("256 are eight times 32"))
 }
 
-/// A block as twice eight groups of 16.
+/// Splits a block into twice eight groups of 16.
 #[inline(always)]
 pub(super) fn sixteens<L: Lanes>(x: &[f32; 256]) -> [[L; 16]; 2] {
     let (low, high) = x.as_chunks().0.split_at(LANES);

@@ -1,5 +1,5 @@
-//! The block types of GGUF files: their table, exact decoding to float32, and quantising as ggml does it.
-//! One file a format, each of which reads and makes one block at any address; `dispatch` chooses among them.
+//! The block types of GGUF files: their table, exact decoding to float32, and quantisation as in ggml. Each
+//! format has one file, which decodes and encodes one block at any address; `dispatch` selects among them.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -47,7 +47,8 @@ use half::{bf16, f16};
 use super::affine::{NotFinite, all_finite};
 use super::{DecodeError, Kind, check_len, float};
 
-/// Decodes whole blocks to float32, one rounding an operation in the order of ggml's formulas, so that the bits are ggml's.
+/// Decodes whole blocks to float32 with one rounding per operation in the order of ggml's formulas, so that
+/// the bits are ggml's.
 pub fn decode_f32_into(ty: Type, bytes: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
     if let Some(dtype) = ty.dtype() {
         return float::decode_f32_into(dtype, bytes, out);
@@ -57,7 +58,7 @@ pub fn decode_f32_into(ty: Type, bytes: &[u8], out: &mut [f32]) -> Result<(), De
     Ok(())
 }
 
-/// How many bytes the blocks of this many elements take.
+/// Returns the size of the blocks of this many elements.
 fn blocks_of(ty: Type, elements: usize) -> Result<usize, DecodeError> {
     let group_size = ty.block_elements();
     let bytes = ty.row_bytes(elements as u64).and_then(|bytes| usize::try_from(bytes).ok());
@@ -67,7 +68,7 @@ fn blocks_of(ty: Type, elements: usize) -> Result<usize, DecodeError> {
 /// Why values cannot be quantised.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EncodeError {
-    #[error("blocks of {ty} cannot be made here")]
+    #[error("quantisation to {ty} is not supported")]
     Type { ty: Type },
     #[error(transparent)]
     Length(#[from] DecodeError),
@@ -77,10 +78,11 @@ pub enum EncodeError {
     TooLarge { ty: Type, block: usize },
 }
 
-/// Quantises whole blocks as ggml does without an importance matrix: the same bytes on every processor.
+/// Quantises whole blocks as ggml does without an importance matrix, with the same bytes on every processor.
 ///
-/// `values` are whole rows, or blocks of one; `out` takes exactly their blocks. Where the format is a closed formula the bytes
-/// are ggml's own; where scales are searched for, the error is as small as ggml's.
+/// `values` are whole rows, or blocks of one; `out` has exactly the size of their blocks. Where the format is
+/// a closed formula, the bytes are ggml's own; where scales are searched for, the error is as small as
+/// ggml's.
 pub fn encode(ty: Type, values: &[f32], out: &mut [u8]) -> Result<(), EncodeError> {
     check_len("output", out, blocks_of(ty, values.len())?)?;
     all_finite(values)?;
@@ -92,7 +94,7 @@ pub fn encode(ty: Type, values: &[f32], out: &mut [u8]) -> Result<(), EncodeErro
         _ if ty.can_be_made() => dispatch::encode(ty, values, out),
         _ => return Err(EncodeError::Type { ty }),
     }
-    // A scale that is stored as a half may have become infinite.
+    // A scale that is stored as a half float may have become infinite.
     validate(ty, out).map_err(|error| match error {
         InvalidBlocks::Scale { block, .. } => EncodeError::TooLarge { ty, block },
         InvalidBlocks::Length { error } => error.into(),

@@ -1,5 +1,5 @@
-//! NVFP4: four groups of 16 codes of E2M1, each under a scale of its own. Block: `d[4]` UE4M3, `qs[32]`.
-//! The halves of a group stand in low and high nibbles, unlike in tensor blobs, where neighbours share a byte.
+//! NVFP4: four groups of 16 E2M1 codes, each with its own scale. Block: `d[4]` UE4M3, `qs[32]`. The halves of
+//! a group are in the low and high nibbles, unlike in tensor blobs, where neighbours share a byte.
 
 use super::block::largest;
 use super::mxfp4::{VALUES, nearest};
@@ -37,7 +37,7 @@ fn ue4m3_to_f32(code: u8) -> f32 {
     }
 }
 
-/// As ggml rounds: half up, not half to even; and what is 256 or more becomes the largest value, 448.
+/// Rounds as ggml does: half up rather than to even. Values of 256 or more become the largest value, 448.
 #[inline(always)]
 fn f32_to_ue4m3(x: f32) -> u8 {
     const LARGEST: u8 = 0x7e;

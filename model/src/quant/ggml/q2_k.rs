@@ -15,7 +15,7 @@ pub(super) fn decode(block: &[u8; 84], out: &mut [f32; 256]) {
     }
 }
 
-/// The codes of group `k`: of each byte, the two bits that belong to this quarter of 128.
+/// Returns the codes of group `k`: of each byte, the two bits that belong to this quarter of 128.
 #[inline(always)]
 fn codes(block: &[u8; 84], k: usize) -> impl Iterator<Item = u8> {
     let shift = 2 * ((k % 8) / 2);
@@ -46,7 +46,7 @@ pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 84]) {
         let (scale, min) = (d * scales, dmin * mins);
         for (l, x) in x.iter().enumerate() {
             let codes = ((*x + min) / scale).code(0.0, 3.0).to_bytes();
-            // Groups come in pairs that share 32 bytes; the pair says which two bits.
+            // Groups come in pairs that share 32 bytes; the pair selects the two bits.
             for start in 0..2 {
                 block[16 + 32 * n + 16 * start + l] =
                     codes[start] | codes[2 + start] << 2 | codes[4 + start] << 4 | codes[6 + start] << 6;
@@ -60,7 +60,7 @@ fn largest<L: Lanes>(x: [L; 2]) -> f32 {
     x[0].max(x[1]).to_array().into_iter().fold(0.0, f32::max)
 }
 
-/// In steps of which the largest takes 15.
+/// Rounds to steps of which the largest value has 15.
 #[inline(always)]
 fn four_bits<L: Lanes>(x: L, largest: f32) -> L {
     let inverse = if largest > 0.0 { 15.0 / largest } else { 0.0 };

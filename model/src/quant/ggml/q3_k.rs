@@ -1,5 +1,5 @@
-//! Q3_K: 16 groups of 16 codes of 3 bits around 4, each with a signed 6-bit scale.
-//! Block: `hmask[32]`, `qs[64]`, `scales[12]`, d f16. A third bit that is set means that 4 is not taken off.
+//! Q3_K: 16 groups of 16 codes of 3 bits around 4, each with a signed 6-bit scale. Block: `hmask[32]`,
+//! `qs[64]`, `scales[12]`, d f16. If the third bit of a code is set, 4 is not subtracted.
 
 use super::block::{half, inverse, peak, put_half};
 use super::fit::descend;
@@ -9,7 +9,7 @@ pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
     let d = half(block, 108);
     for (k, group) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
         let scale = d * f32::from(scale(block, k));
-        // Within the 128 that a byte of codes serves: the quarter, and the half of 16.
+        // The position in the 128 elements that share bytes of codes: the quarter, and its half of 16.
         let (quarter, start) = ((k % 8) / 2, 16 * (k % 2));
         for (l, x) in group.iter_mut().enumerate() {
             let low = (block[32 + 32 * (k / 8) + start + l] >> (2 * quarter)) & 3;
@@ -19,7 +19,7 @@ pub(super) fn decode(block: &[u8; 110], out: &mut [f32; 256]) {
     }
 }
 
-/// Scale `k`: four low bits in a nibble of the first eight bytes, two high bits in the last four.
+/// Returns scale `k`: four low bits in a nibble of the first eight bytes, two high bits in the last four.
 #[inline(always)]
 fn scale(block: &[u8; 110], k: usize) -> i8 {
     let scales = &block[96..108];

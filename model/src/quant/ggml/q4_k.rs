@@ -16,8 +16,9 @@ pub(super) fn decode(block: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// Scale and minimum of group `k`, 6 bits each, from 12 bytes: the first eight hold those of the first four groups in six bits
-/// each, and above them the high bits of the last four, whose low bits are the nibbles of the last four bytes.
+/// Returns the scale and minimum of group `k`, 6 bits each, from 12 bytes. The first eight bytes hold those
+/// of the first four groups in six bits each and, above them, the high bits of the last four groups, whose
+/// low bits are the nibbles of the last four bytes.
 #[inline(always)]
 pub(super) fn scale_and_min(packed: &[u8], k: usize) -> (u8, u8) {
     if k < 4 {
@@ -27,7 +28,7 @@ pub(super) fn scale_and_min(packed: &[u8], k: usize) -> (u8, u8) {
     }
 }
 
-/// Packs what [`scale_and_min`] reads; all of them below 64.
+/// Packs what [`scale_and_min`] reads. All values are below 64.
 #[inline(always)]
 pub(super) fn pack_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8], packed: &mut [u8]) {
     for k in 0..4 {
@@ -50,7 +51,8 @@ pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 144]) {
     }
 }
 
-/// Writes `d`, `dmin` and the packed scales and minima, which Q5_K has too; gives the codes, element `l` of all groups together.
+/// Writes `d`, `dmin` and the packed scales and minima, which Q5_K has too. Returns the codes: element `l` of
+/// all groups together.
 #[inline(always)]
 pub(super) fn encode_groups<L: Lanes>(
     x: &[f32; 256],
@@ -83,7 +85,7 @@ pub(super) fn encode_groups<L: Lanes>(
     codes
 }
 
-/// The largest as 63 steps, and each in such steps.
+/// Returns the step of which the largest value has 63, and each value in such steps.
 #[inline(always)]
 fn six_bits<L: Lanes>(x: L) -> (f32, L) {
     let largest = x.to_array().into_iter().fold(0.0, f32::max);

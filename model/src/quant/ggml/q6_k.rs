@@ -8,7 +8,7 @@ pub(super) fn decode(block: &[u8; 210], out: &mut [f32; 256]) {
     let d = half(block, 208);
     for (k, group) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
         let scale = d * f32::from(block[192 + k] as i8);
-        // Within the 128 that share bytes: the quarter, and the half of 16.
+        // The position in the 128 elements that share bytes: the quarter, and its half of 16.
         let (n, quarter, start) = (k / 8, (k % 8) / 2, 16 * (k % 2));
         for (l, x) in group.iter_mut().enumerate() {
             let low = (block[64 * n + 32 * (quarter % 2) + start + l] >> (4 * (quarter / 2))) & 15;
@@ -31,7 +31,7 @@ impl Nearest for SixBits {
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(x: &[f32; 256], block: &mut [u8; 210]) {
     let halves = sixteens::<L>(x);
-    // The peak becomes the lowest code, or a little more or less than that.
+    // The candidates map the peak to the lowest code, or to a little more or less than that.
     let mut levels = [-32.0; 19];
     for (level, t) in levels[1..].iter_mut().zip((-9..=9).filter(|t| *t != 0)) {
         *level = -(32.0 + 0.1 * t as f32);

@@ -1,4 +1,4 @@
-//! Q8_1: Q8_0 with the sum of its values beside, as activations are quantised. Block: d f16, s f16, `qs[32]`.
+//! Q8_1: Q8_0 with the sum of its values, a format of activations. Block: d f16, s f16, `qs[32]`.
 
 use super::block::{half, inverse, largest, nearest_away, put_half};
 

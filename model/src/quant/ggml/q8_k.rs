@@ -1,4 +1,5 @@
-//! Q8_K: 256 signed codes of 8 bits and their sums, as activations are quantised. Block: d f32, `qs[256]`, `bsums[16]` i16.
+//! Q8_K: 256 signed codes of 8 bits and their sums, a format of activations. Block: d f32, `qs[256]`,
+//! `bsums[16]` i16.
 
 use super::block::{nearest_even, peak};
 

@@ -11,7 +11,7 @@ fn made_type() -> impl Strategy<Value = Type> {
     proptest::sample::select(types)
 }
 
-/// Values as weights have them, and some that weights should not have.
+/// Typical values of weights, and some that weights should not have.
 fn values() -> impl Strategy<Value = Vec<f32>> {
     let value = prop_oneof![
         8 => -1.0f32..1.0,
@@ -32,7 +32,7 @@ fn values() -> impl Strategy<Value = Vec<f32>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever the bytes, they decode to as many values, or are refused for their length.
+    /// Any bytes decode to as many values, or are refused for their length.
     #[test]
     fn any_bytes_decode(ty in any_type(), bytes in proptest::collection::vec(any::<u8>(), 0..900), odd in 0usize..3) {
         let blocks = bytes.len() / ty.block_bytes() as usize;
@@ -45,7 +45,7 @@ proptest! {
         prop_assert_eq!(validate(ty, &bytes).is_err_and(|e| matches!(e, InvalidBlocks::Length { .. })), whole.len() != bytes.len());
     }
 
-    /// Both compilations make the same bytes.
+    /// Both compilations encode to the same bytes.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn instruction_sets_agree(ty in made_type(), values in values()) {
@@ -59,7 +59,8 @@ proptest! {
     }
 }
 
-/// How far values may come back from where they were, as a share of the largest of 256: the root of the mean square.
+/// The largest error after encoding and decoding, relative to the largest of 256 values: the root of the mean
+/// square.
 fn bound(ty: Type) -> f32 {
     use Type::*;
     match ty {
@@ -77,12 +78,12 @@ fn bound(ty: Type) -> f32 {
 }
 
 proptest! {
-    /// What is made decodes to what it was made of, as nearly as the type can.
+    /// Encoded values decode to nearly the same values, within the precision of the type.
     #[test]
     fn values_come_back(
         ty in made_type(),
         values in proptest::collection::vec(-1.0f32..1.0, 256),
-        // Scales of NVFP4 reach no further down.
+        // The scales of NVFP4 cannot represent smaller magnitudes.
         magnitude in -3i32..8,
         offset in prop_oneof![Just(0.0f32), -1.0f32..1.0],
     ) {
@@ -141,7 +142,7 @@ fn scales_that_are_not_finite_are_found() {
     }
 }
 
-/// The newest type is in no vectors: its formula by hand.
+/// The vectors do not have the newest type, so its formula is checked by hand.
 #[test]
 fn q2_0() {
     let mut values = [0.0f32; 64];

@@ -5,8 +5,8 @@ use super::block::{half, inverse, largest, nearest_away, put_half};
 
 const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
 
-/// Where a run of bytes lies, where its elements begin, and how many digits a byte has. Digit `n` of byte `j` is the element
-/// `j + n * length`.
+/// A run of bytes: its offset, the position of its first element, and the number of digits per byte. Digit
+/// `n` of byte `j` is the element `j + n * length`.
 struct Run {
     bytes: std::ops::Range<usize>,
     first: usize,

@@ -18,7 +18,8 @@ macro_rules! types {
         impl Type {
             pub const ALL: &[Type] = &[$(Type::$name),+];
 
-            /// By its number in a file; `None` for numbers that name nothing, or a type that ggml removed (4, 5, 31-33, 36-38).
+            /// Returns the type with this number in a file; `None` for unknown numbers and types that ggml
+            /// removed (4, 5, 31-33, 36-38).
             pub fn from_id(id: u32) -> Option<Type> {
                 match id {
                     $($id => Some(Type::$name),)+
@@ -39,14 +40,15 @@ macro_rules! types {
                 }
             }
 
-            /// How many elements a block holds. Rows are whole blocks.
+            /// The number of elements in a block. Rows are whole blocks.
             pub fn block_elements(self) -> u32 {
                 match self {
                     $(Type::$name => $elements,)+
                 }
             }
 
-            /// How many bytes a block takes. Blocks follow each other without padding, whatever that does to alignment.
+            /// The size of a block in bytes. Blocks follow each other without padding, even if that leaves
+            /// them unaligned.
             pub fn block_bytes(self) -> u32 {
                 match self {
                     $(Type::$name => $bytes,)+
@@ -64,14 +66,14 @@ types! {
     Q5_0 = 6, 32, 22;
     Q5_1 = 7, 32, 24;
     Q8_0 = 8, 32, 34;
-    /// Of activations; files do not have it.
+    /// For activations; files do not have it.
     Q8_1 = 9, 32, 36;
     Q2_K = 10, 256, 84;
     Q3_K = 11, 256, 110;
     Q4_K = 12, 256, 144;
     Q5_K = 13, 256, 176;
     Q6_K = 14, 256, 210;
-    /// Of activations; files do not have it.
+    /// For activations; files do not have it.
     Q8_K = 15, 256, 292;
     IQ2_XXS = 16, 256, 66;
     IQ2_XS = 17, 256, 74;
@@ -97,7 +99,7 @@ types! {
 }
 
 impl Type {
-    /// How many bytes a row of `cols` elements takes; `None` if it is not whole blocks, or too long to count.
+    /// The size of a row of `cols` elements in bytes; `None` if it is not whole blocks or the size overflows.
     pub fn row_bytes(self, cols: u64) -> Option<u64> {
         let elements = u64::from(self.block_elements());
         let blocks = cols.is_multiple_of(elements).then_some(cols / elements)?;
@@ -119,8 +121,8 @@ impl Type {
         })
     }
 
-    /// Whether values can be quantised to it here: ggml makes the smallest IQ types with an importance matrix only, and there is
-    /// no rounding to integers.
+    /// Whether Lode can quantise to this type. ggml makes the smallest IQ types only with an importance
+    /// matrix, and rounding to integer types is not supported.
     pub fn can_be_made(self) -> bool {
         use Type::*;
         !matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | I8 | I16 | I32 | I64)
@@ -138,7 +140,7 @@ impl fmt::Display for Type {
     }
 }
 
-/// A text that names no GGML type.
+/// The error for a text that is not the name of a GGML type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a GGML type")]
 pub struct UnknownType {
@@ -148,7 +150,7 @@ pub struct UnknownType {
 impl FromStr for Type {
     type Err = UnknownType;
 
-    /// In any case.
+    /// Ignores case.
     fn from_str(text: &str) -> Result<Self, UnknownType> {
         let found = Type::ALL.iter().find(|ty| ty.as_str().eq_ignore_ascii_case(text));
         found.copied().ok_or_else(|| UnknownType { text: text.chars().take(40).collect() })

@@ -1,12 +1,12 @@
-//! A look at the scales of blocks from a stranger: an infinity or NaN in one of them spoils every result that it touches.
-//! The same pass that ggml offers over its files.
+//! Checks the scales of untrusted blocks: an infinite or NaN scale spoils every result that it affects. ggml
+//! offers the same check of its files.
 
 use half::{bf16, f16};
 
 use super::{Type, iq1_m};
 use crate::quant::DecodeError;
 
-/// Why blocks should not be used.
+/// Why blocks are invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InvalidBlocks {
     #[error(transparent)]
@@ -16,7 +16,7 @@ pub enum InvalidBlocks {
     },
     #[error("block {block} has a scale of {value}, expected a finite number")]
     Scale {
-        /// Its position in the bytes given; for plain numbers, the element's.
+        /// Its position in the given bytes; for plain numbers, that of the element.
         block: usize,
         value: f32,
     },
@@ -50,11 +50,11 @@ pub fn validate(ty: Type, bytes: &[u8]) -> Result<(), InvalidBlocks> {
         Type::NVFP4 => return first(bytes, size, nvfp4_scale),
         Type::I8 | Type::I16 | Type::I32 | Type::I64 => return Ok(()),
     };
-    // The sum of what is finite is too: two halves cannot reach the end of float32.
+    // A sum of finite halves is finite: two halves cannot reach the limit of float32.
     first(bytes, size, |b| halves.iter().map(|at| f16::from_le_bytes([b[*at], b[at + 1]]).to_f32()).sum())
 }
 
-/// The first block whose scale is not finite.
+/// Returns an error for the first block whose scale is not finite.
 fn first(bytes: &[u8], size: usize, scale: impl Fn(&[u8]) -> f32) -> Result<(), InvalidBlocks> {
     let mut scales = bytes.chunks_exact(size).map(scale);
     match scales.by_ref().enumerate().find(|(_, value)| !value.is_finite()) {
@@ -63,13 +63,13 @@ fn first(bytes: &[u8], size: usize, scale: impl Fn(&[u8]) -> f32) -> Result<(), 
     }
 }
 
-/// A double that float32 cannot hold is a number still.
+/// A double that is too large for float32 is still a finite number.
 fn f64_scale(b: &[u8]) -> f32 {
     let value = f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
     if value.is_finite() { 0.0 } else { value as f32 }
 }
 
-/// The code that is NaN to other readers of E4M3, with either sign.
+/// The code that other readers of E4M3 treat as NaN, with either sign.
 fn nvfp4_scale(b: &[u8]) -> f32 {
     if b[..4].iter().any(|code| code & 0x7f == 0x7f) { f32::NAN } else { 0.0 }
 }
