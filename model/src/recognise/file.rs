@@ -1,5 +1,6 @@
-//! One file of a model: what it is for, and where in which layer it lies; and the layers of each layout as files.
-//! Names come from whatever the layout has: annotations, ollama's `name`, or the fixed names that Docker's tooling unpacks to.
+//! One file of a model: its role, its layer and its offset there; and the files in the layers of each layout.
+//! Names come from the layout: annotations, ollama's `name`, or the fixed names that Docker's tooling unpacks
+//! to.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use super::tar::Member;
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type as mt;
 
-/// What a file is for.
+/// The role of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A blob of one tensor, or of one packed group of them.
@@ -17,11 +18,11 @@ pub enum Role {
     Safetensors,
     Gguf,
     Onnx,
-    /// Low-rank changes to another model.
+    /// A low-rank adapter for another model.
     Adapter,
-    /// What turns images or sounds into embeddings.
+    /// Turns images or sounds into embeddings.
     Projector,
-    /// A small model that guesses for a large one.
+    /// A small model that drafts tokens for a large one.
     Draft,
     Template,
     System,
@@ -32,10 +33,10 @@ pub enum Role {
     File,
 }
 
-/// How a file lies in its layer.
+/// How a file is stored in its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// It is the layer, or a member of an uncompressed tar: bytes that can be mapped.
+    /// The file is the layer, or a member of an uncompressed tar, so its bytes can be mapped.
     Plain,
     /// The layer is an uncompressed tar, whose members are not listed yet.
     Tar,
@@ -56,13 +57,13 @@ pub enum FileKind {
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFile {
-    /// Shared by all files of a tar, since a stranger may write much into it.
+    /// Shared by all files of a tar, because an untrusted descriptor may be large.
     pub layer: Arc<Descriptor>,
-    /// Relative, where anything tells it. The text comes from a stranger: check it before use.
+    /// The relative path, if the manifest gives one. The text is untrusted: check it before use.
     pub path: Option<String>,
     pub role: Role,
     pub packing: Packing,
-    /// Where it begins in the layer: not at 0 where the layer is a tar.
+    /// The offset in the layer; not 0 for a member of a tar.
     pub offset: u64,
     pub size: u64,
 }
@@ -89,7 +90,7 @@ impl ModelFile {
         self.is_plain() && self.offset == 0 && self.size == self.layer.size
     }
 
-    /// How its tensors are listed; `None` where it has none, or lies packed.
+    /// How its tensors are listed; `None` if it has none or is packed.
     pub fn kind(&self) -> Option<FileKind> {
         if !self.is_plain() {
             return None;
@@ -107,14 +108,14 @@ impl ModelFile {
         }
     }
 
-    /// What to call it in messages.
+    /// The name of the file in messages.
     pub fn label(&self) -> &str {
         self.path.as_deref().or(self.layer.name.as_deref()).unwrap_or(self.layer.digest.as_str())
     }
 }
 
 impl Role {
-    /// What a file is by its name alone.
+    /// Returns the role of a file by its name alone.
     pub fn of_path(path: &str) -> Role {
         let name = path.rsplit_once('/').map_or(path, |(_, name)| name).to_ascii_lowercase();
         if name.ends_with(".safetensors") {
@@ -127,7 +128,7 @@ impl Role {
     }
 }
 
-/// How a layer is packed, by its type.
+/// Returns the packing of a layer by its media type.
 pub(super) fn packing(media_type: &str) -> Packing {
     if ["gzip", "zstd", ".xz", "bzip2"].iter().any(|mark| media_type.ends_with(mark)) {
         Packing::Compressed
@@ -138,7 +139,7 @@ pub(super) fn packing(media_type: &str) -> Packing {
     }
 }
 
-/// The path that annotations give, or the name in ModelPack's text about the file.
+/// Returns the path of the annotations, or the name in ModelPack's metadata of the file.
 pub(super) fn annotated(layer: &Descriptor) -> Option<String> {
     #[derive(Deserialize)]
     struct Metadata {
@@ -159,7 +160,7 @@ pub(super) fn ollama(manifest: &Manifest) -> Vec<ModelFile> {
         let path = annotated(layer);
         let is_draft = layer.name.as_deref().is_some_and(|name| name.starts_with("draft."));
         let role = match layer.media_type.as_str() {
-            // The second model of a pair.
+            // The second model, which drafts for the first.
             mt::OLLAMA_TENSOR if is_draft => Role::Draft,
             mt::OLLAMA_TENSOR => Role::Tensor,
             mt::OLLAMA_MODEL => Role::Gguf,
@@ -173,7 +174,7 @@ pub(super) fn ollama(manifest: &Manifest) -> Vec<ModelFile> {
             mt::OLLAMA_LICENSE => Role::License,
             kind if mt::is_ollama(kind) => Role::File,
             mt::ONNX => Role::Onnx,
-            // A file that import stored whole beside the weights is not part of the model.
+            // A file that an import stored whole in addition to the weights is not part of the model.
             _ if has_weights => Role::File,
             _ => path.as_deref().map_or(Role::File, Role::of_path),
         };
@@ -186,7 +187,7 @@ pub(super) fn docker(manifest: &Manifest) -> Vec<ModelFile> {
     let count = |kind: &str| manifest.layers.iter().filter(|layer| layer.media_type == kind).count();
     let (n_gguf, n_safetensors) = (count(mt::DOCKER_MODEL_GGUF), count(mt::DOCKER_MODEL_SAFETENSORS));
     let (mut gguf, mut safetensors) = (0, 0);
-    // Layers without a name are called what Docker's tooling unpacks them to.
+    // Layers without a name get the names that Docker's tooling unpacks them to.
     let numbered = |at: &mut usize, of: usize, extension: &str| {
         *at += 1;
         match of {
@@ -220,7 +221,7 @@ pub(super) fn docker(manifest: &Manifest) -> Vec<ModelFile> {
     files
 }
 
-/// A ModelPack config, as far as it tells what nameless weights are.
+/// The part of a ModelPack config that gives the format of unnamed weights.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Format {
@@ -262,20 +263,20 @@ fn modelpack_file(layer: &Descriptor, format: &str) -> ModelFile {
     ModelFile::new(layer, path, role, packing(kind))
 }
 
-/// Whether a name says what the file is.
+/// Whether a file name has an extension.
 fn is_extended(path: Option<&str>) -> bool {
     let name = path.map(|path| path.rsplit_once('/').map_or(path, |(_, name)| name));
     name.is_some_and(|name| name.contains('.'))
 }
 
-/// The layers of an image; what is in them is looked for below `models/`.
+/// Returns the layers of an image. Their files are searched for below `models/`.
 pub(super) fn image(manifest: &Manifest) -> Vec<ModelFile> {
     let file = |layer: &Descriptor| ModelFile::new(layer, None, Role::File, packing(&layer.media_type));
     manifest.layers.iter().map(file).collect()
 }
 
-/// Layers that are files by their title. A titled layer of the plain tar type is what oras calls any file it is given no
-/// type for, and is none.
+/// Returns layers that are files by their title. A titled layer of the plain tar type is not a tar: oras uses
+/// this type for any file that it gets without one.
 pub(super) fn titled(manifest: &Manifest) -> Vec<ModelFile> {
     let file = |layer: &Descriptor| {
         let path = annotated(layer);

@@ -1,5 +1,6 @@
-//! A ModelKit's layers as files. Its config is the Kitfile as JSON; the n-th layer of a kind belongs to the n-th entry of that
-//! kind, unless entries name their layer's digest. Tars carry the names of what is in them; other layers take their entry's path.
+//! A ModelKit's layers as files. Its config is the Kitfile as JSON. The n-th layer of a kind belongs to the
+//! n-th entry of that kind, unless entries name their layer's digest. Members of tars have their own names;
+//! other layers get the path of their entry.
 
 use std::collections::HashMap;
 
@@ -33,7 +34,7 @@ struct Entry {
     digest: String,
 }
 
-/// The other ModelKit that a kit's model comes from; a path says the same key.
+/// Returns the ModelKit on which a kit's model is based. The same key can hold a path instead.
 pub(crate) fn parent(config: &[u8]) -> Option<String> {
     let kitfile: Kitfile = serde_json::from_slice(config).ok()?;
     let path = kitfile.model?.entry.path;

@@ -1,15 +1,15 @@
-//! Which tool's layout a manifest follows, by the marks that each leaves; the first that fits counts.
-//! Nothing is refused here: what no rule knows is an artifact like any other.
+//! Detects which tool's layout a manifest follows, by the marks of each tool; the first match counts. Nothing
+//! is refused here: an unrecognised manifest is an artifact like any other.
 
 use serde::Deserialize;
 
 use crate::manifest::{Descriptor, Manifest};
 use crate::media_type as mt;
 
-/// How a manifest's layers are to be understood.
+/// The layout of a manifest's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// A signature, an SBOM or the like, about another manifest.
+    /// A signature, an SBOM or the like, for another manifest.
     Attachment,
     /// CNCF ModelPack, also under its former name.
     ModelPack,
@@ -19,14 +19,14 @@ pub enum Layout {
     KitOps,
     /// ollama, and our own imports.
     Ollama,
-    /// A container image that says it carries a model.
+    /// A container image that declares that it carries a model.
     Image,
     /// Files with titles, as oras pushes them.
     Files,
     Unknown,
 }
 
-/// What the types of artifacts that are about other artifacts have in them.
+/// Parts of the media types of artifacts that refer to other artifacts.
 const ATTACHED: [&str; 8] =
     ["sigstore", "cosign", "notary", "signature", "in-toto", "spdx", "cyclonedx", "sbom"];
 
@@ -80,7 +80,7 @@ impl Layout {
     }
 }
 
-/// An image's config, as far as it tells a model's image from any other.
+/// The part of an image's config that distinguishes a model's image from others.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ImageConfig {

@@ -1,5 +1,6 @@
-//! What a manifest holds as a model, whatever tool pushed it: its layout, and each file with its role and how it lies in its
-//! layer. Pure; the registry's index and the worker both start here, so that they never see two different models.
+//! Recognises the model in a manifest, whatever tool pushed it: its layout, and the role and location of each
+//! file. Pure. The registry's indexing and the worker both use this module, so that they always see the same
+//! model.
 
 mod file;
 mod kitfile;
@@ -15,10 +16,10 @@ pub use layout::Layout;
 use crate::manifest::Manifest;
 use tar::Member;
 
-/// The file that makes a folder of components an image model.
+/// The file that marks a folder of components as an image model.
 const IMAGE_INDEX: &str = "model_index.json";
 
-/// A manifest, sorted into files.
+/// A manifest, classified into files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Artifact {
     pub layout: Layout,
@@ -27,8 +28,8 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// Sorts the layers of an image manifest. `config` is the config blob where the caller has it: without it, files that only
-    /// the config names stay without a name.
+    /// Classifies the layers of an image manifest. `config` is the config blob if the caller has it; without
+    /// it, files that only the config names stay unnamed.
     pub fn read(manifest: &Manifest, config: Option<&[u8]>) -> Artifact {
         let layout = Layout::of(manifest, config);
         let mut files = match layout {
@@ -50,9 +51,9 @@ impl Artifact {
         Artifact { layout, files }
     }
 
-    /// The tars that may hold files of the model, by their position in `files`.
+    /// Returns the tars that may hold files of the model, by their position in `files`.
     pub fn archives(&self) -> impl Iterator<Item = (usize, &ModelFile)> {
-        // Images that do not say that they carry a model are not searched.
+        // Images that do not declare a model are not searched.
         let searched = self.layout != Layout::Unknown;
         let is_beside = |kind: &str| [".doc.", ".docs.", ".dataset."].iter().any(|part| kind.contains(part));
         self.files.iter().enumerate().filter(move |(_, file)| {
@@ -60,7 +61,7 @@ impl Artifact {
         })
     }
 
-    /// Puts the members of tars, by the tar's position in `files`, in the place of those tars.
+    /// Replaces tars by their members, which are keyed by the tar's position in `files`.
     #[must_use]
     pub fn unfold(self, mut members: BTreeMap<usize, Vec<Member>>) -> Artifact {
         let mut files = Vec::with_capacity(self.files.len());
@@ -73,8 +74,8 @@ impl Artifact {
         Artifact { files, ..self }
     }
 
-    /// The folder that the model's files lie in, with its slash: that of the config.json nearest to the top, or of an image
-    /// model's index.
+    /// Returns the folder of the model's files, with a trailing slash: that of the topmost config.json or
+    /// image model index.
     pub fn root(&self) -> &str {
         let folders = self.plain().filter_map(|(path, _)| {
             let folder = path.strip_suffix("config.json").or_else(|| path.strip_suffix(IMAGE_INDEX))?;
@@ -83,19 +84,19 @@ impl Artifact {
         folders.min_by_key(|folder| folder.matches('/').count()).unwrap_or("")
     }
 
-    /// The file of this name in the model's folder.
+    /// Returns the file of this name in the model's folder.
     pub fn find(&self, name: &str) -> Option<&ModelFile> {
         let root = self.root();
         self.plain().find(|(path, _)| path.strip_prefix(root) == Some(name)).map(|(_, file)| file)
     }
 
-    /// Whether it is an image model: components in folders, and an index that names them.
+    /// Whether it is an image model: components in folders, with an index that names them.
     pub fn is_image_model(&self) -> bool {
         self.find(IMAGE_INDEX).is_some()
     }
 
-    /// The files that the model's weights lie in, by their position in `files`: no adapter, no projector, no draft, no second
-    /// copy in another form.
+    /// Returns the files that hold the model's weights, by their position in `files`: no adapter, no
+    /// projector, no draft, no second copy in another form.
     pub fn weights(&self) -> Vec<usize> {
         let of = |role: Role| -> Vec<usize> {
             let is = |file: &ModelFile| file.is_plain() && file.role == role;
@@ -120,7 +121,7 @@ impl Artifact {
         if gguf.is_empty() { of(Role::Onnx) } else { gguf }
     }
 
-    /// `safetensors`, `gguf` or `onnx`, by what the weights lie in.
+    /// The format of the weights: `safetensors`, `gguf` or `onnx`.
     pub fn format(&self) -> Option<&'static str> {
         match self.files[*self.weights().first()?].role {
             Role::Tensor | Role::Safetensors => Some("safetensors"),
@@ -130,12 +131,12 @@ impl Artifact {
         }
     }
 
-    /// The first layer that is packed so that what is in it cannot be read in place.
+    /// Returns the first layer whose packing prevents reading it in place.
     pub fn packed(&self) -> Option<&ModelFile> {
         self.files.iter().find(|file| file.packing == Packing::Compressed)
     }
 
-    /// Files that lie in their layer as they are, with a path.
+    /// Returns the files that are stored unpacked and have a path.
     fn plain(&self) -> impl Iterator<Item = (&str, &ModelFile)> {
         let plain = self.files.iter().filter(|file| file.is_plain());
         plain.filter_map(|file| file.path.as_deref().map(|path| (path, file)))

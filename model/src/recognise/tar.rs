@@ -1,27 +1,28 @@
-//! The members of an uncompressed tar, found by reading its headers and skipping what lies between: a layer of many GB is
-//! listed with a few small reads. Old tar, ustar, GNU's long names and pax records are read; sizes are checked against the file.
+//! Lists the members of an uncompressed tar by reading its headers and skipping the data, so that a layer of
+//! many GB needs only a few small reads. Old tar, ustar, GNU's long names and pax records are supported;
+//! sizes are checked against the file.
 
 use std::io;
 
 use crate::read_at::ReadAt;
 
-/// Tar counts in blocks of this size.
+/// The block size of tar.
 const BLOCK: u64 = 512;
 /// The longest name or record that is read, in bytes.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
-/// The longest path that a member can have here, in bytes, as on Linux.
+/// The longest path of a member, in bytes, as on Linux.
 const MAX_PATH_BYTES: usize = 4096;
-/// The members of all tars of a manifest are listed up to here and no further.
+/// The most members that are listed of all tars of a manifest.
 pub const MAX_MEMBERS: usize = 10_000;
-/// Headers that are read of a tar, those of folders, links and records included.
+/// The most headers that are read of a tar, including those of folders, links and records.
 const MAX_HEADERS: usize = 4 * MAX_MEMBERS;
 
 /// A regular file in a tar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// As written, without a leading `./`. The text comes from a stranger: check it before use.
+    /// As written, without a leading `./`. The text is untrusted: check it before use.
     pub path: String,
-    /// Where its bytes begin in the tar.
+    /// The offset of its bytes in the tar.
     pub offset: u64,
     pub size: u64,
 }
@@ -29,9 +30,9 @@ pub struct Member {
 /// Why a tar cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {
-    #[error("it is compressed ({0}): push it uncompressed to have what is in it listed and mapped")]
+    #[error("the tar is compressed ({0}); push it uncompressed so that its members can be listed and mapped")]
     Compressed(&'static str),
-    #[error("the header at byte {at} is not tar's")]
+    #[error("the header at byte {at} is not a tar header")]
     Header { at: u64 },
     #[error("the member `{path}` at byte {at} has {size} bytes, but the file ends at {end}")]
     Cut { path: String, at: u64, size: u64, end: u64 },
@@ -41,11 +42,11 @@ pub enum TarError {
     Read(#[source] io::Error),
 }
 
-/// The regular files of a tar, in its order, at most so many; see [`MAX_MEMBERS`].
+/// Lists the regular files of a tar in order, at most `most`; see [`MAX_MEMBERS`].
 pub fn members(file: &dyn ReadAt, most: usize) -> Result<Vec<Member>, TarError> {
     let end = file.len();
     let (mut members, mut at, mut headers) = (Vec::new(), 0u64, 0);
-    // What records in front of a member say of it.
+    // The path and size that records give for the next member.
     let (mut path, mut size) = (None::<String>, None::<u64>);
     while at.checked_add(BLOCK).is_some_and(|next| next <= end)
         && members.len() < most
@@ -83,12 +84,12 @@ pub fn members(file: &dyn ReadAt, most: usize) -> Result<Vec<Member>, TarError> 
                     path = said_path.or(path);
                     size = said_size.or(size);
                 }
-                // Names of links, and what holds for all members, which no writer uses for paths.
+                // Names of links, and records for all members, which no writer uses for paths.
                 _ => {}
             }
         } else {
             let path = path.take().unwrap_or(header.path);
-            // Regular files only; nothing here follows links.
+            // Regular files only; links are not followed.
             if matches!(kind, b'0' | 0 | b'7') && !path.ends_with('/') && path.len() <= MAX_PATH_BYTES {
                 let path = path.strip_prefix("./").map_or(path.clone(), str::to_owned);
                 members.push(Member { path, offset: start, size: len });
@@ -102,7 +103,7 @@ pub fn members(file: &dyn ReadAt, most: usize) -> Result<Vec<Member>, TarError> 
     Ok(members)
 }
 
-/// What a file that is no plain tar was packed with.
+/// Returns the compression of a file that is not a plain tar.
 fn compression(first: &[u8]) -> Option<&'static str> {
     match first {
         [0x1f, 0x8b, ..] => Some("gzip"),
@@ -121,7 +122,7 @@ struct Header {
 
 impl Header {
     fn parse(block: &[u8; BLOCK as usize]) -> Option<Header> {
-        // The sum counts its own field as spaces.
+        // The checksum counts its own field as spaces.
         let sum: u32 = block
             .iter()
             .enumerate()
@@ -143,7 +144,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// Octal digits, or where those do not suffice GNU's big-endian number behind a set first bit.
+/// Parses octal digits or, for large values, GNU's big-endian number behind a set first bit.
 fn number(field: &[u8]) -> Option<u64> {
     if let [first, rest @ ..] = field
         && first & 0x80 != 0
@@ -283,7 +284,7 @@ mod tests {
         let mut gzip = vec![0; 600];
         gzip[..2].copy_from_slice(&[0x1f, 0x8b]);
         assert!(refused(&gzip).contains("compressed (gzip)"));
-        assert_eq!(refused(&[1; 600]), "the header at byte 0 is not tar's");
+        assert_eq!(refused(&[1; 600]), "the header at byte 0 is not a tar header");
         assert!(refused(&header("a", 100, b'0')).contains("`a` at byte 0 has 100 bytes"));
         let mut huge = header("a", 0, b'0');
         huge[124..136].fill(0xff);

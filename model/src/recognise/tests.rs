@@ -1,4 +1,4 @@
-//! The same model in every layout, and what no layout takes for one.
+//! The same model in every layout, and manifests that are not models.
 
 use std::collections::BTreeMap;
 
