@@ -1,5 +1,5 @@
-//! The names of models: repositories, tags, references, and the whole name a person types.
-//! They are parsed once at the edge; behind it only valid values exist.
+//! The names of models: repositories, tags, references, and the full name that a person types. They are
+//! parsed once at the edge; code behind it only handles valid values.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,10 +12,10 @@ use crate::digest::{Digest, DigestError};
 pub const MAX_REPOSITORY_LEN: usize = 255;
 /// The longest tag, in bytes (OCI distribution, `[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}`).
 pub const MAX_TAG_LEN: usize = 128;
-/// The tag that a name without one means.
+/// The tag of a name without one.
 pub const DEFAULT_TAG: &str = "latest";
 
-/// Why a text is no name, repository, tag or reference.
+/// Why a text is not a valid name, repository, tag or reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
     #[error(
@@ -25,7 +25,7 @@ pub enum ReferenceError {
     #[error("repository name has {len} bytes, expected at most {MAX_REPOSITORY_LEN}")]
     RepositoryTooLong { len: usize },
     #[error(
-        "`{text}` is not a tag (expected at most {MAX_TAG_LEN} letters, digits, `_`, `.` and `-`, starting with none of `.` and `-`)"
+        "`{text}` is not a tag (expected at most {MAX_TAG_LEN} letters, digits, `_`, `.` and `-`, not starting with `.` or `-`)"
     )]
     Tag { text: String },
     #[error("`{text}` is not a host (expected a name or address, then an optional `:port`)")]
@@ -34,7 +34,7 @@ pub enum ReferenceError {
     Digest(#[from] DigestError),
 }
 
-/// A repository: any number of path parts, as OCI allows; none is implied.
+/// A repository: any number of path parts, as OCI allows. No part is implied.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Repository(Box<str>);
@@ -44,7 +44,7 @@ pub struct Repository(Box<str>);
 #[serde(try_from = "String", into = "String")]
 pub struct Tag(Box<str>);
 
-/// What selects a manifest within a repository.
+/// A tag or digest, which selects a manifest within a repository.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Reference {
@@ -52,8 +52,9 @@ pub enum Reference {
     Digest(Digest),
 }
 
-/// A whole name, `[host[:port]/]repository[:tag|@digest]`, by docker's rule: the first part is a host only if it
-/// contains `.` or `:` or is `localhost`. The tag defaults to `latest`; of a tag and a digest together the digest counts.
+/// A full name, `[host[:port]/]repository[:tag|@digest]`. By docker's rule, the first part is a host only if
+/// it contains `.` or `:` or is `localhost`. The tag defaults to `latest`; a digest takes precedence over a
+/// tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
     pub host: Option<String>,
@@ -134,7 +135,7 @@ impl FromStr for Tag {
 impl FromStr for Reference {
     type Err = ReferenceError;
 
-    /// A text with a colon means a digest, any other a tag.
+    /// A text with a colon is a digest, any other a tag.
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
         if text.contains(':') {
             Ok(Reference::Digest(text.parse()?))
@@ -219,7 +220,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// What the three string-like types share: printing, and the way through serde.
+/// The serde conversions that the three string-like types share.
 macro_rules! text_like {
     ($($type:ident),*) => {$(
         impl TryFrom<String> for $type {

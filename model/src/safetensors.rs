@@ -1,5 +1,5 @@
-//! The header of a safetensors file: parsed, checked against the file it came from, and only then handed out.
-//! Dtypes are the `safetensors` crate's; the parser is our own, because errors here name the tensor and what was expected.
+//! The header of a safetensors file, parsed and checked against the length of the file. Dtypes are the
+//! `safetensors` crate's; the parser is our own, because its errors name the tensor and the expected value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::read_at::ReadAt;
 
 /// The longest header that is read, in bytes (the format's own limit).
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// The bytes in front of the header that tell its length: a little-endian u64.
+/// The length of the field in front of the header: a little-endian u64, the header's length.
 pub const LENGTH_BYTES: u64 = 8;
 
 /// One entry of a header. Every field has been checked against the file.
@@ -22,9 +22,9 @@ pub struct TensorEntry {
     pub dtype: Dtype,
     /// Row-major.
     pub shape: Vec<u64>,
-    /// Where its bytes begin, counted from the start of the data.
+    /// The offset of its bytes from the start of the data.
     pub begin: u64,
-    /// Where they end, exclusive.
+    /// The end of its bytes, exclusive.
     pub end: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct Header {
     data_start: u64,
 }
 
-/// Why a file is no safetensors file.
+/// Why a file is not a valid safetensors file.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     #[error(
@@ -107,7 +107,7 @@ impl Header {
         let mut first = [0; LENGTH_BYTES as usize];
         file.read_at(0, &mut first).map_err(HeaderError::Read)?;
         let len = header_len(first, file_len)?;
-        // At most MAX_HEADER_BYTES, so it fits a usize.
+        // At most MAX_HEADER_BYTES, so it fits in a usize.
         let mut json = vec![0; len as usize];
         file.read_at(LENGTH_BYTES, &mut json).map_err(HeaderError::Read)?;
         Header::parse(&json, file_len - LENGTH_BYTES - len)
@@ -153,7 +153,7 @@ impl Header {
         Ok(Header { tensors, by_name, metadata, data_start: LENGTH_BYTES + json.len() as u64 })
     }
 
-    /// The same data with some tensors under other names, and with other metadata.
+    /// Returns the same data with some tensors renamed and with other metadata.
     pub(crate) fn renamed(
         &self,
         names: &BTreeMap<String, String>,
@@ -184,13 +184,13 @@ impl Header {
         &self.metadata
     }
 
-    /// Where the data begins in the file.
+    /// The offset of the data in the file.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 }
 
-/// The positions of tensors, ordered by their names, which all have to differ.
+/// Returns the positions of tensors, ordered by name. Duplicate names are an error.
 fn order_by_name(tensors: &[TensorEntry]) -> Result<Vec<u32>, HeaderError> {
     let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
     by_name.sort_by(|a, b| tensors[*a as usize].name.cmp(&tensors[*b as usize].name));
@@ -203,7 +203,7 @@ fn order_by_name(tensors: &[TensorEntry]) -> Result<Vec<u32>, HeaderError> {
     Ok(by_name)
 }
 
-/// The bytes that a tensor of this type and shape takes, if they are a whole number and fit.
+/// Returns the size of a tensor of this type and shape; `None` if it is not whole bytes or overflows.
 pub fn byte_size(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim))?;
     let bits = elements.checked_mul(dtype.bitsize() as u64)?;
@@ -232,9 +232,9 @@ fn check_extent(tensor: &TensorEntry, data_len: u64) -> Result<(), HeaderError> 
     Ok(())
 }
 
-/// Writes the front of a safetensors file, length included: keys sorted, metadata first, padded with spaces to a
-/// multiple of eight, the data of the tensors in the order given. These are the bytes that ollama's extractor writes for
-/// one tensor, so that the same tensor has the same digest whoever imported it.
+/// Writes the front of a safetensors file, length included: keys sorted, metadata first, padded with spaces
+/// to a multiple of eight, with the data of the tensors in the order given. ollama's extractor writes the
+/// same bytes for one tensor, so that a tensor has the same digest whichever tool imported it.
 pub fn write_header(tensors: &[(&str, Dtype, &[u64])], metadata: &BTreeMap<String, String>) -> Vec<u8> {
     use serde_json::{Value, json};
 
@@ -260,7 +260,7 @@ pub fn write_header(tensors: &[(&str, Dtype, &[u64])], metadata: &BTreeMap<Strin
     bytes
 }
 
-/// The JSON object as it stands, with duplicate keys still in it.
+/// The parsed JSON object, including duplicate keys.
 struct Table {
     tensors: Vec<TensorEntry>,
     metadata: BTreeMap<String, String>,
@@ -292,7 +292,7 @@ impl<'de> Deserialize<'de> for Table {
                         if metadata.is_some() {
                             return Err(A::Error::duplicate_field("__metadata__"));
                         }
-                        // MLX's writer puts null where there is none.
+                        // MLX's writer stores null if there is none.
                         let map = map.next_value::<Option<BTreeMap<String, String>>>();
                         let map = map.map_err(|e| A::Error::custom(format!("`__metadata__`: {e}")))?;
                         metadata = Some(map.unwrap_or_default());
@@ -321,7 +321,7 @@ mod tests {
         format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
     }
 
-    /// The whole chain of an error's messages.
+    /// Returns all messages of an error's chain.
     fn message(error: &HeaderError) -> String {
         let source = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
         format!("{error}{source}")

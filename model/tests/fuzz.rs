@@ -1,6 +1,7 @@
-//! What a stranger's bytes go through first, fed with damaged copies of good ones: nothing may panic, and nothing may ask for
-//! more memory than its input is worth. Seconds by default; LODE_FUZZ_SECONDS runs each target that long, and LODE_FUZZ_SEED
-//! repeats a run; LODE_FUZZ_CORPUS names a folder that the good ones are written to. The input that a target died of is printed.
+//! Feeds the parsers of untrusted bytes with damaged copies of valid input. Nothing may panic, and nothing
+//! may allocate more memory than its input justifies. Runs for seconds by default; LODE_FUZZ_SECONDS sets the
+//! time of each target, LODE_FUZZ_SEED repeats a run, and LODE_FUZZ_CORPUS names a folder to which the valid
+//! inputs are written. An input that makes a target panic is printed.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use targets::Target;
 
-/// A small generator of our own, so that a seed means the same everywhere (Marsaglia's xorshift64*).
+/// A small generator, so that a seed gives the same numbers everywhere (Marsaglia's xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -27,11 +28,11 @@ impl Random {
     }
 }
 
-/// Numbers at which counting goes wrong.
+/// Numbers at which counters overflow.
 const EDGES: [u64; 12] =
     [0, 1, 7, 0x7f, 0x80, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, 1 << 63, u64::MAX];
 
-/// A damaged copy of one seed, or of two put together.
+/// Returns a damaged copy of one seed, or of two combined.
 fn damaged(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = seeds[random.below(seeds.len())].clone();
     for _ in 0..=random.below(6) {
@@ -56,7 +57,7 @@ fn damaged(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
                 bytes.drain(at..end);
             }
             6 => {
-                // Another number in a text.
+                // Replace a number in a text.
                 let digits = EDGES[random.below(EDGES.len())].to_string();
                 let run = bytes[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
                 if run > 0 {
@@ -78,7 +79,7 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Feeds a target until its time is over.
+/// Feeds a target until its time is up.
 fn run(Target { name: target, seeds, check }: Target) {
     seeds.iter().for_each(|seed| check(seed));
     if let Ok(folder) = std::env::var("LODE_FUZZ_CORPUS") {
@@ -100,7 +101,7 @@ fn run(Target { name: target, seeds, check }: Target) {
         let began = Instant::now();
         if catch_unwind(AssertUnwindSafe(|| check(&input))).is_err() {
             panic!(
-                "{target} died of {:?} (LODE_FUZZ_SEED={seed}, input {inputs})",
+                "{target} panicked on {:?} (LODE_FUZZ_SEED={seed}, input {inputs})",
                 String::from_utf8_lossy(&input)
             );
         }

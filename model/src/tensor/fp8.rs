@@ -1,6 +1,7 @@
-//! FP8 weights and the arrays of scales that belong to them, by the names that their makers give them and by what config.json
-//! says: DeepSeek's and Qwen's have `X.weight_scale_inv`, those of compressed-tensors and ModelOpt `X.weight_scale`. Whatever the
-//! name, codes are multiplied with them ([`crate::quant::fp8`]), and the two may lie in different files.
+//! FP8 weights and the arrays of scales that belong to them, by the names that checkpoints use and by
+//! config.json. DeepSeek and Qwen have `X.weight_scale_inv`, compressed-tensors and ModelOpt
+//! `X.weight_scale`. Whatever the name, codes are multiplied by the scales ([`crate::quant::fp8`]), and the
+//! two may be in different files.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,32 +13,33 @@ use crate::digest::Digest;
 use crate::quant::fp8::Grid;
 use crate::safetensors::Dtype;
 
-/// What a weight's name and that of its scales differ by.
+/// The suffixes that turn a weight's name into that of its scales.
 const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
-/// How the scales of other formats end; those may be E4M3 themselves.
+/// The suffixes of other formats' scales, which may be E4M3 themselves.
 const OTHER_SCALES: [&str; 2] = ["_scale_2", ".scales"];
-/// The blocks of those who say nothing of theirs.
+/// The blocks of checkpoints that do not give theirs.
 const BLOCK: [u64; 2] = [128, 128];
-/// The keys of config.json.
+/// The keys of config.json that describe quantisation.
 pub(crate) const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
-/// The scales of a tensor's codes, an array of its own in any blob.
+/// The scales of a tensor's codes, a separate array in any blob.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scaling {
-    /// As its file calls it.
+    /// The name in its file.
     pub name: String,
     pub digest: Digest,
     #[serde(flatten)]
     pub part: Part,
     /// Rows and columns that share a scale.
     pub block: [u64; 2],
-    /// Of rows cut out of a tensor: its shape, and their first element.
+    /// For rows cut out of a tensor: the tensor's shape, and the first element of the rows.
     #[serde(skip)]
     pub(super) cut: Option<(Vec<u64>, u64)>,
 }
 
 impl Scaling {
-    /// How they lie over a tensor of this shape, and its first element; `None` where they do not.
+    /// Maps the scales to a tensor of this shape, and returns its first element; `None` if the shapes do not
+    /// match.
     pub(super) fn grid(&self, shape: &[u64]) -> Option<(Grid, u64)> {
         let (whole, first) =
             self.cut.as_ref().map_or((shape, 0), |(whole, first)| (whole.as_slice(), *first));
@@ -45,13 +47,13 @@ impl Scaling {
     }
 }
 
-/// Whether a tensor is a weight of FP8, and no scale.
+/// Whether a tensor is an FP8 weight and not a scale.
 pub(crate) fn is_weight(name: &str, dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
         && !SCALES.iter().chain(&OTHER_SCALES).any(|end| name.ends_with(end))
 }
 
-/// What the scales of a weight may be called.
+/// Returns the possible names of a weight's scales.
 pub(crate) fn names(weight: &str) -> [String; 2] {
     SCALES.map(|end| format!("{weight}{end}"))
 }
@@ -61,16 +63,16 @@ pub(crate) fn allows_scale(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F8_E8M0)
 }
 
-/// Why it is not known how scales lie over weights.
+/// Why the blocks of FP8 weights are unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
     #[error("`config.json` gives the blocks of FP8 weights as {found}, expected one size of two numbers")]
     Size { found: String },
-    #[error("`config.json` has a `transform_config`: its weights are rotated, which is not undone")]
+    #[error("`config.json` has a `transform_config`: its weights are rotated, which is not supported")]
     Rotated,
 }
 
-/// Rows and columns that share a scale, by config.json.
+/// Returns the rows and columns that share a scale, from config.json.
 pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], BlockError> {
     let text = config.and_then(|config| config.get("text_config")?.as_object());
     let sections =
@@ -98,7 +100,7 @@ pub(crate) fn block(config: Option<&Map<String, Value>>) -> Result<[u64; 2], Blo
     Ok(found.unwrap_or(BLOCK))
 }
 
-/// `[128, 128]`, or as older files have it `"128x128"`.
+/// Parses `[128, 128]`, or `"128x128"` of older files.
 fn size(said: &Value) -> Option<[u64; 2]> {
     let size = match said {
         Value::String(text) => {
@@ -113,8 +115,8 @@ fn size(said: &Value) -> Option<[u64; 2]> {
     (!size.contains(&0)).then_some(size)
 }
 
-/// Puts the scales of FP8 weights to their weights, in the lists of a model's files: those of the same file, or the only ones of
-/// their name. What does not fit together stays as it is listed: arrays for themselves.
+/// Attaches the scales of FP8 weights to their weights in the lists of a model's files: the scales in the
+/// same file, or the only ones of that name. Arrays that do not match stay listed as separate tensors.
 pub fn fold(files: &mut [&mut Vec<TensorInfo>], config_json: Option<&[u8]>) {
     let config: Option<Map<String, Value>> = config_json.and_then(|json| serde_json::from_slice(json).ok());
     let Ok(block) = block(config.as_ref()) else { return };

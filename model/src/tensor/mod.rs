@@ -1,5 +1,5 @@
-//! Tensors as they lie in blobs: which bytes of which blob are a weight, its scales and its biases.
-//! Reads every spelling of a tensor blob, and whole safetensors files, from their checked headers.
+//! Tensors as stored in blobs: which bytes of which blob are a weight, its scales and its biases. Reads every
+//! form of tensor blob, and whole safetensors files, from their checked headers.
 
 pub mod fp8;
 mod read;
@@ -17,14 +17,14 @@ use crate::safetensors::Dtype;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     pub dtype: Dtype,
-    /// The shape as stored, row-major: U32 words where `dtype` is U32 and the tensor quantised.
+    /// The shape as stored, row-major. In U32 words if `dtype` is U32 and the tensor is quantised.
     pub shape: Vec<u64>,
-    /// From the start of the blob. Nothing promises any alignment.
+    /// From the start of the blob. No alignment is guaranteed.
     pub offset: u64,
     pub size_bytes: u64,
 }
 
-/// Everything in a blob that makes up one tensor.
+/// The parts of one tensor in a blob.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Parts {
     pub weight: Part,
@@ -44,19 +44,19 @@ impl Parts {
     }
 }
 
-/// One tensor of a blob, companions folded in and their relations checked.
+/// One tensor of a blob with its companions, which have been checked against it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     pub name: String,
     /// `BF16`, `F32`, ..., or the quantisation: `int4`, `int8`, `nvfp4`, `mxfp4`, `mxfp8`.
     pub dtype: String,
     pub quantisation: Option<Quantisation>,
-    /// Of the elements, row-major; for a quantised tensor not of the words that hold them.
+    /// In elements, row-major; for a quantised tensor not in the words that hold them.
     pub shape: Vec<u64>,
     pub parts: Parts,
 }
 
-/// A tensor and the blob it lies in: what the index keeps, and what `/lode/v1/tensors` lists.
+/// A tensor and the blob that holds it, as stored in the database and listed by `/lode/v1/tensors`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorInfo {
     pub name: String,
@@ -65,12 +65,12 @@ pub struct TensorInfo {
     pub quantisation: Option<Quantisation>,
     pub shape: Vec<u64>,
     pub digest: Digest,
-    /// Where the weight begins in the blob.
+    /// The offset of the weight in the blob.
     pub offset: u64,
-    /// Of the weight and its companions together.
+    /// The size of the weight and its companions together.
     pub size_bytes: u64,
     pub parts: Parts,
-    /// The scales of FP8, which may lie in another blob.
+    /// The scales of FP8, which may be in another blob.
     #[serde(rename = "scales", default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
 }
@@ -84,18 +84,19 @@ pub struct Run<'a> {
 }
 
 impl Tensor {
-    /// How many elements it has.
+    /// The number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Of the weight and its companions together.
+    /// The size of the weight and its companions together.
     pub fn size_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.size_bytes).sum()
     }
 
-    /// The rows from `first` on, as a tensor of its own: how a large tensor is decoded piece by piece. All axes but the last
-    /// count as rows. `None` where it has no such rows, or rows do not begin at whole bytes.
+    /// Returns the rows from `first` on as a separate tensor, so that a large tensor can be decoded in
+    /// pieces. All axes but the last count as rows. `None` if there are no such rows, or if rows do not begin
+    /// at whole bytes.
     pub fn rows(&self, first: u64, count: u64) -> Option<Tensor> {
         rows(&self.shape, &self.parts, first, count).map(|(shape, parts)| Tensor {
             shape,
@@ -104,12 +105,13 @@ impl Tensor {
         })
     }
 
-    /// Decodes it from the bytes of its blob; see [`quant::decode_f32`] for the arithmetic. Row-major.
+    /// Decodes the tensor from the bytes of its blob, row-major; see [`quant::decode_f32`] for the
+    /// arithmetic.
     pub fn decode_f32(&self, blob: &[u8]) -> Result<Vec<f32>, DecodeError> {
         quant::decode_f32(&self.stored(blob)?)
     }
 
-    /// Its bytes, cut from those of its blob.
+    /// Returns its bytes, cut from those of its blob.
     pub fn stored<'a>(&self, blob: &'a [u8]) -> Result<Stored<'a>, DecodeError> {
         let cut = |name: &'static str, part: &Part| {
             let start = usize::try_from(part.offset).ok();
@@ -125,14 +127,14 @@ impl Tensor {
         stored(
             &self.parts,
             self.quantisation,
-            cut("the blob, for the weight,", &self.parts.weight)?,
-            optional("the blob, for the scale,", &self.parts.scale)?,
-            optional("the blob, for the bias,", &self.parts.bias)?,
-            optional("the blob, for the global scale,", &self.parts.global_scale)?,
+            cut("the blob (for the weight)", &self.parts.weight)?,
+            optional("the blob (for the scale)", &self.parts.scale)?,
+            optional("the blob (for the bias)", &self.parts.bias)?,
+            optional("the blob (for the global scale)", &self.parts.global_scale)?,
         )
     }
 
-    /// The tensor as it lies in a blob that has its file from `by` bytes on.
+    /// Returns the tensor with its offsets moved by `by`, for a blob that contains its file at that offset.
     #[must_use]
     pub fn moved(mut self, by: u64) -> Tensor {
         let Parts { weight, scale, bias, global_scale } = &mut self.parts;
@@ -143,7 +145,7 @@ impl Tensor {
         self
     }
 
-    /// The tensor together with the blob it lies in.
+    /// Returns the tensor with the blob that holds it.
     pub fn in_blob(self, digest: Digest) -> TensorInfo {
         TensorInfo {
             size_bytes: self.size_bytes(),
@@ -164,7 +166,8 @@ impl TensorInfo {
         self.shape.iter().fold(1, |product, dim| product.saturating_mul(*dim))
     }
 
-    /// As [`Tensor::rows`], for what is fetched by range. Fields of a description from elsewhere are checked as they are used.
+    /// As [`Tensor::rows`], for tensors that are fetched by range. The fields of an untrusted description are
+    /// checked when they are used.
     pub fn rows(&self, first: u64, count: u64) -> Option<TensorInfo> {
         let (shape, parts) = rows(&self.shape, &self.parts, first, count)?;
         let size_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.size_bytes));
@@ -178,8 +181,8 @@ impl TensorInfo {
         Some(TensorInfo { shape, parts, offset, size_bytes, scaling, ..self.clone() })
     }
 
-    /// What has to be read to decode it: its parts in the order of [`Parts::iter`], then the scales that its elements have. `None`
-    /// where the scales cannot be its own.
+    /// Returns the byte ranges that decoding requires: the parts in the order of [`Parts::iter`], then the
+    /// scales of its elements. `None` if the scales do not match the tensor.
     pub fn runs(&self) -> Option<Vec<Run<'_>>> {
         let part =
             |part: &Part| Run { digest: &self.digest, offset: part.offset, size_bytes: part.size_bytes };

@@ -1,14 +1,14 @@
-//! From the checked header of a blob to its tensors: which arrays belong together, and whether they fit.
-//! Metadata says how a weight is quantised; where it is silent, only an unambiguous shape is believed.
+//! Reads the tensors of a blob from its checked header: which arrays belong together, and whether they match.
+//! Metadata says how a weight is quantised; without it, only an unambiguous shape is accepted.
 
 use super::{Part, Parts, Tensor};
 use crate::quant::{Kind, Quantisation};
 use crate::safetensors::{Dtype, Header, TensorEntry};
 
-/// The key of the only tensor in very old blobs; its name is then the layer's.
+/// The key of the only tensor in very old blobs. Its name is that of the layer.
 const UNNAMED: &str = "data";
 
-/// Why a blob's tensors do not fit together.
+/// Why a blob's tensors are inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
     #[error("tensor `{name}` has quantisation `{text}`, expected int4, int8, nvfp4, mxfp4 or mxfp8")]
@@ -35,10 +35,11 @@ pub enum TensorError {
     Columns { name: String, columns: u64, group_size: u32 },
 }
 
-/// The tensors of a blob, ordered by where their weights lie.
+/// Returns the tensors of a blob, ordered by the offset of their weights.
 ///
-/// `layer_name` is the descriptor's `name`; only blobs keyed `data` need it. A `X.scale` beside a U32 `X` makes `X` a
-/// quantised weight; any other `.scale` or `.bias` is a tensor of its own, as it is in ordinary checkpoints.
+/// `layer_name` is the descriptor's `name`; only blobs with the key `data` need it. An `X.scale` next to a
+/// U32 `X` makes `X` a quantised weight; any other `.scale` or `.bias` is a separate tensor, as in ordinary
+/// checkpoints.
 pub fn read_blob(layer_name: Option<&str>, header: &Header) -> Result<Vec<Tensor>, TensorError> {
     let is_codes = |entry: &TensorEntry| {
         entry.dtype == Dtype::U32 && header.get(&format!("{}.scale", entry.name)).is_some()
@@ -62,7 +63,7 @@ pub fn read_blob(layer_name: Option<&str>, header: &Header) -> Result<Vec<Tensor
         .collect()
 }
 
-/// The same entries without looking for companions: every array is a tensor of its own.
+/// Returns the same entries without pairing companions: every array is a separate tensor.
 pub fn read_plain(header: &Header) -> Vec<Tensor> {
     header.tensors().iter().map(|entry| plain(header, entry)).collect()
 }
@@ -163,7 +164,8 @@ fn check_companion(
     })
 }
 
-/// What the metadata says, per tensor or for the whole blob; where it says nothing, what the shapes leave as the only answer.
+/// Returns the quantisation from the metadata, per tensor or for the whole blob. Without metadata, returns
+/// the only one that matches the shapes.
 fn quantisation_of(
     header: &Header,
     entry: &TensorEntry,

@@ -1,4 +1,4 @@
-//! Blobs in every spelling, blobs that contradict themselves, and blobs made at random.
+//! Blobs in every form, contradictory blobs, and random blobs.
 
 use std::collections::BTreeMap;
 
@@ -133,7 +133,7 @@ fn relations_are_checked() {
     assert!(refused(&[("w", U32, &[]), ("w.scale", BF16, &[])], &int4).contains("`w`"));
 }
 
-/// Entries that are likely to look like parts of each other, over shapes that mostly do not fit.
+/// Entries that are likely to look like parts of each other, with shapes that mostly do not match.
 fn any_blob() -> impl Strategy<Value = Header> {
     let name = proptest::sample::select(vec![
         "w",
@@ -199,7 +199,7 @@ fn rows_of_a_tensor() {
     assert!(tensor.decode_f32(&[0; 10]).is_err());
 }
 
-/// A weight of FP8 and its scales, each in a blob of its own, as the index has them.
+/// An FP8 weight and its scales, each in its own blob, as the database has them.
 fn fp8(shape: &[u64], scale_shape: &[u64], config: &str) -> (Vec<TensorInfo>, Vec<u8>, Vec<u8>) {
     let count = |shape: &[u64]| shape.iter().product::<u64>();
     let codes: Vec<u8> = (0..count(shape)).map(|at| (at * 31 % 127 + at % 2 * 128) as u8).collect();
@@ -236,7 +236,7 @@ fn scales_elsewhere_belong_to_their_weight() {
         let elements: usize = shape.iter().product::<u64>() as usize;
         let scale_count = scale_shape.iter().product::<u64>() as usize;
         assert_eq!(tensor.size_bytes as usize, elements + 4 * scale_count);
-        // As it is on the wire.
+        // As JSON in the API.
         let json = serde_json::to_value(tensor).unwrap();
         assert_eq!(json["scales"]["block"], serde_json::json!(block));
         let tensor: TensorInfo = serde_json::from_value(json).unwrap();
@@ -269,7 +269,7 @@ fn scales_elsewhere_belong_to_their_weight() {
             }
         }
     }
-    // Two files with the same names have each their own; of somebody else's nobody knows which.
+    // Two files with the same names each use their own scales; a third file's scales are ambiguous.
     let (one, ..) = fp8(&[5, 7], &[3, 3], "{}");
     let other = |tensor: &TensorInfo| TensorInfo { digest: Digest::sha256(b"other"), ..tensor.clone() };
     let (mut first, mut second) = (one.clone(), one.iter().map(other).collect::<Vec<_>>());
@@ -281,7 +281,7 @@ fn scales_elsewhere_belong_to_their_weight() {
     apart.push(vec![other(&one[1])]);
     super::fp8::fold(&mut apart.iter_mut().collect::<Vec<_>>(), Some(config.as_bytes()));
     assert!(apart.iter().all(|tensors| tensors.len() == 1 && tensors[0].scaling.is_none()));
-    // What does not fit stays two arrays.
+    // Arrays that do not match stay separate.
     for (scale_shape, config) in [
         (&[3u64, 2][..], config),
         (&[3, 3], "{}"),
@@ -293,7 +293,7 @@ fn scales_elsewhere_belong_to_their_weight() {
             "{scale_shape:?} {config}"
         );
     }
-    // A description from elsewhere that lies is an error, and no panic.
+    // An invalid description is an error, not a panic.
     let (all, ..) = fp8(&[5, 7], &[3, 3], config);
     for (key, value) in [("block", serde_json::json!([0, 0])), ("shape", serde_json::json!([9, 9]))] {
         let mut json = serde_json::to_value(&all[1]).unwrap();

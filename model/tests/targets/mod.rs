@@ -1,5 +1,5 @@
-//! What is fed with damaged bytes: for each thing that a stranger may send, good examples of it, and what reads it with what must
-//! hold of any bytes. `tests/fuzz.rs` damages blindly; the crate in `model/fuzz/` lets coverage guide it.
+//! The fuzz targets: for each kind of untrusted input, valid examples and a check that must hold for any
+//! bytes. `tests/fuzz.rs` damages the examples blindly; the crate in `model/fuzz/` is guided by coverage.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -21,18 +21,18 @@ use lode_model::tensor::{read_blob, read_plain};
 use lode_model::{index, lineage, media_type as mt};
 use serde_json::json;
 
-/// One of the things that are fed.
+/// One fuzz target.
 pub(crate) struct Target {
     pub(crate) name: &'static str,
-    /// Good ones.
+    /// Valid inputs.
     pub(crate) seeds: Vec<Vec<u8>>,
     pub(crate) check: Check,
 }
 
-/// Panics where something does not hold.
+/// Panics if a property does not hold.
 type Check = Box<dyn Fn(&[u8])>;
 
-/// All of them.
+/// Returns all targets.
 pub(crate) fn all() -> Vec<Target> {
     vec![
         safetensors(),
@@ -80,7 +80,7 @@ fn safetensors() -> Target {
         let Ok(header) = Header::read(&bytes.to_vec()) else { return };
         let _ = read_blob(Some("layer"), &header);
         for tensor in read_plain(&header) {
-            // What was checked can be cut and decoded.
+            // A checked tensor can be cut and decoded.
             let _ = tensor.decode_f32(bytes);
             let _ = tensor.rows(0, 1).map(|rows| rows.decode_f32(bytes));
         }
@@ -105,7 +105,8 @@ impl Source for Folder {
     }
 }
 
-/// Plans an import and reads the beginning of each layer, which has the length that the plan says or ends in an error.
+/// Plans an import and reads the beginning of each layer. A layer has the planned length, or reading it
+/// fails.
 fn import(folder: &Folder, quantize: Option<&str>) {
     let quantize = quantize.map(|name| name.parse::<Quantize>().unwrap());
     let Ok(plan) = import::plan(folder, &Options { quantize, ..Options::default() }) else { return };
@@ -119,7 +120,7 @@ fn import(folder: &Folder, quantize: Option<&str>) {
     }
 }
 
-/// A GGUF of some tensors, every kind of value among its keys.
+/// A GGUF of some tensors, with every kind of value among its keys.
 fn gguf_seed(types: &[Type]) -> Vec<u8> {
     let mut metadata = Metadata::new();
     for (key, text) in [
@@ -166,14 +167,14 @@ fn ggufs() -> Target {
             assert!(part.offset + part.size_bytes <= bytes.len() as u64, "{tensor:?}");
             let _ = tensor.rows(0, 1).map(|rows| rows.decode_f32(bytes));
         }
-        // What is written again reads the same.
+        // A header that is written again reads the same.
         let tensors = header.tensors.iter().map(|entry| NewTensor {
             name: entry.name.clone(),
             dims: entry.dims.clone(),
             ty: entry.ty,
         });
         if let Ok(again) = gguf::Header::new(metadata.clone(), tensors) {
-            // As bytes, for what is no number is not equal to itself.
+            // Compared as bytes, because NaN does not equal itself.
             let written = again.to_bytes();
             let read = gguf::Header::parse(&written, again.file_len()).map(|read| read.to_bytes());
             assert_eq!(read.ok(), Some(written));
@@ -213,7 +214,7 @@ fn onnx_files() -> Target {
     })
 }
 
-/// The checkpoint of a llama of width 32 and one block, without its tokenizer and its configuration.
+/// The checkpoint of a llama of width 32 with one block, without its tokenizer and configuration.
 fn tiny_weights() -> Vec<u8> {
     let (mut table, mut end) = (serde_json::Map::new(), 0);
     for (name, shape) in [
@@ -264,7 +265,7 @@ fn conversions() -> Target {
             ("model.safetensors", weights.clone()),
         ]))
     };
-    // The seeds are such that damage is what stops them.
+    // The seeds must be valid, so that only damage makes an import fail.
     let sound = folder(&config, &tokenizer);
     let quantize = Some("q8_0".parse().unwrap());
     let made = import::plan(&sound, &Options { quantize, ..Options::default() }).unwrap();
@@ -376,7 +377,7 @@ fn references() -> Target {
     target("reference", seeds, |bytes| {
         let text = String::from_utf8_lossy(bytes);
         if let Ok(name) = text.parse::<Name>() {
-            // What is taken can be said again and means the same.
+            // An accepted name can be printed and parses to the same value.
             assert_eq!(name.to_string().parse::<Name>().unwrap(), name);
         }
         let _ = text.parse::<Digest>();
@@ -419,7 +420,7 @@ fn templates() -> Target {
         let Ok(template) = Template::parse(source) else { return };
         let _ = template.mentions();
         let _ = template.execute(&data, &Dates::default());
-        // What is left of a template is one, too.
+        // A cut template is still a template.
         let _ = template.up_to("Response").followed_by("Response").execute(&data, &Dates::default());
     })
 }
