@@ -1,12 +1,12 @@
-//! How fast one thread quantises: `quantise FILE TYPE...` with a file of float32 prints millions of elements a second.
-//! `tests/bench/quantise` calls it.
+//! Measures how fast one thread quantises. `quantise FILE TYPE...` reads a file of float32 and prints
+//! millions of elements per second for each type. `tests/bench/quantise` runs it.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::time::Instant;
 
 use lode_model::quant::ggml::{self, Type};
 
-/// The best of as many runs is what the machine can do.
+/// The number of runs, of which the fastest is reported.
 const RUNS: usize = 5;
 
 fn main() {

@@ -173,7 +173,8 @@ fn clip(text: &str) -> String {
     }
 }
 
-/// Hashes a stream of bytes. Its state can be saved between two chunks, stored as bytes, and restored by another process.
+/// Hashes a stream of bytes. Its state can be saved between two chunks, stored as bytes, and restored by
+/// another process.
 #[derive(Clone, Debug)]
 pub struct Hasher(State);
 

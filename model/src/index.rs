@@ -18,7 +18,7 @@ use crate::tensor::{Part, Parts, Tensor, TensorError, TensorInfo, read_blob, rea
 /// A short description of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelSummary {
-    /// `safetensors`, `gguf`, `onnx`, or what its config says.
+    /// `safetensors`, `gguf`, `onnx`, or the format in its config.
     pub format: String,
     pub architecture: Option<String>,
     /// The number of elements of all tensors. If no tensors can be read, the rounded number from the config.

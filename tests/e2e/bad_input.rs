@@ -272,7 +272,7 @@ async fn the_apis_of_models_refuse_politely() {
         registry.post_json("/api/create", &json!({"model": "x", "files": files, "stream": false})).await;
     assert_eq!(made.status, 200, "{}", made.text());
     for (said, naming) in [
-        (json!({"quantize": "q9", "files": files}), "`q9` is not a quantisation that can be made"),
+        (json!({"quantize": "q9", "files": files}), "`q9` is not a supported quantisation"),
         (json!({"license": 5, "from": "x"}), "expected a string or a list of strings"),
         (json!({"requires": "new", "from": "x"}), "'requires' is not a version"),
         (json!({"adapters": {"a.gguf": digest}, "from": "x"}), "`a.gguf` is malformed"),

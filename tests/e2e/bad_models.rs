@@ -132,7 +132,7 @@ async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
     refused(&lode, &path, &["`model` is split over 2 files, and number 2 is missing"]).await;
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n";
     fs::write(path.join("model.safetensors"), pointer).unwrap();
-    refused(&lode, &path, &["`model.safetensors` is not the file itself", "git lfs pull"]).await;
+    refused(&lode, &path, &["`model.safetensors` is a Git LFS pointer", "git lfs pull"]).await;
     let photos = server.folder().path().join("photos");
     fs::create_dir(&photos).unwrap();
     fs::write(photos.join("cat.jpg"), b"JFIF").unwrap();

@@ -94,7 +94,7 @@ async fn two_ggufs_and_a_license_come_back() {
     }
     fs::write(folder.join("LICENSE"), "do as you like").unwrap();
     let created = lode.create("team/two", &folder, &[]).await.ok();
-    assert!(created.stderr.contains("`1-qwen2-q8_0.gguf` is another model"), "{}", created.stderr);
+    assert!(created.stderr.contains("`1-qwen2-q8_0.gguf` is a different model"), "{}", created.stderr);
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/two", "--to", back.to_str().unwrap()]).await.ok();
     assert!(read_folder(&back) == read_folder(&folder));

@@ -220,7 +220,8 @@ impl<'de> Deserialize<'de> for AddedTokens {
     }
 }
 
-/// A map from token to id, or (Unigram) a list of tokens in the order of their ids. Only the largest id is kept.
+/// A map from token to id, or (Unigram) a list of tokens in the order of their ids. Only the largest id is
+/// kept.
 #[derive(Default)]
 struct Vocabulary {
     largest_id: Option<u64>,

@@ -95,8 +95,8 @@ impl Plan {
         self.files.iter().filter(|file| file.origin == Origin::Pieces).map(|file| file.path.as_str())
     }
 
-    /// Makes config, file view and manifest. `layers` are the digests of [`Plan::layers`] in their order, `files` those of
-    /// [`Plan::files_to_hash`] by path. The same folder always gives the same manifest.
+    /// Makes config, file view and manifest. `layers` are the digests of [`Plan::layers`] in their order,
+    /// `files` those of [`Plan::files_to_hash`] by path. The same folder always gives the same manifest.
     pub fn finish(
         &self,
         layers: &[Digest],

@@ -92,7 +92,7 @@ pub(super) fn plan(
     }
     for other in models.flatten() {
         let (path, first) = (&other.file.path, model.first().map_or("", |part| &part.file.path));
-        notices.push(format!("`{path}` is another model than `{first}` and is stored whole beside it"));
+        notices.push(format!("`{path}` is a different model from `{first}` and is stored whole"));
         push_whole(&mut layers, &mut recipes, media_type::OCTET_STREAM, &other.file);
     }
     push_beside(source, &mut layers, &mut recipes, &rest)?;

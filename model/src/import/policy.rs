@@ -103,7 +103,8 @@ pub(super) fn layers(
     Ok(TensorLayers { layers, kept, decoded })
 }
 
-/// `model.layers.1.mlp.experts.7.up_proj.weight`: the group `model.layers.1.mlp.experts` and the projection `up_proj.weight`.
+/// `model.layers.1.mlp.experts.7.up_proj.weight`: the group `model.layers.1.mlp.experts` and the projection
+/// `up_proj.weight`.
 struct Expert<'a> {
     group: &'a str,
     projection: &'a str,

@@ -87,7 +87,7 @@ fn a_folder_of_ggufs() {
     );
     assert_eq!(imported.plan.config.model_families, ["llama", "clip"]);
     assert!(imported.notices().contains("split over 2 files"), "{}", imported.notices());
-    assert!(imported.notices().contains("`z/other.gguf` is another model"), "{}", imported.notices());
+    assert!(imported.notices().contains("`z/other.gguf` is a different model"), "{}", imported.notices());
     assert_eq!(imported.files(), folder.0);
 
     let mut alone = folder.clone();

@@ -1,5 +1,5 @@
-//! IQ1_M: as IQ1_S, with a 3-bit scale for every two rows and a direction for each. Block: `qs[32]`, `qh[16]`, `scales[4]` u16.
-//! The scale of the block is spread over the top nibbles of the four words.
+//! IQ1_M: as IQ1_S, with a 3-bit scale for every two rows and a direction for each. Block: `qs[32]`,
+//! `qh[16]`, `scales[4]` u16. The scale of the block is spread over the top nibbles of the four words.
 
 use half::f16;
 

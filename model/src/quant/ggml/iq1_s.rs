@@ -1,5 +1,5 @@
-//! IQ1_S: 32 rows of 8 from a table of 2048 with values -1, 0 and 1, moved up or down by an eighth; a 3-bit scale for every four.
-//! Block: d f16, `qs[32]`, `qh[8]` u16.
+//! IQ1_S: 32 rows of 8 from a table of 2048 with values -1, 0 and 1, moved up or down by an eighth; a 3-bit
+//! scale for every four. Block: d f16, `qs[32]`, `qh[8]` u16.
 
 use super::block::{half, u16_at};
 use super::codebooks::{IQ1_S, row};

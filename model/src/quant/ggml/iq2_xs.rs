@@ -1,4 +1,5 @@
-//! IQ2_XS: 32 rows of 8 from a table of 512, each with 7 signs, and a 4-bit scale for every two. Block: d f16, `qs[32]` u16, `scales[8]`.
+//! IQ2_XS: 32 rows of 8 from a table of 512, each with 7 signs, and a 4-bit scale for every two. Block: d
+//! f16, `qs[32]` u16, `scales[8]`.
 
 use super::block::{even_signs, half, sign, u16_at};
 use super::codebooks::{IQ2_XS, row};

@@ -1,5 +1,5 @@
-//! IQ2_XXS: 8 groups of 32, four rows of 8 from a table of 256, signs and a 4-bit scale. Block: d f16, then for each group four
-//! row numbers and a word of four times 7 signs and the scale.
+//! IQ2_XXS: 8 groups of 32, four rows of 8 from a table of 256, signs and a 4-bit scale. Block: d f16, then
+//! for each group four row numbers and a word of four times 7 signs and the scale.
 
 use super::block::{even_signs, half, sign, u32_at};
 use super::codebooks::{IQ2_XXS, row};

@@ -1,5 +1,5 @@
-//! IQ3_S: 64 rows of 4 from a table of 512, with a bit of sign for each element and a 4-bit scale for every 8 rows.
-//! Block: d f16, `qs[64]`, `qh[8]`, `signs[32]`, `scales[4]`.
+//! IQ3_S: 64 rows of 4 from a table of 512, with a bit of sign for each element and a 4-bit scale for every 8
+//! rows. Block: d f16, `qs[64]`, `qh[8]`, `signs[32]`, `scales[4]`.
 
 use super::block::{half, sign};
 use super::codebooks::{IQ3_S, row};

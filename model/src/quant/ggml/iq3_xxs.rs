@@ -1,5 +1,5 @@
-//! IQ3_XXS: 64 rows of 4 from a table of 256; for every 8 rows a word of four times 7 signs and a 4-bit scale.
-//! Block: d f16, `qs[64]`, `scales_and_signs[8]` u32.
+//! IQ3_XXS: 64 rows of 4 from a table of 256; for every 8 rows a word of four times 7 signs and a 4-bit
+//! scale. Block: d f16, `qs[64]`, `scales_and_signs[8]` u32.
 
 use super::block::{even_signs, half, sign, u32_at};
 use super::codebooks::{IQ3_XXS, row};

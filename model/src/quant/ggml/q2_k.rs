@@ -1,4 +1,5 @@
-//! Q2_K: 16 groups of 16 codes of 2 bits, each with a 4-bit scale and minimum. Block: `scales[16]`, `qs[64]`, d f16, dmin f16.
+//! Q2_K: 16 groups of 16 codes of 2 bits, each with a 4-bit scale and minimum. Block: `scales[16]`, `qs[64]`,
+//! d f16, dmin f16.
 
 use super::block::{half, put_half};
 use super::fit::{Search, asymmetric};

@@ -1,4 +1,5 @@
-//! Q4_K: 8 groups of 32 codes of 4 bits, each with a 6-bit scale and minimum. Block: d f16, dmin f16, `scales[12]`, `qs[128]`.
+//! Q4_K: 8 groups of 32 codes of 4 bits, each with a 6-bit scale and minimum. Block: d f16, dmin f16,
+//! `scales[12]`, `qs[128]`.
 
 use super::block::{half, put_half};
 use super::fit::{Search, asymmetric};

@@ -1,4 +1,5 @@
-//! Q6_K: 16 groups of 16 codes of 6 bits around 32, each with a signed 8-bit scale. Block: `ql[128]`, `qh[64]`, `scales[16]`, d f16.
+//! Q6_K: 16 groups of 16 codes of 6 bits around 32, each with a signed 8-bit scale. Block: `ql[128]`,
+//! `qh[64]`, `scales[16]`, d f16.
 
 use super::block::{half, peak, put_half};
 use super::fit::{Nearest, SMALLEST, best_scale};

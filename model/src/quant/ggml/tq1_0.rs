@@ -1,5 +1,5 @@
-//! TQ1_0: 256 ternary values, five to a byte as a fraction of 256, so that a digit is read without a division.
-//! Block: `qs[48]` (32 bytes of 5, then 16 of 5), `qh[4]` of 4, d f16.
+//! TQ1_0: 256 ternary values, five to a byte as a fraction of 256, so that a digit is read without a
+//! division. Block: `qs[48]` (32 bytes of 5, then 16 of 5), `qh[4]` of 4, d f16.
 
 use super::block::{half, inverse, largest, nearest_away, put_half};
 
