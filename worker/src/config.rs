@@ -1,5 +1,5 @@
-//! Every setting of a worker, its default and its danger; the CLI fills it from flags, variables and a file.
-//! A `Config` prints and serialises with its token hidden.
+//! The settings of a worker and their defaults; the CLI fills them from flags, variables and a file. The
+//! token is hidden when a `Config` is printed or serialised.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,11 +12,12 @@ use url::Url;
 use crate::runner::TextLimits;
 use crate::scheduler::KeepAlive;
 
-/// What `LODE_CONTEXT_LENGTH` = 0 means: long enough for a conversation, small enough for any machine.
+/// The context length for `LODE_CONTEXT_LENGTH` = 0: long enough for a conversation, small enough for any
+/// machine.
 pub const DEFAULT_CONTEXT_LENGTH: usize = 4096;
-/// What `LODE_NUM_PARALLEL` = 0 means.
+/// The number of parallel requests for `LODE_NUM_PARALLEL` = 0.
 pub const DEFAULT_NUM_PARALLEL: usize = 4;
-/// What `LODE_MAX_LOADED_MODELS` = 0 means on a machine without a GPU.
+/// The number of loaded models for `LODE_MAX_LOADED_MODELS` = 0 on a machine without a GPU.
 pub const DEFAULT_MAX_LOADED_MODELS: usize = 3;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,50 +25,50 @@ pub const DEFAULT_MAX_LOADED_MODELS: usize = 3;
 pub struct Config {
     /// The registry to join and to pull from.
     pub registry: Url,
-    /// Where the gateway reaches this worker's own API. Port 0 takes a free one.
+    /// The address that this worker's own API listens on, for the gateway. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The address told to the registry, where it is not the one listened on.
+    /// The address that the worker reports to the registry. Default: the one that it listens on.
     pub advertise: Option<Url>,
-    /// The secret that lets a worker join.
+    /// The shared secret for joining the registry.
     pub token: Option<Secret>,
-    /// Where pulled blobs are kept.
+    /// Folder for pulled blobs.
     pub cache: PathBuf,
-    /// Bytes that the cache may take; the least recently used blobs go first. 0 is no limit.
+    /// Maximum size of the cache in bytes; the least recently used blobs are evicted first. 0 is no limit.
     pub cache_size: u64,
-    /// Read-only folders whose blobs are used where they lie: a registry's data folder, an OCI layout, ollama's models.
-    /// What lies there is trusted to be what its name says.
+    /// Read-only folders whose blobs are used in place: a registry's data folder, an OCI layout, ollama's
+    /// models. Their files are not verified against the digests in their names.
     pub sources: Vec<PathBuf>,
     /// `auto` or `cpu`.
     pub device: String,
     /// How long a model stays loaded after its last request.
     pub keep_alive: KeepAlive,
-    /// Requests that may wait for a model or for a place in it.
+    /// Requests that may wait for a model to load or for one of its places.
     pub max_queue: usize,
-    /// Requests that one loaded model answers at once. 0 is the default.
+    /// Requests that one loaded model serves at the same time. 0 is the default.
     pub num_parallel: usize,
-    /// Models that are loaded at once. 0 is the default.
+    /// Models that may be loaded at the same time. 0 is the default.
     pub max_loaded_models: usize,
     /// `f32`, `f16` or `q8_0`.
     pub kv_cache_type: String,
-    /// Tokens of context where a request asks for none. 0 is the default.
+    /// Context length in tokens for requests that set none. 0 is the default.
     pub context_length: usize,
-    /// The largest body of a request.
+    /// Maximum size of a request body.
     pub max_body: ByteSize,
-    /// Memory that all request bodies being read or parsed may take together; requests beyond it get 503.
+    /// Memory that all request bodies being read or parsed may use together; requests beyond it get 503.
     pub body_budget: ByteSize,
-    /// Loading a model may take so long.
+    /// Timeout for loading a model.
     #[serde(with = "duration")]
     pub load_timeout: Duration,
-    /// Threads that compute, a model; 0 is one a core.
+    /// Compute threads per model; 0 is one per core.
     pub threads: usize,
-    /// Evaluating a template, a tokenizer or a grammar for one request may take so long.
+    /// Timeout for evaluating a template, a tokenizer or a grammar for one request.
     #[serde(with = "duration")]
     pub text_timeout: Duration,
-    /// Address space that it may add.
+    /// Address space that this evaluation may add.
     pub text_memory: ByteSize,
-    /// The program that is started as `PROGRAM runner --socket PATH`, one a loaded model.
+    /// The program that is started as `PROGRAM runner --socket PATH` for each loaded model.
     pub runner_program: PathBuf,
-    /// What it has in its environment beyond what this process has.
+    /// Environment variables for it, in addition to those of this process.
     #[serde(skip)]
     pub runner_env: Vec<(String, String)>,
 }

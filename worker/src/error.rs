@@ -1,5 +1,5 @@
-//! What a worker can fail with, in terms of models and requests; http/error.rs turns it into statuses.
-//! The text of every variant may be shown to callers.
+//! The worker's errors, in terms of models and requests; http/error.rs maps them to statuses. The text of
+//! every variant may be returned to callers.
 
 use lode_model::reference::Repository;
 
@@ -11,7 +11,7 @@ use crate::runner::protocol::RunnerError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request is at fault.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
     #[error(transparent)]
@@ -21,7 +21,7 @@ pub enum Error {
     Unauthorized,
     #[error("model '{0}' not found")]
     ModelUnknown(String),
-    /// What this worker cannot run, by name.
+    /// This worker cannot run the model; the text names it and the reason.
     #[error("{0}")]
     Unsupported(String),
     #[error("server busy, please try again.  maximum pending requests exceeded")]
@@ -33,9 +33,9 @@ pub enum Error {
         gibibytes(*.needed), gibibytes(*.total)
     )]
     TooLarge { needed: u64, total: u64 },
-    #[error("the cache of {limit} bytes has no room for {needed} more: everything in it is in use")]
+    #[error("cannot store {needed} bytes in the cache of {limit} bytes: every cached blob is in use")]
     CacheFull { limit: u64, needed: u64 },
-    #[error("the model was not loaded after {} seconds", .0.as_secs())]
+    #[error("the model did not load within {} seconds", .0.as_secs())]
     LoadTimeout(std::time::Duration),
     #[error("the worker is shutting down")]
     Stopping,
@@ -45,10 +45,10 @@ pub enum Error {
     Cache(#[source] std::io::Error),
     #[error(transparent)]
     Runner(RunnerError),
-    #[error("the model's runner went away")]
+    #[error("the model's runner exited")]
     RunnerGone,
     #[error(
-        "the model's runner ended while it loaded the model; the worker's log says how, and a signal 9 there is often a lack of memory"
+        "the model's runner exited while loading the model; see the worker's log (signal 9 often means out of memory)"
     )]
     LoadEnded,
     /// A load that several requests waited for has failed.
@@ -60,7 +60,7 @@ pub enum Error {
     Listen { address: std::net::SocketAddr, source: std::io::Error },
     #[error("cannot reach the registry: {0}")]
     Client(#[from] lode_client::Error),
-    #[error("cannot talk to the registry")]
+    #[error("request to the registry failed")]
     Http(#[from] reqwest::Error),
 }
 
@@ -69,7 +69,7 @@ impl From<CallError> for Error {
         match error {
             CallError::Runner(error) => Error::Runner(error),
             CallError::Gone(cause) => {
-                tracing::warn!(%cause, "a runner went away");
+                tracing::warn!(%cause, "lost a runner");
                 Error::RunnerGone
             }
         }

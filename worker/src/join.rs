@@ -1,5 +1,6 @@
-//! How a worker belongs to a registry: it registers, shows itself every few seconds, and says goodbye.
-//! A registry that was restarted or forgot it is joined again; until then the worker's own API refuses everybody.
+//! The worker's membership of a registry: it registers, sends heartbeats, and deregisters. If the registry no
+//! longer knows the worker, the worker registers again; until it is registered, its own API refuses every
+//! request.
 
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
@@ -21,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
-/// What joining needs to know.
+/// The state that registration and heartbeats need.
 pub(crate) struct Membership {
     http: Client,
     registry: Url,
@@ -49,11 +50,11 @@ struct Registration {
     heartbeat_ms: u64,
 }
 
-/// Why a heartbeat did not count.
+/// Why a heartbeat failed.
 enum Missed {
-    /// The registry does not know us: register again.
+    /// The registry does not know this worker: register again.
     Forgotten,
-    /// It cannot be reached; it may be back in a moment.
+    /// The registry cannot be reached; retry.
     Unreachable(String),
 }
 
@@ -68,7 +69,7 @@ impl Membership {
     ) -> Result<Membership, Error> {
         let configure = || {
             let http = Client::builder().timeout(TIMEOUT).connect_timeout(TIMEOUT);
-            // No proxy can reach this machine's own loopback.
+            // A proxy cannot reach this machine's loopback addresses.
             let is_local = registry.host_str().is_some_and(lode_client::is_loopback_host);
             if is_local { http.no_proxy() } else { http }
         };
@@ -85,7 +86,7 @@ impl Membership {
         })
     }
 
-    /// Turns true whenever the registry knows this worker.
+    /// True while the registry knows this worker.
     pub(crate) fn registered(&self) -> watch::Receiver<bool> {
         self.registered.subscribe()
     }
@@ -100,7 +101,7 @@ impl Membership {
                     tracing::info!(worker = registration.id, registry = %self.registry, "joined");
                     *self.secret.write().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                         Some(registration.secret.clone());
-                    // At once, so that what is cached counts from the beginning.
+                    // Before the first heartbeat, which follows at once and reports the cached models.
                     self.registered.send_replace(true);
                     self.beat(&registration, &mut stop).await;
                     self.registered.send_replace(false);
@@ -109,7 +110,7 @@ impl Membership {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(registry = %self.registry, error, "cannot join; trying again");
+                    tracing::warn!(registry = %self.registry, error, "registration failed; will retry");
                     tokio::select! {
                         () = tokio::time::sleep(retry) => {}
                         _ = stop.wait_for(|stop| *stop) => {}
@@ -120,18 +121,21 @@ impl Membership {
         }
     }
 
-    /// Shows itself until told to stop or forgotten.
+    /// Sends heartbeats until `stop` turns true or the registry no longer knows this worker.
     async fn beat(&self, registration: &Registration, stop: &mut watch::Receiver<bool>) {
         let period = Duration::from_millis(registration.heartbeat_ms.clamp(50, 60_000));
         loop {
             match self.heartbeat(&registration.id).await {
                 Ok(()) => {}
                 Err(Missed::Forgotten) => {
-                    tracing::info!(worker = registration.id, "the registry forgot this worker");
+                    tracing::info!(
+                        worker = registration.id,
+                        "the registry does not know this worker; registering again"
+                    );
                     return;
                 }
                 Err(Missed::Unreachable(error)) => {
-                    tracing::warn!(worker = registration.id, error, "a heartbeat did not arrive");
+                    tracing::warn!(worker = registration.id, error, "heartbeat failed");
                 }
             }
             tokio::select! {
@@ -202,8 +206,8 @@ impl Membership {
         };
         match answer {
             Ok(_) => tracing::info!(worker = registration.id, "left"),
-            // The registry notices by itself when heartbeats stay away.
-            Err(error) => tracing::debug!(worker = registration.id, error, "could not say goodbye"),
+            // The registry notices missing heartbeats anyway.
+            Err(error) => tracing::debug!(worker = registration.id, error, "deregistration failed"),
         }
     }
 
@@ -226,7 +230,7 @@ impl Membership {
     }
 }
 
-/// An error and what caused it, in one line; a reqwest error alone does not say why.
+/// An error with its causes in one line; a reqwest error alone does not name the cause.
 fn describe(error: reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
@@ -242,7 +246,7 @@ fn unix_ms(at: SystemTime) -> u64 {
     at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// The processor's name, where the kernel tells.
+/// The processor's name, if the kernel reports it.
 fn processor() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

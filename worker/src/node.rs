@@ -1,5 +1,5 @@
-//! A running worker: its parts put together, and taken apart again in order.
-//! `lode serve` runs one beside the registry, `lode worker` runs one alone.
+//! A running worker: starts its parts and stops them in order. `lode serve` runs one alongside the registry;
+//! `lode worker` runs one on its own.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
@@ -22,13 +22,13 @@ use crate::runner::process::{Launch, Program};
 use crate::scheduler::memory::Memory;
 use crate::scheduler::{Options, Scheduler};
 
-/// Requests in flight get this long when a worker stops.
+/// How long requests in flight may run when a worker stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// A model in use gives way to another one no sooner than this after it was loaded.
+/// A model in use is not evicted for another one before this time has passed since it was loaded.
 const EVICTION_DELAY: Duration = Duration::from_secs(1);
 
-/// A worker that serves until [`Worker::stop`]. Dropping it ends it too, without goodbye.
+/// A worker that serves until [`Worker::stop`]. Dropping it also ends it, without deregistration.
 pub struct Worker {
     addr: SocketAddr,
     scheduler: Scheduler,
@@ -39,17 +39,17 @@ pub struct Worker {
     serving: JoinHandle<()>,
 }
 
-/// Starts a worker: listens, joins the registry in the background, and keeps joined.
+/// Starts a worker: listens, registers in the background, and stays registered.
 pub async fn start(config: Config) -> Result<Worker, Error> {
     let launcher = Arc::new(Program { path: config.runner_program.clone(), env: config.runner_env.clone() });
     start_with(config, launcher).await
 }
 
-/// The same with another way to start runners.
+/// As [`start`], with another way to start runners.
 pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Worker, Error> {
     if !matches!(config.device.as_str(), "auto" | "cpu") {
         return Err(Error::Unsupported(format!(
-            "device `{}` is not supported yet: auto or cpu",
+            "device `{}` is not supported; use auto or cpu",
             config.device
         )));
     }
@@ -94,12 +94,12 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
         let stop = async move {
             let _ = until.wait_for(|stop| *stop).await;
         };
-        // Small records of an answer leave as they are made.
+        // Send small records of a response without delay.
         let listener = listener.tap_io(|stream| {
             let _ = stream.set_nodelay(true);
         });
         if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stop).await {
-            tracing::error!(%error, "the worker's API ended");
+            tracing::error!(%error, "the worker's API server failed");
         }
     });
     let (leave, left) = watch::channel(false);
@@ -109,36 +109,36 @@ pub async fn start_with(config: Config, launcher: Arc<dyn Launch>) -> Result<Wor
 }
 
 impl Worker {
-    /// Where its API listens.
+    /// The address that its API listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Whether the registry knows it now.
+    /// Whether it is registered now.
     pub fn is_registered(&self) -> bool {
         *self.registered.borrow()
     }
 
-    /// Returns once the registry knows it.
+    /// Returns once it is registered.
     pub async fn wait_until_registered(&self) {
         let _ = self.registered.clone().wait_for(|registered| *registered).await;
     }
 
-    /// Leaves the registry, which sends nobody here any more. Requests in flight go on.
+    /// Leaves the registry, so that no new requests are routed here. Requests in flight continue.
     pub async fn leave(&mut self) {
         if !self.leave.send_replace(true) {
             let _ = tokio::time::timeout(DRAIN, &mut self.membership).await;
         }
     }
 
-    /// Leaves the registry, lets requests in flight finish for a moment, and ends the runners.
+    /// Leaves the registry, waits a short time for requests in flight, and ends the runners.
     pub async fn stop(mut self) {
         self.leave().await;
         self.stop.send_replace(true);
         let drained = tokio::time::timeout(DRAIN, &mut self.serving).await.is_ok();
         self.scheduler.stop().await;
         if !drained {
-            // What was left ends with the runners.
+            // The remaining requests end with their runners.
             let _ = tokio::time::timeout(Duration::from_secs(1), &mut self.serving).await;
         }
     }

@@ -1,4 +1,4 @@
-//! What the worker's tests share: a registry of a few lines, and runners that live in the test's own process.
+//! Shared test helpers: a minimal registry, and runners in the test's own process.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ use crate::runner::process::{Control, Launch, ProcessError, Runner};
 use crate::runner::testing::{FakeEngine, demo_file, demo_tokenizer};
 use crate::runner::{Loader, Model, serve_runner};
 
-/// Serves what it is given, counts who asks, and lets workers join.
+/// Serves the content put into it, counts requests, and accepts worker registrations.
 #[derive(Clone, Default)]
 pub(crate) struct TinyRegistry {
     shared: Arc<Shared>,
@@ -106,12 +106,12 @@ impl TinyRegistry {
         self.put_model(&[&demo[..], more].concat())
     }
 
-    /// How often bytes of this blob were asked for.
+    /// Number of requests for bytes of this blob.
     pub(crate) fn gets(&self, digest: &Digest) -> usize {
         self.shared.gets.lock().unwrap().get(digest.as_str()).copied().unwrap_or(0)
     }
 
-    /// Gives other bytes of the same length for this digest from now on.
+    /// From now on serves wrong bytes of the same length for this digest.
     pub(crate) fn corrupt(&self, digest: &Digest) {
         *self.shared.wrong.lock().unwrap() = Some(digest.to_string());
     }
@@ -189,7 +189,7 @@ pub(crate) fn repository() -> Repository {
     "team/demo".parse().unwrap()
 }
 
-/// Runners in this process: the real server on a real socket, with an engine of choice behind it.
+/// Runners in this process: the real server on a real socket, with a chosen engine.
 pub(crate) struct InProcess {
     loader: Arc<Loader>,
     pub(crate) launched: Arc<AtomicUsize>,
@@ -205,17 +205,17 @@ impl InProcess {
         self.loader.clone()
     }
 
-    /// Over the engine that computes.
+    /// With the native engine.
     pub(crate) fn native() -> InProcess {
         InProcess::new(Arc::new(Model::load))
     }
 
-    /// Over the engine that pretends.
+    /// With the fake engine.
     pub(crate) fn fake() -> InProcess {
         InProcess::scripted("")
     }
 
-    /// Over the engine that pretends, with the same answer to everything where one is given.
+    /// With the fake engine, which returns `answer` to every request unless it is empty.
     pub(crate) fn scripted(answer: &str) -> InProcess {
         let script = demo_tokenizer().encode(answer, false).unwrap_or_default();
         InProcess::new(Arc::new(move |request| {

@@ -1,5 +1,5 @@
-//! From a repository and a digest to a model on this machine: manifest, recognition, blobs.
-//! The scheduler asks for it before every load; what is there already costs a few file lookups.
+//! Fetches a model to this machine by repository and digest: manifest, recognition, blobs. The scheduler
+//! calls it before every load; for a cached model it costs a few file lookups.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -30,51 +30,51 @@ use crate::runner::protocol::{Extent, ModelSpec, SmallFile, TensorFile};
 
 /// Blobs of one model that are pulled at once.
 const PARALLEL_BLOBS: usize = 4;
-/// Small files that are read into memory here are refused beyond this.
+/// Size limit for small files that are read into memory here.
 const MAX_SMALL_BYTES: u64 = 4 << 20;
 
-/// A model whose every blob is on this machine and stays there while this lives.
+/// A model whose blobs are all on this machine. They are leased until this value is dropped.
 #[derive(Debug)]
 pub struct Model {
     pub repository: Repository,
-    /// Of the manifest that was asked for.
+    /// Digest of the requested manifest.
     pub digest: Digest,
     pub spec: ModelSpec,
     /// Bytes of tensors.
     pub tensor_bytes: u64,
     /// The checkpoint's config.json.
     pub config: Value,
-    /// What the manifest's own config says, for display.
+    /// Details from the manifest's config, for display.
     pub details: ModelConfig,
-    /// The system prompt and the default options that a Modelfile gave it.
+    /// The system prompt and the default options from a Modelfile.
     pub system: Option<String>,
     pub params: serde_json::Map<String, Value>,
-    /// Messages that every conversation with it begins with.
+    /// Messages at the beginning of every conversation with it.
     pub messages: Vec<Value>,
     _leases: Vec<Lease>,
 }
 
-/// Where models come from.
+/// Fetches models, and remembers which ones are complete on this machine.
 pub struct Models {
     cache: Arc<Cache>,
     registry: Registry,
     complete: Mutex<Complete>,
 }
 
-/// Manifests that were seen whole on this machine.
+/// Manifests whose blobs were all seen on this machine.
 #[derive(Default)]
 struct Complete {
-    /// With the blobs that each needs.
+    /// Each manifest with the blobs that it needs.
     manifests: HashMap<Digest, Vec<Digest>>,
-    /// What a look at the files said, and when.
+    /// The result of the last check of the files, and its time.
     looked: Option<(Instant, Vec<Digest>)>,
 }
 
-/// How long what a look at the files said is believed: it is asked for with every heartbeat.
+/// How long the result of a check of the files is reused: every heartbeat asks for it.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 impl Models {
-    /// Remembers the manifests of an earlier run. Blocks.
+    /// Loads the manifests that an earlier run remembered. Blocks.
     pub fn open(cache: Arc<Cache>, registry: Registry) -> io::Result<Models> {
         let mut complete = HashMap::new();
         for entry in std::fs::read_dir(cache.manifests())? {
@@ -83,7 +83,7 @@ impl Models {
             let Ok(digest) = name.replace('-', ":").parse::<Digest>() else { continue };
             match needed(&path, &digest) {
                 Some(blobs) => drop(complete.insert(digest, blobs)),
-                // A crash has cut it, or it can be known only by looking into tars.
+                // The file was truncated by a crash, or its blobs are known only after reading tar files.
                 None => drop(std::fs::remove_file(&path)),
             }
         }
@@ -91,7 +91,7 @@ impl Models {
         Ok(Models { cache, registry, complete: Mutex::new(complete) })
     }
 
-    /// The manifests whose every blob is on this machine. Looks at files, so it blocks a little.
+    /// The manifests whose blobs are all on this machine. Checks files, so it blocks briefly.
     pub fn cached(&self) -> Vec<Digest> {
         let mut complete = self.complete.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some((at, there)) = &complete.looked
@@ -102,7 +102,7 @@ impl Models {
         complete.manifests.retain(|digest, blobs| {
             let there = blobs.iter().all(|blob| self.cache.contains(blob));
             if !there {
-                // Forgotten on disk too; if that fails, the next start finds it wanting again.
+                // If removing the file fails, the next start finds it incomplete again.
                 let _ = std::fs::remove_file(self.manifest_path(digest));
             }
             there
@@ -112,9 +112,10 @@ impl Models {
         there
     }
 
-    /// Fetches a model to this machine. Its manifest's digest stands for its name in errors, here and in the runner: requests by
-    /// several names can share it, and each response puts in its own (`http/error.rs`). A model whose tensors are larger than
-    /// `memory_bytes` is refused before they are pulled.
+    /// Fetches a model to this machine. Errors here and in the runner name it by its manifest's digest,
+    /// because requests by several names can share it. Each response replaces the digest with its request's
+    /// name (`http/error.rs`). A model whose tensors are larger than `memory_bytes` is refused before they are
+    /// pulled.
     pub async fn fetch(
         &self,
         repository: &Repository,
@@ -135,7 +136,7 @@ impl Models {
         if model.tensor_bytes() > memory_bytes {
             return Err(Error::TooLarge { needed: model.tensor_bytes(), total: memory_bytes });
         }
-        // Several layers may have the same digest.
+        // Several layers may have the same blob.
         let wanted: HashMap<Digest, u64> =
             model.blobs().map(|blob| (blob.digest.clone(), blob.size)).collect();
         let mut pulls = futures::stream::iter(wanted)
@@ -158,7 +159,7 @@ impl Models {
         let small = |file: &ModelFile| SmallFile { path: path(&file.layer), extent: extent(file) };
         let tensor = |layer: &super::recognise::TensorLayer| TensorFile {
             path: path(&layer.file.layer),
-            // A file of its own is only called so in messages.
+            // The file name of a whole file is only used in messages.
             name: match layer.whole_file {
                 true => Some(layer.file.label().to_owned()),
                 false => layer.file.layer.name.clone(),
@@ -220,7 +221,7 @@ impl Models {
         })
     }
 
-    /// What is in the tars of a model; they are pulled for that, since they will be mapped.
+    /// Lists the members of a model's tar files. Pulls the tar files, since they will be mapped anyway.
     async fn look_into(
         &self,
         repository: &Repository,
@@ -234,8 +235,8 @@ impl Models {
             let listed = tokio::task::spawn_blocking(move || members(&path, left)).await;
             let listed = listed.map_err(|error| Error::Cache(io::Error::other(error)))?;
             let label = &layer.digest;
-            let listed =
-                listed.map_err(|reason| Error::Unsupported(format!("layer {label} is no tar: {reason}")))?;
+            let listed = listed
+                .map_err(|reason| Error::Unsupported(format!("layer {label} is not a tar file: {reason}")))?;
             left -= listed.len();
             found.insert(at, listed);
             leases.insert(layer.digest.clone(), lease);
@@ -243,7 +244,7 @@ impl Models {
         Ok(found)
     }
 
-    /// The image manifest behind a digest; of an index, the one child that is a model.
+    /// The image manifest for a digest; for an index, the one child that is a model.
     async fn manifest(&self, repository: &Repository, model: &Digest) -> Result<(Manifest, Vec<u8>), Error> {
         let mut digest = model.clone();
         for _ in 0..3 {
@@ -285,7 +286,7 @@ impl Models {
             && bytes.len() <= MAX_MANIFEST_BYTES
             && let Err(error) = tokio::fs::write(self.manifest_path(digest), bytes).await
         {
-            tracing::warn!(%digest, %error, "cannot remember a manifest");
+            tracing::warn!(%digest, %error, "failed to store a manifest in the cache");
         }
     }
 
@@ -308,7 +309,9 @@ fn needed(path: &Path, digest: &Digest) -> Option<Vec<Digest>> {
 
 async fn read_small(path: PathBuf, offset: u64, size: u64) -> Result<Vec<u8>, Error> {
     if size > MAX_SMALL_BYTES {
-        return Err(Error::Unsupported(format!("a file of {size} bytes is too large for what it is")));
+        return Err(Error::Unsupported(format!(
+            "a small file of the model has {size} bytes, more than the {MAX_SMALL_BYTES} allowed"
+        )));
     }
     let mut file = tokio::fs::File::open(path).await.map_err(Error::Cache)?;
     file.seek(io::SeekFrom::Start(offset)).await.map_err(Error::Cache)?;
@@ -317,7 +320,7 @@ async fn read_small(path: PathBuf, offset: u64, size: u64) -> Result<Vec<u8>, Er
     Ok(bytes)
 }
 
-/// The configuration in the first of some GGUF files that has one: the parts of a split model after the first say nothing.
+/// The configuration from the first GGUF file that has one. The later parts of a split model have none.
 async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
     let read = move || {
         for TensorFile { path, extent, name, .. } in files {
@@ -326,14 +329,14 @@ async fn gguf_config(files: Vec<TensorFile>) -> Result<Value, String> {
             let whole = Extent { offset: 0, size: opened.len };
             let Extent { offset, size } = extent.unwrap_or(whole);
             let window = Window::new(&opened, offset, size);
-            let header =
-                gguf::Header::read(&window).map_err(|error| format!("{} is no GGUF: {error}", label()))?;
+            let header = gguf::Header::read(&window)
+                .map_err(|error| format!("{} is not a GGUF file: {error}", label()))?;
             if header.metadata.architecture().is_some() {
                 let config = crate::arch::gguf::config(&header.metadata, &header);
                 return config.map(Value::Object).map_err(|error| format!("{}: {error}", label()));
             }
         }
-        Err("no GGUF file of it says what its architecture is (`general.architecture`)".to_owned())
+        Err("none of its GGUF files has `general.architecture`".to_owned())
     };
     tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
 }
@@ -344,7 +347,7 @@ fn open(path: &Path) -> io::Result<Opened> {
     Ok(Opened { file, len })
 }
 
-/// A file of the cache, read where it is asked for.
+/// A cache file with random access.
 struct Opened {
     file: File,
     len: u64,

@@ -1,5 +1,5 @@
-//! Blobs on this machine: a folder of our own, capped in size, and read-only folders that others keep.
-//! Each digest is pulled at most once however many want it; a blob that is leased is never evicted.
+//! Blobs on this machine: the cache folder, limited in size, and read-only folders of other programs.
+//! Concurrent requests for a digest share one pull; a leased blob is never evicted.
 
 mod fetch;
 pub mod recognise;

@@ -1,5 +1,6 @@
-//! What of a manifest's model has to be on this machine to run it. Which file is what, `lode_model::recognise` says, as it does
-//! for the registry; what cannot be run here is refused by name, before anything is pulled where that can be known.
+//! Finds the blobs of a manifest's model that running it needs. `lode_model::recognise` determines the role
+//! of each file, as for the registry. Models that cannot run here are refused with a reason, if possible
+//! before anything is pulled.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use lode_model::recognise::{Artifact, Layout, ModelFile, Role};
 
 use crate::engine::Format;
 
-/// The files that running a model needs; everything else a checkpoint carries stays in the registry.
+/// The small files that running a model needs; other files of a checkpoint are not pulled.
 const FILES: [&str; 9] = [
     "config.json",
     "generation_config.json",
@@ -30,41 +31,41 @@ pub struct Recognised {
     /// Small files by their name in the checkpoint.
     pub files: BTreeMap<String, ModelFile>,
     pub tensors: Vec<TensorLayer>,
-    /// What ollama's Modelfile added.
+    /// Layers from ollama's Modelfile.
     pub template: Option<Descriptor>,
     pub system: Option<Descriptor>,
     pub params: Option<Descriptor>,
     pub messages: Option<Descriptor>,
-    /// The config blob, where it describes a model.
+    /// The config blob, if it describes a model.
     pub config: Option<Descriptor>,
 }
 
 #[derive(Debug, PartialEq)]
 pub struct TensorLayer {
     pub file: ModelFile,
-    /// A checkpoint's own file with many tensors, rather than a blob of one.
+    /// A checkpoint file with many tensors, rather than a tensor blob.
     pub whole_file: bool,
     pub format: Format,
 }
 
-/// A model, or the tars that have to be looked into first.
+/// A model, or the tar files that have to be read first.
 #[derive(Debug, PartialEq)]
 pub enum Recognition {
     Known(Box<Recognised>),
     Packed(Box<Archives>),
 }
 
-/// A manifest whose files lie in tars.
+/// A manifest whose files are in tar layers.
 #[derive(Debug, PartialEq)]
 pub struct Archives {
     artifact: Artifact,
     config: Option<Descriptor>,
 }
 
-/// What a manifest holds that is no model this worker can run.
+/// Why this worker cannot run a manifest's model.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Unrunnable {
-    #[error("it has several GGUF models ({0}), and nothing says which one to run")]
+    #[error("it has several GGUF models ({0}), and the worker cannot tell which one to run")]
     SeveralGguf(String),
     #[error("layer {digest} of type `{media_type}` is packed; only unpacked files can be mapped")]
     Packed { media_type: String, digest: String },
@@ -101,12 +102,12 @@ impl Recognition {
 }
 
 impl Archives {
-    /// The tars, by the number that [`Archives::open`] wants.
+    /// The tar layers with their numbers, which [`Archives::open`] expects.
     pub fn layers(&self) -> impl Iterator<Item = (usize, &Descriptor)> {
         self.artifact.archives().map(|(at, file)| (at, &*file.layer))
     }
 
-    /// The model, once it is known what is in the tars.
+    /// The model, given the members of the tar layers.
     pub fn open(self, members: BTreeMap<usize, Vec<Member>>) -> Result<Recognised, Unrunnable> {
         Recognised::of(&self.artifact.unfold(members), self.config)
     }
@@ -120,7 +121,8 @@ impl Recognised {
             let label = || file.label().to_owned();
             let on_top = |file: &ModelFile| Some(Descriptor::clone(&file.layer));
             match file.role {
-                // What a Modelfile put on top of weights changes what they answer, so it is not left out.
+                // Adapters and projectors from a Modelfile change the model's output, so they cannot be
+                // ignored.
                 Role::Adapter if artifact.layout == Layout::Ollama => {
                     return Err(Unrunnable::Adapter(label()));
                 }
@@ -171,7 +173,7 @@ impl Recognised {
         Ok(model)
     }
 
-    /// Everything that has to be on this machine to run the model.
+    /// All blobs that running the model needs.
     pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
         let tensors = self.tensors.iter().map(|layer| &*layer.file.layer);
         let files = self.files.values().map(|file| &*file.layer);
@@ -185,7 +187,7 @@ impl Recognised {
     }
 }
 
-/// Whether GGUF files are one file, or parts of one as far as their names tell. The parts themselves are looked at on loading.
+/// Whether GGUF files are one file, or parts of one according to their names. The parts are checked at load.
 fn is_one_gguf(artifact: &Artifact, weights: &[usize]) -> bool {
     let mut names = weights.iter().filter_map(|at| artifact.files[*at].path.as_deref());
     let prefix = |name| PartName::parse(name).map(|part| part.prefix);
@@ -200,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// Media type, ollama's name, an annotation.
+    /// Media type, ollama's layer name, annotation.
     type Layer<'a> = (&'a str, Option<&'a str>, Option<(&'a str, &'a str)>);
 
     fn recognise(config_type: &str, layers: &[Layer]) -> Result<Recognised, Unrunnable> {

@@ -1,5 +1,5 @@
-//! The content-addressed folder: what is there, who uses it, what has to go.
-//! Files appear under their digest only after the client has verified them, and are never written again.
+//! The content-addressed folder: its blobs, their leases, and eviction. A file appears under its digest only
+//! after the client has verified it, and is never written again.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,11 +14,11 @@ use lode_model::reference::Repository;
 
 use crate::error::Error;
 
-/// A download that another process does is looked at this often.
+/// Interval for checking a download by another process.
 const BUSY_POLL: Duration = Duration::from_millis(500);
-/// What an interrupted download left is kept this long, to be taken up again.
+/// How long the partial file of an interrupted download is kept for resuming.
 const PART_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What the client adds to a path while it downloads to it, and to that for its notes.
+/// Suffix that the client adds to a path during a download, and the further suffix for its state file.
 const PART: &str = ".part";
 const PART_STATE: &str = ".state";
 
@@ -26,7 +26,7 @@ const PART_STATE: &str = ".state";
 pub struct Cache {
     root: PathBuf,
     sources: Vec<PathBuf>,
-    /// Bytes that blobs of ours may take together.
+    /// Maximum total size of the blobs in the cache folder.
     limit: Option<u64>,
     state: Mutex<State>,
     pulls: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
@@ -35,9 +35,9 @@ pub struct Cache {
 #[derive(Default)]
 struct State {
     blobs: HashMap<Digest, Blob>,
-    /// What interrupted downloads left, with their full sizes, while nobody takes them up.
+    /// Partial files of interrupted downloads that are not being resumed, with their sizes.
     parts: HashMap<Digest, u64>,
-    /// Of blobs, parts and reservations.
+    /// Total of blobs, partial files and reservations.
     total_bytes: u64,
 }
 
@@ -59,10 +59,10 @@ struct Blob {
     leases: usize,
 }
 
-/// A blob that stays where it is for as long as this lives.
+/// Keeps a blob in the cache until dropped.
 pub struct Lease {
     path: PathBuf,
-    /// Absent for a blob in somebody else's folder.
+    /// `None` for a blob in another program's folder.
     held: Option<(Arc<Cache>, Digest)>,
 }
 
@@ -89,7 +89,8 @@ impl Drop for Lease {
     }
 }
 
-/// Room taken in the books for a blob that is being pulled; given back if it does not come, but for what came of it.
+/// Reserves the size of a blob while it is pulled. Releases it when dropped, except for the size of a partial
+/// file.
 struct Reservation<'a> {
     cache: &'a Cache,
     digest: &'a Digest,
@@ -108,7 +109,7 @@ impl Drop for Reservation<'_> {
 }
 
 impl Cache {
-    /// Opens the cache folder, making it if need be, and looks at what is in it. Blocks.
+    /// Opens the cache folder, creating it if it is missing, and lists its content. Blocks.
     pub fn open(root: &Path, sources: Vec<PathBuf>, limit: Option<u64>) -> io::Result<Arc<Cache>> {
         let mut state = State::default();
         for algorithm in ["sha256", "sha512"] {
@@ -117,7 +118,7 @@ impl Cache {
             for entry in fs::read_dir(&folder)? {
                 let entry = entry?;
                 let metadata = match entry.metadata() {
-                    // Another worker that shares this folder has evicted it, or given a download its name.
+                    // Another worker that shares this folder has evicted it or renamed a finished download.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                     metadata => metadata?,
                 };
@@ -152,7 +153,7 @@ impl Cache {
         }))
     }
 
-    /// Whether the blob is on this machine; looks at files, so it blocks a little.
+    /// Whether the blob is on this machine. Checks files, so it blocks briefly.
     pub fn contains(&self, digest: &Digest) -> bool {
         self.state().blobs.contains_key(digest)
             || self
@@ -161,7 +162,8 @@ impl Cache {
                 .any(|source| source_paths(source, digest).iter().any(|path| path.is_file()))
     }
 
-    /// The blob, from wherever it is nearest. Waits where somebody else pulls it already.
+    /// Returns the blob from a source, the cache or the registry. If another request pulls it already, waits
+    /// for that.
     pub async fn fetch(
         self: &Arc<Cache>,
         registry: &Registry,
@@ -173,7 +175,7 @@ impl Cache {
             return Ok(lease);
         }
         let pull = self.pull_lock(digest);
-        // A waiter that gives up leaves the lock to the next, who takes up what has been downloaded so far.
+        // If a request is cancelled, the next waiter gets the lock and resumes the download.
         let _one_at_a_time = pull.lock().await;
         if let Some(lease) = self.find(digest, size_bytes).await? {
             return Ok(lease);
@@ -198,7 +200,7 @@ impl Cache {
         let (old_bytes, old_leases) =
             state.blobs.get(digest).map_or((0, 0), |old| (old.size_bytes, old.leases));
         state.total_bytes = state.total_bytes + size_bytes - old_bytes;
-        // Where the file was taken away under those who hold it, they give their leases back like any other.
+        // If the file was deleted while leased, the old leases are still dropped later, so they count.
         let blob = Blob { size_bytes, last_used: SystemTime::now(), leases: old_leases + 1 };
         state.blobs.insert(digest.clone(), blob);
         drop(state);
@@ -206,7 +208,7 @@ impl Cache {
         Ok(Lease { path, held: Some((self.clone(), digest.clone())) })
     }
 
-    /// Where small files of the cache itself may be kept.
+    /// Folder for the cached manifests.
     pub(super) fn manifests(&self) -> PathBuf {
         self.root.join("manifests")
     }
@@ -229,7 +231,8 @@ impl Cache {
         let mut state = self.state();
         let blob = state.blobs.get_mut(digest)?;
         if !is_it(&path) {
-            // Somebody has tidied up behind our back, or this manifest is wrong about the size; who holds it has it mapped.
+            // The file was deleted by another program, or this manifest has the wrong size. Leased files stay
+            // mapped.
             let size_bytes = blob.size_bytes;
             if blob.leases == 0 && !path.is_file() {
                 state.blobs.remove(digest);
@@ -240,12 +243,12 @@ impl Cache {
         blob.leases += 1;
         blob.last_used = SystemTime::now();
         drop(state);
-        // Remembers the order of use over a restart; a cache that cannot be written to still serves.
+        // Keeps the order of use across restarts. Ignore errors: a read-only cache still works.
         let _ = fs::File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Some(Lease { path, held: Some((self.clone(), digest.clone())) })
     }
 
-    /// Evicts what was not used for longest until a blob fits, and reserves its size.
+    /// Evicts the least recently used blobs until a new one fits, and reserves its size.
     fn make_room<'a>(&'a self, digest: &'a Digest, size_bytes: u64) -> Result<Reservation<'a>, Error> {
         let mut evicted = Vec::new();
         {
@@ -253,7 +256,7 @@ impl Cache {
             if let Some(limit) = self.limit {
                 let taken_up = state.parts.get(digest).copied().unwrap_or(0);
                 while (state.total_bytes - taken_up).saturating_add(size_bytes) > limit {
-                    // What nobody has yet is worth least.
+                    // Remove partial downloads before complete blobs.
                     if let Some(part) = state.parts.keys().find(|part| *part != digest).cloned() {
                         state.forget_part(&part);
                         remove_part(&self.part_path(&part)).map_err(Error::Cache)?;
@@ -268,7 +271,7 @@ impl Cache {
                     if let Some(blob) = state.blobs.remove(&digest) {
                         state.total_bytes -= blob.size_bytes;
                     }
-                    // Under the lock, so that nobody finds it in between.
+                    // Under the lock, so that no request finds the blob in between.
                     remove(&self.path(&digest)).map_err(Error::Cache)?;
                     evicted.push(digest);
                 }
@@ -297,7 +300,7 @@ impl Cache {
         self.root.join("blobs").join(digest.algorithm().as_str()).join(digest.hex())
     }
 
-    /// Where the client puts what it downloads until it has all of it.
+    /// Path of the client's partial download.
     fn part_path(&self, digest: &Digest) -> PathBuf {
         with_suffix(&self.path(digest), PART)
     }
@@ -307,7 +310,7 @@ impl Cache {
     }
 }
 
-/// Removes a file that may have gone already.
+/// Removes a file; ignores that it is already deleted.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -315,7 +318,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what an interrupted download left, unless another process has taken it up.
+/// Removes the files of an interrupted download, unless another process is resuming it.
 fn remove_part(path: &Path) -> io::Result<()> {
     if fs::File::open(path).is_ok_and(|file| file.try_lock().is_err()) {
         return Ok(());
@@ -330,7 +333,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-/// Where other programs keep a blob: OCI layouts and our own registry, then ollama.
+/// Paths of a blob in another program's folder: OCI layouts and Lode's registry, then ollama.
 fn source_paths(source: &Path, digest: &Digest) -> [PathBuf; 2] {
     let (algorithm, hex) = (digest.algorithm().as_str(), digest.hex());
     let blobs = source.join("blobs");

@@ -49,7 +49,7 @@ async fn however_many_wait_it_is_pulled_once() {
     assert_eq!(bench.tiny.gets(&digest), 1);
     drop(leases);
     drop(cache);
-    // A later run finds it.
+    // It is found after a restart.
     let cache = bench.cache(None);
     assert!(cache.contains(&digest));
     bench.fetch(&cache, &digest, 100_000).await.unwrap();
@@ -67,7 +67,7 @@ async fn wrong_bytes_never_get_in() {
     assert!(!cache.contains(&digest));
     let missing = Digest::sha256(b"nobody has this");
     assert!(bench.fetch(&cache, &missing, 15).await.is_err());
-    // Nothing is held against the limit by what did not come.
+    // Failed pulls do not count against the limit.
     let cache = bench.cache(Some(1000));
     assert!(bench.fetch(&cache, &digest, 1000).await.is_err());
     assert!(bench.fetch(&cache, &bench.blob(8, 1000), 1000).await.is_ok());
@@ -149,7 +149,7 @@ async fn a_file_that_was_taken_away_in_use_is_in_use_by_all_who_have_it() {
     drop(first);
     let other = bench.blob(2, 200);
     let error = bench.fetch(&cache, &other, 200).await.unwrap_err();
-    assert!(matches!(error, Error::CacheFull { .. }), "the second still holds it: {error}");
+    assert!(matches!(error, Error::CacheFull { .. }), "the second lease is still held: {error}");
     drop(second);
     assert!(bench.fetch(&cache, &other, 200).await.is_ok());
 }
@@ -163,7 +163,7 @@ async fn a_wrong_size_does_not_make_the_cache_forget_a_file() {
     assert!(bench.fetch(&cache, &digest, 20).await.is_err());
     assert!(cache.contains(&digest));
     drop(bench.fetch(&cache, &digest, 100).await.unwrap());
-    assert_eq!(bench.tiny.gets(&digest), 2, "one pull, and one that was wrong");
+    assert_eq!(bench.tiny.gets(&digest), 2, "one pull, and one with the wrong size");
 }
 
 #[tokio::test]
@@ -181,7 +181,8 @@ async fn what_an_interrupted_download_left_counts_and_goes_first() {
     let cache = bench.cache(Some(200));
     drop(bench.fetch(&cache, &other, 100).await.unwrap());
     assert!(!part.exists() && !state.exists() && cache.contains(&kept), "160 bytes were there");
-    // Who takes it up needs no room for it twice; one that another process has taken up stays.
+    // A resumed download reserves its size only once. A partial file that another process is resuming is
+    // kept.
     std::fs::remove_file(bench.folder.path().join("blobs/sha256").join(other.hex())).unwrap();
     interrupt();
     let cache = bench.cache(Some(200));
@@ -232,7 +233,7 @@ async fn a_model_comes_whole() {
     assert_eq!((model.tensor_bytes, model.config["model_type"].as_str()), (100, Some("llama")));
     assert_eq!((model.details.file_type.as_str(), model.digest.clone()), ("BF16", digest.clone()));
     assert_eq!(models.cached(), std::slice::from_ref(&digest));
-    // After a restart, and until a blob of it is gone.
+    // It is cached after a restart, until one of its blobs is deleted.
     let models = Models::open(bench.cache(None), bench.registry.clone()).unwrap();
     assert_eq!(models.cached(), std::slice::from_ref(&digest));
     std::fs::remove_file(&model.spec.tensors[0].path).unwrap();
@@ -251,7 +252,7 @@ async fn a_model_comes_whole() {
     let absent = Digest::sha256(b"nothing");
     assert_eq!(refused(&absent).await, format!("model '{absent}' not found"));
     let gguf = bench.tiny.put_model(&[(mt::OLLAMA_MODEL, "", vec![1])]);
-    assert!(refused(&gguf).await.contains("is no GGUF"));
+    assert!(refused(&gguf).await.contains("is not a GGUF"));
     let broken = bench
         .tiny
         .put_model(&[(mt::OLLAMA_TENSOR, "a", vec![1]), (mt::OLLAMA_JSON, "config.json", vec![b'{'])]);

@@ -21,7 +21,7 @@ use crate::scheduler::KeepAlive;
 
 #[derive(Deserialize)]
 pub(super) struct Body {
-    /// As they were written: a long conversation is read one message at a time.
+    /// Unparsed: a long conversation is read one message at a time.
     messages: Option<Vec<Box<RawValue>>>,
     tools: Option<Vec<Box<RawValue>>>,
     stream: Option<bool>,
@@ -64,7 +64,7 @@ pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Resu
     with_model(&api, asked.wanted(options.context(), body.keep_alive), move |ticket| {
         Box::pin(async move {
             let model = ticket.model().model();
-            // The model's own come first, and before them its system prompt unless the request has one.
+            // The model's own messages come first, after its system prompt unless the request has one.
             let asks_itself = messages.first().is_some_and(|message| message.is_system);
             let system = model.system.as_ref().filter(|_| !asks_itself);
             let system = system.map(|system| json!({"role": "system", "content": system}));
@@ -83,7 +83,7 @@ pub(super) async fn chat(State(api): State<Api>, mut asked: Asked<Body>) -> Resu
     .await
 }
 
-/// A message that a runner is sent.
+/// A message for the runner.
 #[derive(Debug)]
 struct Message {
     json: SharedJson,
@@ -93,7 +93,7 @@ struct Message {
 /// Long conversations are checked off the async threads.
 const LARGE_BYTES: usize = 256 << 10;
 
-/// The messages as templates expect them, and the tools.
+/// Converts the messages to the form that templates expect, and checks the tools.
 async fn prepare(
     messages: Vec<Box<RawValue>>,
     tools: Vec<Box<RawValue>>,
@@ -120,14 +120,14 @@ async fn prepare(
     }
 }
 
-/// A message as templates expect it: a known role, content that is there, and nothing there that is not said. One that is so already
-/// stays as it was written.
+/// A message in the form that templates expect: a known role, a `content`, and no null or empty members. A
+/// message that already has this form is kept as it was written.
 fn message(model: &str, at: usize, json: Box<RawValue>) -> Result<Message, Error> {
     let not_an_object =
         |error: serde_json::Error| Error::Invalid(format!("messages[{at}] is not a message: {error}"));
     let mut members: BTreeMap<String, &RawValue> = serde_json::from_str(json.get()).map_err(not_an_object)?;
     let written = members.len();
-    // Templates that ask whether a key is there take an empty list of calls for a call.
+    // Templates that test whether a key is present treat an empty list of tool calls as a tool call.
     members.retain(|_, value| value.get() != "null" && !is_empty_list(value));
     let role = members.get("role").and_then(|role| serde_json::from_str::<String>(role.get()).ok());
     let role = role.unwrap_or_default();
@@ -150,7 +150,7 @@ fn message(model: &str, at: usize, json: Box<RawValue>) -> Result<Message, Error
         && !serde_json::from_str(calls.get()).is_ok_and(|calls| are_calls(&calls))
     {
         return Err(Error::Invalid(format!(
-            "messages[{at}].tool_calls must be a list of calls, each with a function of a name and arguments"
+            "messages[{at}].tool_calls must be a list of tool calls, each with a function that has a name and arguments"
         )));
     }
     let is_system = known == "system";
@@ -173,7 +173,7 @@ fn is_empty_list(json: &RawValue) -> bool {
     inner.is_some_and(|inner| inner.trim_ascii().is_empty())
 }
 
-/// Arguments are an object, or one as text.
+/// Arguments are an object, or its JSON as a string.
 fn are_calls(calls: &Value) -> bool {
     let is_call = |call: &Value| {
         let arguments = call.pointer("/function/arguments");

@@ -1,4 +1,4 @@
-//! `POST /api/embed`: vectors of texts.
+//! `POST /api/embed`: embeddings of texts.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub(super) async fn embed(State(api): State<Api>, mut asked: Asked<Body>) -> Res
     Ok(answer(&asked.name, embedded, started, load))
 }
 
-/// One text or a list of them. One that is empty is none, as ollama has it.
+/// One text or a list of texts. A single empty text means no inputs, as in ollama.
 fn inputs(input: Option<Box<RawValue>>) -> Result<Vec<String>, Error> {
     let invalid = |_| Error::Invalid("invalid input type".into());
     match input {
@@ -73,7 +73,7 @@ fn inputs(input: Option<Box<RawValue>>) -> Result<Vec<String>, Error> {
 }
 
 fn answer(model: &str, embedded: EmbedResponse, started: Instant, load: Duration) -> Response {
-    /// Not by way of a JSON value, whose numbers would be the long ones of a float64.
+    /// Not a JSON value, because that would print each number as a float64 with more digits.
     #[derive(Serialize)]
     struct Answer<'a> {
         model: &'a str,

@@ -1,6 +1,6 @@
-//! One match from what can go wrong to a status and ollama's `{"error": text}`. Errors call a model by its manifest's digest; the
-//! response puts the name in its place that the request has for it.
-//! A 503 makes the gateway try another worker; anything else is the caller's answer.
+//! Maps errors to a status and ollama's `{"error": text}`. Errors name a model by its manifest's digest; the
+//! response replaces the digest with the name from the request. A 503 makes the gateway try another worker;
+//! any other response is returned to the caller.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -40,7 +40,7 @@ impl Error {
     }
 }
 
-/// An error's text on its way to [`name_model`].
+/// An error's text, for [`name_model`].
 #[derive(Clone)]
 struct ErrorText(String);
 
@@ -48,7 +48,7 @@ impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let status = self.status();
         if status.is_server_error() {
-            tracing::warn!(error = %chain(&self), "a request failed");
+            tracing::warn!(error = %chain(&self), "request failed");
         }
         let text = self.to_string();
         let mut response = stream::json(status, &json!({ "error": text }));
@@ -57,7 +57,7 @@ impl IntoResponse for Error {
     }
 }
 
-/// Puts the request's own name for its model into an error.
+/// Replaces the model's digest in an error with the name from the request.
 pub(super) async fn name_model(request: Request, next: Next) -> Response {
     let named = request::model_and_name(request.headers());
     let response = next.run(request).await;
@@ -69,12 +69,12 @@ pub(super) async fn name_model(request: Request, next: Next) -> Response {
     }
 }
 
-/// A message about the model with the digest as a request that calls it `name` gets it.
+/// Replaces the model's digest in a message with `name`.
 pub(super) fn with_name(text: &str, digest: &Digest, name: &str) -> String {
     text.replace(digest.as_str(), name)
 }
 
-/// What the gateway passes on and this worker does not know.
+/// Response for an unknown route.
 pub(super) async fn not_served(uri: http::Uri) -> Response {
     let text = format!("{} is not served by this version of the worker", uri.path());
     stream::json(StatusCode::NOT_FOUND, &json!({ "error": text }))

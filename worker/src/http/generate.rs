@@ -99,13 +99,13 @@ pub(super) async fn generate(State(api): State<Api>, mut asked: Asked<Body>) -> 
     .await
 }
 
-/// The messages that a model brings along.
+/// The model's own messages, as JSON.
 pub(super) fn own_messages(messages: &[Value]) -> Result<Vec<SharedJson>, Error> {
     let written = messages.iter().map(|message| to_raw_value(message).map(SharedJson::from));
     written.collect::<Result<_, _>>().map_err(|error| Error::Invalid(error.to_string()))
 }
 
-/// The model's own options under the request's.
+/// The model's options, overridden by the request's.
 pub(super) fn merged(
     params: &Map<String, Value>,
     asked: Option<&Map<String, Value>>,
@@ -116,7 +116,7 @@ pub(super) fn merged(
     Ok(options)
 }
 
-/// The JSON schema that the answer is to have, if any: `"json"` is any object.
+/// The JSON schema for structured output, if any: `"json"` means any object.
 pub(super) fn format(said: &Option<Value>) -> Result<Option<Map<String, Value>>, Error> {
     match said {
         None | Some(Value::Null) => Ok(None),
@@ -131,7 +131,7 @@ pub(super) fn format(said: &Option<Value>) -> Result<Option<Map<String, Value>>,
     }
 }
 
-/// What the request says of thinking, if anything.
+/// The request's `think` setting, if any.
 pub(super) fn think(said: &Option<Value>) -> Result<Option<Think>, Error> {
     match said {
         None | Some(Value::Null) => Ok(None),

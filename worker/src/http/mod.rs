@@ -1,5 +1,5 @@
-//! The worker's own API, which only its registry's gateway calls: bodies and answers are the public API's.
-//! Every route but `/healthz` wants the secret that the registration returned.
+//! The worker's own API, which only its registry's gateway calls. Request and response bodies are those of
+//! the public API. Every route except `/healthz` requires the secret that the registration returned.
 
 mod chat;
 mod embed;
@@ -21,14 +21,14 @@ use lode_client::BodyBudget;
 use crate::config::Config;
 use crate::scheduler::Scheduler;
 
-/// How much longer a request may be than its caller's, which the gateway may have translated.
+/// Extra body size allowed here: the gateway may have translated the caller's request into a longer one.
 const TRANSLATION_BYTES: usize = 64 << 10;
 
-/// What the handlers share.
+/// State shared by the handlers.
 #[derive(Clone)]
 pub struct Api {
     pub scheduler: Scheduler,
-    /// What the gateway has to show; absent until this worker is registered.
+    /// The secret that the gateway has to send; absent until this worker is registered.
     pub secret: Arc<RwLock<Option<String>>>,
     pub bodies: Bodies,
 }

@@ -1,5 +1,5 @@
-//! The `options` of a request over those of the model over ollama's defaults.
-//! Unknown keys are ignored, wrong types are errors, in ollama's words.
+//! Merges the `options` of a request with those of the model and ollama's defaults; the request's take
+//! precedence. Unknown keys are ignored; wrong types are errors with ollama's messages.
 
 use serde_json::{Map, Value};
 
@@ -8,16 +8,16 @@ use crate::runner::protocol::{Input, OutgoingRequest, SharedJson, SharedText};
 use crate::text::stop::{MAX_STOP_BYTES, MAX_STOPS};
 use crate::text::{SamplerOptions, Think};
 
-/// How many alternatives may be reported for a token.
+/// Maximum number of alternatives reported per token.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
-/// All options that have an effect here.
+/// The options that this worker supports.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) sampling: SamplerOptions,
-    /// As it was given; see [`Options::context`].
+    /// As given; see [`Options::context`].
     pub(super) num_ctx: Option<usize>,
-    /// `None` until the model stops.
+    /// `None`: no limit.
     pub(super) num_predict: Option<usize>,
     pub(super) num_keep: usize,
     pub(super) stop: Vec<String>,
@@ -35,7 +35,7 @@ impl Default for Options {
     }
 }
 
-/// What generate and chat share beside their prompts.
+/// The fields that generate and chat have in common.
 pub(super) struct Common {
     pub(super) truncate: Option<bool>,
     pub(super) shift: Option<bool>,
@@ -46,7 +46,7 @@ pub(super) struct Common {
 }
 
 impl Options {
-    /// Applies one layer of options on top.
+    /// Applies options on top of these.
     pub(super) fn apply(&mut self, options: &Map<String, Value>) -> Result<(), Error> {
         for (key, value) in options {
             if value.is_null() {
@@ -74,12 +74,12 @@ impl Options {
         Ok(())
     }
 
-    /// The context asked for, if any: 0 and less mean the default.
+    /// The requested context length, if any: 0 and negative values mean the default.
     pub(super) fn context(&self) -> Option<usize> {
         self.num_ctx.filter(|asked| *asked > 0)
     }
 
-    /// What the runner is asked.
+    /// Builds the request for the runner.
     pub(super) fn request(
         self,
         input: Input<SharedJson, SharedText>,

@@ -1,4 +1,4 @@
-//! `GET /api/ps`: what is loaded, as ollama lists it.
+//! `GET /api/ps`: the loaded models, as ollama lists them.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -16,7 +16,8 @@ pub(super) async fn ps(State(api): State<Api>, _: Authorized) -> Response {
     stream::json(StatusCode::OK, &json!({ "models": models }))
 }
 
-/// As lists of models say it, which clients compare it with: whoever asked first may have left the tag out, or written `library/`.
+/// The name as in lists of models, so that clients can compare the two. The request that loaded the model may
+/// have left out the tag or written `library/`.
 fn listed_name(repository: &Repository, asked: &str) -> String {
     if let Some((_, digest)) = asked.rsplit_once('@') {
         return format!("{repository}@{digest}");

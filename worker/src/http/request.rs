@@ -1,4 +1,4 @@
-//! What every inference request has in common: the gateway's headers, a JSON body, and which model is meant.
+//! The common parts of every inference request: the gateway's headers, a JSON body, and the requested model.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +20,21 @@ use crate::error::Error;
 use crate::runner::protocol::{ErrorKind, RunnerError};
 use crate::scheduler::{KeepAlive, Ticket, Wanted};
 
-/// Where the gateway says what to load, and how the caller called it.
+/// Headers in which the gateway sends the model to load and the caller's name for it.
 const MODEL_HEADER: &str = "lode-model";
 const MODEL_NAME_HEADER: &str = "lode-model-name";
 
 /// Bodies above this size are parsed off the async threads.
 const LARGE_BYTES: usize = 256 << 10;
 
-/// The client that the gateway serves. Clients take turns where requests wait for a model.
+/// Header for the gateway's client. Clients take turns when requests wait for a model.
 const CLIENT_HEADER: &str = "lode-client";
 
-/// A runner that is at its end gets this long to be gone.
+/// How long to wait for a stopping runner to end.
 const LAST_MOMENTS: Duration = Duration::from_secs(5);
 
-/// Does a request's work with the model it wants; once more with a new runner where the old one was at its end
-/// and had not begun to answer.
+/// Runs a request's work with a ticket for its model. If the runner was stopping and had not begun to
+/// respond, retries once with a new runner.
 pub(super) async fn with_model<'a, T>(
     api: &Api,
     wanted: Wanted,
@@ -51,7 +51,7 @@ pub(super) async fn with_model<'a, T>(
     }
 }
 
-/// A request that has shown this worker's secret.
+/// Proof that a request sent this worker's secret.
 pub(super) struct Authorized;
 
 impl FromRequestParts<Api> for Authorized {
@@ -68,20 +68,20 @@ impl FromRequestParts<Api> for Authorized {
     }
 }
 
-/// Takes as long for a wrong text as for a right one of its length.
+/// Compares in constant time for texts of the same length.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
 }
 
-/// The model that the gateway resolved, and the body the caller sent.
+/// The model that the gateway resolved, and the caller's request body.
 pub(super) struct Asked<T> {
     pub(super) repository: Repository,
     pub(super) digest: Digest,
-    /// As the caller wrote it.
+    /// The name as the caller wrote it.
     pub(super) name: String,
     pub(super) client: Arc<str>,
     pub(super) body: T,
-    /// For the memory of the body.
+    /// Charge for the memory of the body.
     pub(super) _charge: Charge,
 }
 
@@ -138,17 +138,18 @@ fn parse_model(text: &str) -> Option<(Repository, Digest)> {
     Some((repository.parse().ok()?, digest.parse().ok()?))
 }
 
-/// The model of a request, and how its caller called it.
+/// The model of a request, and the caller's name for it.
 pub(super) fn model_and_name(headers: &HeaderMap) -> Option<(Digest, String)> {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let model = header(MODEL_HEADER)?;
     Some((parse_model(model)?.1, header(MODEL_NAME_HEADER).unwrap_or(model).to_owned()))
 }
 
-/// What a body says, charged with the memory that it takes. Where it says something else than is expected, the error names the field.
+/// Parses a body and charges the memory that it takes. If a value has the wrong type, the error names the
+/// field.
 fn parse<T: DeserializeOwned>(body: &[u8], charge: &mut Charge) -> Result<T, Error> {
     let invalid = |error: serde_json::Error| {
-        // Noting the path takes memory for each key, so it is noted only once it is needed.
+        // Tracking the path takes memory for each key, so only a failed parse is repeated with it.
         let tracked: Result<T, _> =
             serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(body));
         Error::Invalid(tracked.err().map_or_else(|| error.to_string(), |error| error.to_string()))
@@ -163,7 +164,7 @@ fn parse<T: DeserializeOwned>(body: &[u8], charge: &mut Charge) -> Result<T, Err
     Ok(parsed)
 }
 
-/// Whether it is a text.
+/// Whether the JSON value is a string.
 pub(super) fn is_text(json: &RawValue) -> bool {
     json.get().starts_with('"')
 }

@@ -1,4 +1,4 @@
-//! `POST /lode/v1/score`: how likely given ids are, for perplexity and for comparing engines.
+//! `POST /lode/v1/score`: log-probabilities of given ids, for perplexity and for comparing engines.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -13,20 +13,21 @@ use crate::error::Error;
 use crate::runner::protocol::{ScoreRequest, WindowScores};
 use crate::scheduler::{KeepAlive, Wanted};
 
-/// As many as for generated ids.
+/// The same limit as for generated ids.
 const MAX_TOP: usize = 20;
 
 #[derive(Deserialize)]
 pub(super) struct Body {
     windows: Vec<Vec<u32>>,
     keep_alive: Option<KeepAlive>,
-    /// Whether to answer with every single log-probability, beside the sums.
+    /// Whether to return every log-probability, in addition to the sums.
     logprobs: Option<bool>,
-    /// How many of the likeliest ids to answer with at each place.
+    /// How many of the likeliest ids to return at each position.
     top_logprobs: Option<usize>,
 }
 
-/// A window of n ids has n - 1 scores: of each id after the first, given those before it in the window.
+/// A window of n ids has n - 1 scores: one for each id after the first, given the ids before it in the
+/// window.
 pub(super) async fn score(State(api): State<Api>, asked: Asked<Body>) -> Result<Response, Error> {
     let longest = asked.body.windows.iter().map(|window| window.len().saturating_sub(1)).max();
     let wanted = Wanted { sequence_length: longest, ..asked.wanted(None, asked.body.keep_alive) };

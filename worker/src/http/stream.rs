@@ -1,5 +1,5 @@
-//! Answers: one JSON object, or NDJSON records while a model generates.
-//! An error before the first record sets the status; later it is a record of its own, as ollama does.
+//! Responses: one JSON object, or NDJSON records while a model generates. An error before the first record
+//! sets the status; a later one is sent as a record, as in ollama.
 
 use std::convert::Infallible;
 use std::mem::take;
@@ -22,14 +22,14 @@ use crate::runner::protocol::{Done, DoneReason, Event, OutgoingRequest, TokenLog
 use crate::scheduler::Ticket;
 use crate::text::{Call, Said};
 
-/// Whether records are those of `/api/generate` or of `/api/chat`.
+/// Whether records have the form of `/api/generate` or of `/api/chat`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     Generate,
     Chat,
 }
 
-/// Writes the records of one answer.
+/// Writes the records of one response.
 #[derive(Clone)]
 pub(super) struct Records {
     pub(super) shape: Shape,
@@ -48,7 +48,7 @@ pub(super) fn timestamp(at: SystemTime) -> String {
     OffsetDateTime::from(at).format(&Rfc3339).unwrap_or_default()
 }
 
-/// Asks the runner and passes on what comes. The ticket is held to the end of the answer.
+/// Sends the request to the runner and forwards its events. The ticket is held until the end of the response.
 pub(super) async fn answer(
     ticket: Ticket,
     mut request: OutgoingRequest,
@@ -58,7 +58,7 @@ pub(super) async fn answer(
     request.whole = !stream;
     let mut events = ticket.model().client().generate(&request).await?;
     drop(request);
-    // The first event decides the status.
+    // The first event determines the status.
     let first = match events.next().await {
         Some(Event::Error(error)) => return Err(Error::Runner(error)),
         Some(event) => event,
@@ -71,7 +71,7 @@ pub(super) async fn answer(
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(rest.lines())).into_response())
 }
 
-/// The prompt in place of an answer.
+/// Returns the rendered prompt instead of a response.
 pub(super) async fn rendered(
     ticket: Ticket,
     request: &OutgoingRequest,
@@ -88,7 +88,7 @@ struct Rest {
     first: Option<Event>,
     events: EventStream,
     records: Records,
-    /// How many calls there were.
+    /// Number of tool calls so far.
     calls: usize,
     ticket: Ticket,
 }
@@ -109,7 +109,7 @@ impl Rest {
                     None => rest.events.next().await?,
                 };
                 let mut lines = rest.event_lines(event);
-                // What is here already leaves with it.
+                // Events that have already arrived are sent in the same chunk.
                 while let Some(Some(event)) = rest.events.next().now_or_never() {
                     lines.extend(rest.event_lines(event));
                 }
@@ -142,16 +142,16 @@ async fn whole(first: Event, mut events: EventStream, records: &Records) -> Resu
     Err(Error::RunnerGone)
 }
 
-/// What came with the end of an answer.
+/// The output that came with the last event.
 fn rest_of(done: &mut Done) -> Said {
     let Done { text, thinking, calls, .. } = done;
     Said { thinking: take(thinking), text: take(text), calls: take(calls) }
 }
 
-/// A call as clients get it, under an id of its own.
+/// A tool call in the form that clients get, with a new id.
 fn tool_call(index: usize, call: Call) -> Value {
     const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    // Ids are told apart within a conversation only.
+    // Ids need to be unique only within a conversation.
     let mut number = getrandom::u64().unwrap_or(index as u64);
     let mut letters = || {
         let letter = LETTERS[(number % 36) as usize];
@@ -166,7 +166,7 @@ fn tool_call(index: usize, call: Call) -> Value {
 }
 
 impl Records {
-    /// The answer to a request that only loads or unloads.
+    /// The response to a request that only loads or unloads a model.
     pub(super) fn empty(&self, reason: &str) -> Response {
         let mut record = self.record(Said::default(), 0, Vec::new());
         record.insert("done".into(), json!(true));
@@ -174,7 +174,7 @@ impl Records {
         json(StatusCode::OK, &record)
     }
 
-    /// The records of an event, in an answer that had so many calls.
+    /// The records of an event. `calls_before` counts the tool calls so far.
     fn lines(&self, event: Event, calls_before: &mut usize) -> Vec<u8> {
         let mut lines = Vec::new();
         let mut push = |record: &Map<String, Value>| {
@@ -220,7 +220,7 @@ impl Records {
         if self.shape == Shape::Generate {
             record.insert("context".into(), json!(done.context));
         }
-        // Clients take a missing duration for a failure, and leave out a zero.
+        // Clients treat a missing duration as a failure and do not show a zero.
         let at_least_one = |nanoseconds: u128| json!(u64::try_from(nanoseconds).unwrap_or(u64::MAX).max(1));
         record.insert("total_duration".into(), at_least_one(self.started.elapsed().as_nanos()));
         record.insert("load_duration".into(), at_least_one(self.load.as_nanos()));

@@ -1,4 +1,4 @@
-//! A whole worker against a small registry: join, load, generate, chat, score, leave; and what it refuses.
+//! A whole worker against a small registry: join, load, generate, chat, score, leave; and refused requests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -137,7 +137,7 @@ async fn the_demo_model_answers_as_expected() {
     assert!(logprobs.iter().all(|entry| entry["top_logprobs"][0]["logprob"] == entry["logprob"]
         && entry["logprob"].as_f64() < Some(0.0)));
 
-    // The perplexity of a first part of the held-out text is near that of the whole.
+    // The perplexity of the first part of the held-out text is close to that of the whole text.
     let text = String::from_utf8(std::fs::read(demo_file("heldout.txt")).unwrap()).unwrap();
     let ids = tokenizer.encode(&text, false).unwrap();
     let windows: Vec<&[u32]> = ids.windows(257).step_by(256).take(4).collect();
@@ -249,7 +249,7 @@ async fn texts_become_vectors() {
     assert!(many.iter().all(|vector| (length(vector) - 1.0).abs() < 1e-6));
     assert!(many[0] == many[2] && many[0] != many[1]);
     let (one, fewer) = vectors(json!({"input": texts[1]})).await;
-    assert_eq!(one, many[1..2], "a text's vector does not depend on its company");
+    assert_eq!(one, many[1..2], "an embedding does not depend on the other inputs");
     assert!(0 < fewer && fewer < tokens);
     let (cut, _) = vectors(json!({"input": texts[1], "dimensions": 16})).await;
     assert_eq!((cut[0].len(), (length(&cut[0]) - 1.0).abs() < 1e-6), (16, true));
@@ -289,18 +289,19 @@ async fn load_list_unload() {
     assert_eq!((&model["name"], &model["digest"]), (&json!("team/demo:latest"), &json!(bench.digest.hex())));
     assert_eq!((&model["details"]["family"], &model["context_length"]), (&json!("llama"), &json!(100)));
     let digest = json!(bench.digest);
-    until("a heartbeat tells what is loaded", &|| bench.tiny.heartbeat()["loaded"][0]["digest"] == digest)
+    until("a heartbeat reports it as loaded", &|| bench.tiny.heartbeat()["loaded"][0]["digest"] == digest)
         .await;
-    until("and what is cached", &|| bench.tiny.heartbeat()["cached"] == json!([digest])).await;
+    until("a heartbeat reports the cached model", &|| bench.tiny.heartbeat()["cached"] == json!([digest]))
+        .await;
     assert!(bench.tiny.heartbeat()["devices"][0]["memory_bytes"].as_u64() > Some(0));
     let answer = bench.post("/api/chat", json!({"messages": [], "keep_alive": 0})).await;
     assert_eq!((&answer["done_reason"], &answer["message"]["content"]), (&json!("unload"), &json!("")));
     until("it is unloaded", &|| running.load(Ordering::SeqCst) == 0).await;
-    until("and gone from the heartbeat", &|| bench.tiny.heartbeat()["loaded"] == json!([])).await;
+    until("heartbeats no longer report it", &|| bench.tiny.heartbeat()["loaded"] == json!([])).await;
 
-    // A registry that forgot it is joined again.
+    // The worker registers again when the registry no longer knows it.
     bench.tiny.forget_workers();
-    until("it joins again", &|| bench.tiny.joins() == 2).await;
+    until("it registers again", &|| bench.tiny.joins() == 2).await;
     let tiny = bench.tiny.clone();
     bench.worker.stop().await;
     assert_eq!(tiny.left(), 1);
@@ -353,7 +354,7 @@ async fn what_is_refused() {
         "option \"seed\" must be of type integer",
     )
     .await;
-    check("/api/generate", json!({"prompt": "x", "keep_alive": "soon"}), "no duration").await;
+    check("/api/generate", json!({"prompt": "x", "keep_alive": "soon"}), "not a duration").await;
     check("/api/generate", json!({"prompt": "x", "context": [-1]}), "invalid value").await;
     check("/api/generate", json!({"prompt": "x", "context": [5000]}), "outside the model's vocabulary").await;
     check("/api/chat", json!({"messages": [{"role": "x"}]}), "invalid role").await;
@@ -408,7 +409,7 @@ async fn what_is_refused() {
     check("/api/generate", json!({"prompt": long, "shift": false}), "longer than the context length").await;
     check("/lode/v1/score", json!({"windows": [[1]], "top_logprobs": 21}), "between 0 and 20").await;
 
-    // A crash answers those in flight, and the next request starts another runner.
+    // A crash fails the requests in flight, and the next request starts another runner.
     let (status, _) = bench.refused("/api/generate", json!({"prompt": "x", "context": [PANIC]})).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     let answer = bench
@@ -450,7 +451,7 @@ async fn bodies_are_limited() {
     }
     let (status, text) = bench.refused("/api/generate", json!({"prompt": "x".repeat(2 << 20)})).await;
     assert_eq!((status, text.contains("more than")), (StatusCode::PAYLOAD_TOO_LARGE, true), "{text}");
-    // Few bytes, many values.
+    // A small body with many values.
     let (status, text) = bench.refused("/api/chat", list("x", json!(1), 100_000)).await;
     assert_eq!((status, text.contains("once parsed")), (StatusCode::PAYLOAD_TOO_LARGE, true), "{text}");
     let (status, text) = bench.refused("/api/chat", json!({"messages": [user], "tools": [7]})).await;

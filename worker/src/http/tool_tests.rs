@@ -1,4 +1,4 @@
-//! Thoughts and calls of tools over HTTP, from an engine that answers what it is told to.
+//! Reasoning and tool calls over HTTP, from an engine with a scripted response.
 
 use http::StatusCode;
 use lode_model::media_type as mt;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::tests::{Bench, bench};
 use crate::testing::InProcess;
 
-/// Hermes' marks around calls, and thoughts that are asked for.
+/// Tool calls in Hermes' tags, and optional reasoning.
 const QWEN: &str = r#"{{- if .Tools }}<|im_start|>system
 {{ .Tools }}<|im_end|>
 {{ end }}
@@ -18,7 +18,7 @@ const QWEN: &str = r#"{{- if .Tools }}<|im_start|>system
 {{ end }}<|im_start|>assistant
 {{ if and $.IsThinkSet (not $.Think) }}<think></think>{{ end }}"#;
 
-/// Nothing marks a call.
+/// Tool calls without tags.
 const LLAMA: &str = r#"{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\n' }}
 {%- if message.tool_calls %}
@@ -30,7 +30,7 @@ const LLAMA: &str = r#"{%- for message in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"#;
 
-/// A model with this template that always gives this answer.
+/// A model with this template and a fixed response.
 async fn model(template: &str, answer: &str) -> Bench {
     let mut bench = bench(InProcess::scripted(answer), false).await;
     let layer = match template.starts_with("{%") {
@@ -49,7 +49,7 @@ fn asked(more: Value) -> Value {
     body
 }
 
-/// The ids of calls are drawn: their form is checked, and they are taken away.
+/// Checks the form of the random tool call ids and removes them.
 fn without_ids(calls: &Value) -> Vec<Value> {
     let mut calls = calls.as_array().unwrap().clone();
     for call in &mut calls {
@@ -100,7 +100,7 @@ async fn calls_and_thoughts_of_a_chat() {
         assert!(has_thought_first, "{}", pieces[0]);
     }
 
-    // Without tools a call is text; a stop text ends what it stands in.
+    // Without tools a tool call is text. A stop text inside a tool call ends it.
     let answer = bench.post("/api/chat", asked(json!({"stream": false, "tools": []}))).await;
     let content = answer["message"]["content"].as_str().unwrap();
     assert!(content.starts_with("I look.\n<tool_call>\n{") && content.ends_with("</tool_call>"), "{content}");
@@ -129,7 +129,7 @@ async fn thoughts_of_a_prompt() {
         (answer.get("thinking"), &answer["response"]),
         (None, &json!("<think>\nHm.\n</think>\n\nYes."))
     );
-    // Told not to think, the template says so; the model has done so all the same.
+    // With `think: false` the template tells the model not to think, but this model does so anyway.
     let body = json!({"prompt": "?", "think": false, "stream": false, "options": options});
     assert_eq!(bench.post("/api/generate", body).await["response"], "Yes.");
     let prompt = async |think: Value| {
@@ -154,14 +154,14 @@ async fn calls_that_nothing_marks() {
     assert_eq!(answer["message"]["content"], "");
     let call = json!({"function": {"index": 0, "name": "look", "arguments": {"city": "Paris"}}});
     assert_eq!(without_ids(&answer["message"]["tool_calls"]), std::slice::from_ref(&call));
-    // Another tool's name makes it an answer.
+    // With an unknown tool name it is text.
     let other = asked(json!({"stream": false, "tools": [{"type": "function", "function": {"name": "see"}}]}));
     let message = &bench.post("/api/chat", other).await["message"];
     assert!(
         message["content"].as_str().unwrap().starts_with("{\"name\": \"look\"")
             && message.get("tool_calls").is_none()
     );
-    // What was called comes back to the model.
+    // Previous tool calls are in the next prompt.
     let messages = json!([{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "Sun."}]);
     let answer = bench
         .post("/api/chat", asked(json!({"messages": messages, "tools": [], "_debug_render_only": true})))
@@ -193,7 +193,7 @@ async fn answers_in_a_format() {
     let records = bench.stream("/api/generate", generate(json!({"stream": true, "logprobs": true}))).await;
     let text = |key: &str| records.iter().filter_map(|record| record[key].as_str()).collect::<String>();
     assert_eq!((text("thinking").as_str(), text("response").as_str()), ("{Hm}.", "{\"city\": \"Paris\"}"));
-    // What is not to think begins with the answer, and an answer that has no room left ends in the middle.
+    // Without thinking, the output starts with the response. At the length limit it is cut in the middle.
     let options = json!({"temperature": 0, "num_predict": 3});
     let answer = bench.post("/api/generate", generate(json!({"think": false, "options": options}))).await;
     assert_eq!((&answer["done_reason"], &answer["thinking"]), (&json!("length"), &Value::Null));

@@ -1,5 +1,5 @@
-//! A request as a span of the trace that the gateway began, from its arrival to the last byte of its answer.
-//! Without a collector nothing is kept of it.
+//! Records each request as a span of the gateway's trace, from its arrival to the last byte of its response.
+//! Without a collector, nothing is recorded.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -20,7 +20,7 @@ pub(super) async fn traced(request: Request, next: Next) -> Response {
         tracing::info_span!("inference", path, otel.name = format!("POST {path}"), otel.kind = "server");
     let parent =
         opentelemetry::global::get_text_map_propagator(|format| format.extract(&Headers(request.headers())));
-    // Fails where the span is sent nowhere.
+    // Fails if spans are not exported.
     let _unsent = span.set_parent(parent);
     let response = next.run(request).instrument(span.clone()).await;
     response.map(|body| {

@@ -82,7 +82,8 @@ impl Client {
         self.call(Method::POST, "/render", request).await
     }
 
-    /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of them.
+    /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of
+    /// them.
     pub async fn generate(
         &self,
         request: &GenerateRequest<impl Serialize, impl Serialize>,

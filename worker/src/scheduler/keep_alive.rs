@@ -1,5 +1,5 @@
-//! How long a loaded model stays after its last request, in the forms that ollama takes.
-//! A number is seconds, a text is a Go duration (`5m`, `1h30m`) or seconds, and anything negative is for ever.
+//! How long a model stays loaded after its last request, in the forms that ollama accepts. A number is
+//! seconds, a text is a Go duration (`5m`, `1h30m`) or seconds, and a negative value means forever.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// Until something else needs the room.
+    /// Until another model needs the memory.
     Forever,
-    /// Zero unloads at once.
+    /// For this long; zero unloads at once.
     For(Duration),
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no duration such as 300, 5m or -1")]
+#[error("`{0}` is not a duration such as 300, 5m or -1")]
 pub struct KeepAliveError(String);
 
-/// Longer is as good as for ever, and keeps clocks from overflowing.
+/// Longer durations mean forever, which also prevents overflow of timestamps.
 const LONGEST: f64 = 10.0 * 365.0 * 24.0 * 3600.0;
 
 impl KeepAlive {
@@ -43,7 +43,7 @@ impl FromStr for KeepAlive {
     }
 }
 
-/// Seconds of a Go duration: a sign, then numbers each with its unit.
+/// Seconds of a Go duration: an optional sign, then numbers with their units.
 fn go_duration(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
@@ -65,7 +65,7 @@ fn go_duration(text: &str) -> Option<f64> {
             "s" => 1.0,
             "m" => 60.0,
             "h" => 3600.0,
-            // Not Go's, but what our own settings take.
+            // Not in Go, but our own settings accept it.
             "d" => 86400.0,
             _ => return None,
         };

@@ -1,5 +1,5 @@
-//! The one account of memory that this worker has promised to models, and of how many models there may be.
-//! Free memory that a model has been promised and has not used yet is not available to another model.
+//! The ledger of the memory that this worker has promised to models, and of the number of models. Free memory
+//! that is promised to a model is not available to another one, even while it is unused.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use super::memory::Estimate;
 /// Identifies a promise, and the load it was made for.
 pub(super) type LoadId = u64;
 
-/// Bytes of memory that a runner uses now, apart from files that it maps.
+/// Bytes of memory that a runner uses now, without the files that it maps.
 pub(super) type AnonymousBytes = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// Memory promised to models that are loading, loaded, or leaving.
+/// Memory promised to models that are loading, loaded, or being unloaded.
 #[derive(Default)]
 pub(super) struct MemoryLedger {
     promises: BTreeMap<LoadId, Promise>,
@@ -21,9 +21,10 @@ pub(super) struct MemoryLedger {
 
 struct Promise {
     digest: Digest,
-    /// Weights are mapped files: the kernel reports their pages as available whether they are resident or not.
+    /// Weights are mapped files: the kernel reports their pages as available whether they are resident or
+    /// not.
     mapped_bytes: u64,
-    /// The cache of keys and values, activations, and the runner itself.
+    /// The KV cache, activations, and the runner itself.
     anonymous_bytes: u64,
     /// How much of `anonymous_bytes` is resident, and so no longer reported as free.
     resident: Option<AnonymousBytes>,
@@ -40,14 +41,14 @@ impl Promise {
         self.mapped_bytes.saturating_add(self.anonymous_bytes.saturating_sub(self.resident_bytes()))
     }
 
-    /// What becomes available when the model is gone.
+    /// Bytes that become available once the model is unloaded.
     fn total_bytes(&self) -> u64 {
         self.mapped_bytes.saturating_add(self.anonymous_bytes.max(self.resident_bytes()))
     }
 }
 
 impl MemoryLedger {
-    /// Promises a load what it is estimated to need.
+    /// Promises a load its estimated memory.
     pub(super) fn promise(&mut self, id: LoadId, digest: &Digest, estimate: &Estimate) {
         let promise = Promise {
             digest: digest.clone(),
@@ -59,26 +60,26 @@ impl MemoryLedger {
         self.promises.insert(id, promise);
     }
 
-    /// From now on what the runner uses counts as used rather than as promised.
+    /// From now on, memory that the runner uses counts as used, no longer as promised.
     pub(super) fn attach(&mut self, id: LoadId, resident: AnonymousBytes) {
         if let Some(promise) = self.promises.get_mut(&id) {
             promise.resident = Some(resident);
         }
     }
 
-    /// The model is being unloaded: its memory is about to become available.
+    /// Records that the model is being unloaded: its memory is about to become available.
     pub(super) fn leave(&mut self, id: LoadId) {
         if let Some(promise) = self.promises.get_mut(&id) {
             promise.is_leaving = true;
         }
     }
 
-    /// Ends a promise: the model is gone. Harmless when it has been released before.
+    /// Ends a promise: the model is unloaded. Does nothing if it was released before.
     pub(super) fn release(&mut self, id: LoadId) {
         self.promises.remove(&id);
     }
 
-    /// Models that have a promise.
+    /// Number of models that have a promise.
     pub(super) fn len(&self) -> usize {
         self.promises.len()
     }
@@ -91,22 +92,22 @@ impl MemoryLedger {
         self.promises.values().any(|promise| promise.digest == *digest)
     }
 
-    /// Of `free` bytes those that are promised to no model.
+    /// The part of `free` bytes that is promised to no model.
     pub(super) fn available(&self, free: u64) -> u64 {
         self.promises.values().fold(free, |free, promise| free.saturating_sub(promise.outstanding_bytes()))
     }
 
-    /// What would be available if every model were unloaded.
+    /// Bytes that would be available if every model were unloaded.
     pub(super) fn without_models(&self, free: u64) -> u64 {
         self.promises.values().fold(free, |free, promise| free.saturating_add(promise.resident_bytes()))
     }
 
-    /// What becomes available when this model is gone.
+    /// Bytes that become available once this model is unloaded.
     pub(super) fn total_of(&self, id: LoadId) -> u64 {
         self.promises.get(&id).map_or(0, Promise::total_bytes)
     }
 
-    /// How many models are being unloaded, and what becomes available when they are gone.
+    /// The number of models being unloaded, and the bytes that become available once they are.
     pub(super) fn leaving(&self) -> (usize, u64) {
         let leaving = self.promises.values().filter(|promise| promise.is_leaving);
         leaving.fold((0, 0), |(count, bytes), promise| {
@@ -130,7 +131,8 @@ mod tests {
         let free = 10_000 + 2 * overhead;
         ledger.promise(1, &Digest::sha256(b"a"), &estimate(1000, 500));
         assert_eq!(ledger.available(free), 10_000 + overhead - 1500);
-        // A runner that has touched its overhead and half of its cache: the kernel reports less, the rest stays the same.
+        // The runner has touched its overhead and half of its cache: the kernel reports less free memory, but
+        // the available memory is unchanged.
         let resident = overhead + 250;
         ledger.attach(1, Box::new(move || resident));
         assert_eq!(ledger.available(free - resident), 10_000 + overhead - 1500);

@@ -27,7 +27,7 @@ pub struct LoadedModel {
     /// One per request that the runner serves at the same time.
     places: Arc<Places>,
     num_parallel: usize,
-    /// The context requested at load; the loaded one is shorter where the model supports no more.
+    /// The context length requested at load; the loaded one is shorter if the model supports no more.
     asked_context: usize,
     usage: Mutex<Usage>,
     /// Wakes the scheduler when a request has ended.
@@ -39,13 +39,13 @@ struct Usage {
     users: usize,
     keep_alive: KeepAlive,
     last_used: Instant,
-    /// The context of the last request.
+    /// The context length of the last request.
     context_length: usize,
     /// About to be unloaded: new requests are not admitted.
     is_draining: bool,
 }
 
-/// What a model was loaded for.
+/// The load that a model comes from.
 pub(super) struct Start<'a> {
     pub(super) id: LoadId,
     pub(super) wanted: &'a Wanted,
@@ -54,7 +54,7 @@ pub(super) struct Start<'a> {
     pub(super) changed: Arc<Notify>,
 }
 
-/// A loaded model as reports show it.
+/// A loaded model's state, for reports.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub name: String,
@@ -64,13 +64,13 @@ pub struct Snapshot {
     pub family: String,
     pub parameter_size: String,
     pub quantization: String,
-    /// Weights and the cache at its fullest.
+    /// Weights and the full KV cache.
     pub size_bytes: u64,
-    /// The context in force: that of the last request, at most the loaded one.
+    /// The context length of the last request, at most the loaded one.
     pub context_length: usize,
     pub device: String,
     pub users: usize,
-    /// Counted from now while it is in use.
+    /// While the model is in use, counted from now.
     pub expires_at: SystemTime,
 }
 
@@ -108,7 +108,7 @@ impl LoadedModel {
         &self.model.repository
     }
 
-    /// What the model brought with it.
+    /// The model's files, configuration and prompts.
     pub fn model(&self) -> &Model {
         &self.model
     }
@@ -153,7 +153,7 @@ impl LoadedModel {
         self.usage().last_used
     }
 
-    /// A draining model finishes the requests that hold a place; those that wait for one are sent away.
+    /// A draining model finishes the requests that have a place and rejects those that wait for one.
     pub(super) fn set_draining(&self, is_draining: bool) {
         let mut usage = self.usage();
         if std::mem::replace(&mut usage.is_draining, is_draining) != is_draining {
@@ -170,7 +170,7 @@ impl LoadedModel {
         self.usage().keep_alive = keep_alive;
     }
 
-    /// When it is to be unloaded; `None` while it is in use or for ever.
+    /// When the model expires; `None` while it is in use or if it never expires.
     pub(super) fn expires_at(&self) -> Option<Instant> {
         let usage = self.usage();
         match usage.keep_alive {
@@ -189,7 +189,7 @@ impl LoadedModel {
         self.places.close();
     }
 
-    /// Returns when its runner has gone.
+    /// Resolves when its runner has ended.
     pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         self.runner.ended()
     }
@@ -197,7 +197,7 @@ impl LoadedModel {
     pub(super) fn snapshot(&self) -> Snapshot {
         let keep = match self.keep_alive() {
             KeepAlive::For(duration) => duration,
-            // Go's longest duration, which ollama shows for what never expires.
+            // Go's longest duration, which ollama reports for a model that never expires.
             KeepAlive::Forever => Duration::from_nanos(i64::MAX as u64),
         };
         let left = self.expires_at().map_or(keep, |at| at.saturating_duration_since(Instant::now()));
@@ -231,7 +231,7 @@ impl LoadedModel {
     }
 }
 
-/// Counts as using the model, waiting or not.
+/// A request that uses the model or waits for a place in it.
 pub(super) struct User(Arc<LoadedModel>);
 
 impl User {
@@ -267,7 +267,7 @@ impl Drop for User {
 }
 
 pub(super) struct Place {
-    // Fields drop in order: the place is free before the clock starts.
+    // Fields drop in order: the place is freed before the keep-alive starts.
     _permit: Permit,
     user: User,
 }
@@ -279,7 +279,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// A request without a keep-alive leaves the model's as it is.
+    /// A request without a keep-alive does not change the model's.
     pub(super) fn new(place: Place, wanted: &Wanted, load: Duration) -> Ticket {
         let ticket = Ticket { place, load };
         let model = ticket.model();

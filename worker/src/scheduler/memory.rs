@@ -1,5 +1,6 @@
-//! How much memory a model will need, and how much there is. Estimates come from its configuration and its layers' sizes.
-//! Wrong guesses cost an eviction too many or a tight fit, never a wrong answer.
+//! Estimates how much memory a model needs, and reads how much is free. Estimates are based on the model
+//! config and the sizes of its layers. A wrong estimate costs an unnecessary eviction or leaves little memory
+//! free; it never affects results.
 
 use serde_json::Value;
 
@@ -9,22 +10,22 @@ use lode_kernels::{CacheShape, Float, Kind, PAGE_LEN};
 
 /// A model counts as fitting if it leaves a fifth free.
 const COMFORT: f64 = 0.8;
-/// A runner's own needs beside weights and cache: the program, its threads, the tokenizer.
+/// Memory of a runner besides weights and cache: the program, its threads, the tokenizer.
 const OVERHEAD_BYTES: u64 = 96 << 20;
-/// Rows that a step computes at most, as many as the engine takes in one pass.
+/// Maximum number of rows in a step: as many as the engine processes in one pass.
 const STEP_ROWS: u64 = 512;
 
-/// What a model needs when loaded.
+/// The memory that a loaded model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
     pub weights_bytes: u64,
     pub cache_bytes: u64,
-    /// What a step writes down between its weights.
+    /// Activations and logits of one step.
     pub step_bytes: u64,
 }
 
 impl Estimate {
-    /// Of a model with `num_parallel` sequences of `context` tokens each.
+    /// Estimates the memory for a model with `num_parallel` sequences of `context` tokens each.
     pub fn of(model: &Model, context: usize, num_parallel: usize, kv_cache_type: &str) -> Estimate {
         let weights_bytes = model.tensor_bytes;
         match planned(&model.config) {
@@ -32,7 +33,7 @@ impl Estimate {
                 let cache_bytes = cache_bytes(&shape, encoder, context, num_parallel, kv_cache_type);
                 Estimate { weights_bytes, cache_bytes, step_bytes: step_bytes(&shape, num_parallel) }
             }
-            // What cannot be run is refused at load, where it is said why.
+            // A model that cannot run is refused at load, with the reason.
             None => Estimate { weights_bytes, cache_bytes: 0, step_bytes: 0 },
         }
     }
@@ -49,14 +50,15 @@ pub(super) fn is_comfortable(needed: u64, free: u64) -> bool {
     needed as f64 <= free as f64 * COMFORT
 }
 
-/// The numbers that a family makes of a configuration, those included that it leaves out; and whether it is an encoder.
+/// The shape of a model, including the family's defaults for values missing from its config, and whether it
+/// is an encoder.
 fn planned(config: &Value) -> Option<(Shape, bool)> {
     let config = Config::parse(&serde_json::to_vec(config).ok()?).ok()?;
     let plan = Plan::new(&config).ok()?;
     Some((plan.shape(), plan.is_encoder()))
 }
 
-/// Keys and values of all sequences at their fullest, as the engine lays them out.
+/// Size of the KV cache when all sequences are at full length, in the engine's layout.
 fn cache_bytes(
     shape: &Shape,
     encoder: bool,
@@ -65,7 +67,7 @@ fn cache_bytes(
     kv_cache_type: &str,
 ) -> u64 {
     let kind = match kv_cache_type {
-        // Those of an encoder are gone after the step.
+        // An encoder keeps keys and values only during the step.
         _ if encoder => Kind::Float(Float::F32),
         "f32" => Kind::Float(Float::F32),
         "q8_0" => Kind::Q8_0,
@@ -77,7 +79,7 @@ fn cache_bytes(
     (cache.bytes_per_token() as u64).saturating_mul(tokens).saturating_mul(num_parallel.max(1) as u64)
 }
 
-/// Activations of the longest step, and the logits of all sequences on their way to the samplers.
+/// Activations of the longest step, and the logits of all sequences until they are sampled.
 fn step_bytes(shape: &Shape, num_parallel: usize) -> u64 {
     let attention = shape.n_heads.saturating_add(shape.n_kv_heads).saturating_mul(shape.head_dim);
     let columns =
@@ -87,7 +89,7 @@ fn step_bytes(shape: &Shape, num_parallel: usize) -> u64 {
     rows.saturating_add(logits)
 }
 
-/// This machine's memory: all of it, and what could be used now.
+/// This machine's memory: the total, and what is available now.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Memory {
     pub total_bytes: u64,
@@ -95,14 +97,15 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Asks the kernel, and the control group that we may be confined to.
+    /// Reads the kernel's figures and the limits of this process's control group, if there is one.
     pub fn now() -> Memory {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let mut memory = parse_meminfo(&read("/proc/meminfo"));
         let group = |name: &str| read(&format!("/sys/fs/cgroup/{name}")).trim().parse::<u64>().ok();
         if let (Some(limit), Some(used)) = (group("memory.max"), group("memory.current")) {
             memory.total_bytes = memory.total_bytes.min(limit);
-            // Page cache counts as used there and can be reclaimed, as in MemAvailable. What of it models need has been promised to them.
+            // Page cache counts as used there but can be reclaimed, as in MemAvailable. The ledger's promises
+            // cover the page cache that models need.
             let stat = read("/sys/fs/cgroup/memory.stat");
             let cached = parse_stat(&stat, "inactive_file").saturating_add(parse_stat(&stat, "active_file"));
             memory.free_bytes = memory.free_bytes.min(limit.saturating_sub(used.saturating_sub(cached)));
@@ -146,20 +149,20 @@ mod tests {
         check(&llama, "f32", (64, 1), 64 * 4096);
         check(&llama, "f16", (64, 4), 4 * 64 * 2048);
         check(&llama, "q8_0", (64, 1), 64 * 1088);
-        // No longer than the model can go, and whole pages.
+        // Limited to the model's maximum context, and rounded up to whole pages.
         check(&llama, "f16", (9999, 1), 512 * 2048);
         check(&llama, "f16", (33, 1), 64 * 2048);
-        // Heads of 20 numbers take a block of 32 each.
+        // A head of 20 values takes a block of 32.
         let narrow = config("LlamaForCausalLM", json!({"head_dim": 20, "num_key_value_heads": 4}));
         check(&narrow, "q8_0", (32, 1), 32 * 2 * 4 * 4 * 34);
-        // As many heads of keys as of queries, where nothing is said.
+        // Without `num_key_value_heads`, there are as many key heads as query heads.
         check(&config("LlamaForCausalLM", json!({})), "f16", (32, 1), 32 * 2 * 4 * 4 * 64 * 2);
-        // One layer at a time, in full precision.
+        // An encoder keeps one layer at a time, in full precision.
         let bert = config("BertModel", json!({"hidden_act": "gelu"}));
         check(&bert, "f16", (32, 1), 32 * 2 * 4 * 64 * 4);
     }
 
-    /// Its published configuration leaves its heads out.
+    /// Gemma 3's published config omits the numbers of heads.
     #[test]
     fn what_a_family_takes_for_granted_counts() {
         let text = json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,

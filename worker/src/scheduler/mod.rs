@@ -1,5 +1,6 @@
-//! Which models are loaded, and which requests wait for them. Loads run at the same time as far as memory allows, and no lock is held
-//! while one runs. A request gets a [`Ticket`]; when the last ticket of a model is dropped, its keep-alive starts.
+//! The scheduler: loads and unloads models and queues the requests for them. Loads run concurrently as far as
+//! memory allows, and no lock is held while one runs. A request gets a [`Ticket`]; when the last ticket of a
+//! model is dropped, its keep-alive starts.
 
 mod keep_alive;
 mod ledger;
@@ -34,10 +35,10 @@ use crate::runner::process::{Launch, Runner};
 use crate::runner::protocol::{LoadRequest, Loaded};
 use memory::{Estimate, Memory};
 
-/// Prompt tokens that one step computes, over all its sequences.
+/// Maximum number of prompt tokens in one step, over all its sequences.
 const BATCH_TOKENS: usize = 256;
 
-/// A queued load is reconsidered this often: memory that other processes free is not announced.
+/// Interval for reconsidering queued loads: other processes do not announce the memory that they free.
 const RECHECK: Duration = Duration::from_millis(250);
 
 /// A scheduler that has been dropped ends its task within this time.
@@ -57,37 +58,37 @@ pub struct Options {
     pub load_timeout: Duration,
     pub threads: Option<usize>,
     pub text: TextLimits,
-    /// How long a model in use is left alone after it was loaded, and after another load was queued.
+    /// A model in use is not evicted within this time after it was loaded or after another load was queued.
     pub eviction_delay: Duration,
-    /// The memory of this machine, and how much of it is free now.
+    /// Reads this machine's total and free memory.
     pub memory: Box<dyn Fn() -> Memory + Send + Sync>,
 }
 
-/// What a request wants loaded.
+/// The model and the settings that a request needs loaded.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub repository: Repository,
-    /// Of the manifest.
+    /// Digest of the manifest.
     pub digest: Digest,
-    /// As the caller wrote it.
+    /// The name as the caller wrote it.
     pub name: String,
-    /// Clients take turns where requests wait.
+    /// Clients take turns when requests wait.
     pub client: Arc<str>,
-    /// Context asked for in the request's options.
+    /// Context length from the request's options.
     pub num_ctx: Option<usize>,
-    /// Tokens of the request's longest sequence, where that is known beforehand.
+    /// Tokens of the request's longest sequence, if known beforehand.
     pub sequence_length: Option<usize>,
     pub keep_alive: Option<KeepAlive>,
 }
 
 impl Wanted {
-    /// The context that the request needs, if it needs a certain one: its own, or that of the model's parameters.
+    /// The context length that the request needs, if any: its own, or that of the model's parameters.
     fn context(&self, params: &Map<String, Value>) -> Option<usize> {
         self.num_ctx.or_else(|| model_context(params)).max(self.sequence_length)
     }
 }
 
-/// `num_ctx` of a model's parameters.
+/// `num_ctx` from a model's parameters.
 fn model_context(params: &Map<String, Value>) -> Option<usize> {
     let asked = params.get("num_ctx").and_then(Value::as_u64).filter(|asked| *asked > 0);
     asked.map(|asked| usize::try_from(asked).unwrap_or(usize::MAX))
@@ -104,14 +105,14 @@ struct Inner {
     models: Arc<Models>,
     launcher: Arc<dyn Launch>,
     state: Mutex<State>,
-    /// Loads in progress. Locked before `state` where both are.
+    /// Loads in progress. Lock order: before `state`.
     loads: Mutex<HashMap<Digest, Vec<PendingLoad>>>,
     waiting: Arc<Semaphore>,
     arrivals: AtomicU64,
-    /// Something changed that decides who is loaded next.
+    /// Signals a change that can affect which models are loaded.
     changed: Arc<Notify>,
     stopping: watch::Sender<bool>,
-    /// A runner has ended.
+    /// Signals that a runner has ended.
     ended: Notify,
 }
 
@@ -121,10 +122,11 @@ struct PendingLoad {
     load: WeakShared<LoadFuture>,
 }
 
-/// Yields a user of the model that keeps it loaded until each of the waiting requests has become a user of its own.
+/// Yields a user of the model that keeps it loaded until each of the waiting requests has become a user of
+/// its own.
 type LoadFuture = BoxFuture<'static, Result<Arc<User>, Arc<Error>>>;
 
-/// How a request gets to its model.
+/// A loaded model, or a load to wait for.
 enum Entry {
     Loaded(User),
     Loading(Shared<LoadFuture>),
@@ -150,8 +152,8 @@ impl Scheduler {
         Scheduler { inner }
     }
 
-    /// Waits for the model to be loaded and for a place in it. Dropping the future cancels the wait, and the load with it if no
-    /// other request waits for it.
+    /// Waits for the model to be loaded and for a place in it. Dropping the future cancels the wait, and the
+    /// load with it if no other request waits for it.
     pub async fn acquire(&self, wanted: Wanted) -> Result<Ticket, Error> {
         let _waiting = self.inner.waiting.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
         let arrival = self.inner.arrivals.fetch_add(1, Ordering::Relaxed);
@@ -170,7 +172,7 @@ impl Scheduler {
                     first.join()
                 }
             };
-            // `None`: the model has to make room for another one, or its runner has ended.
+            // `None`: the model is being drained for another one, or its runner has ended.
             if let Some(place) = user.place(&wanted, arrival).await {
                 return Ok(Ticket::new(place, &wanted, load));
             }
@@ -191,7 +193,7 @@ impl Scheduler {
         }
     }
 
-    /// What is loaded now, as reports show it.
+    /// The loaded models, for reports.
     pub fn loaded(&self) -> Vec<Snapshot> {
         let mut loaded: Vec<Snapshot> =
             self.inner.state().loaded.values().map(|model| model.snapshot()).collect();
@@ -218,13 +220,13 @@ impl Scheduler {
                 ended.await;
             }
         };
-        // Loads in progress and models that were being unloaded before.
+        // Wait for loads in progress and for models that were already being unloaded.
         if tokio::time::timeout(STOP_TIMEOUT, all_ended).await.is_err() {
-            tracing::warn!("runners had not ended when the worker stopped");
+            tracing::warn!("timed out waiting for runners to end");
         }
     }
 
-    /// Loads that wait for room.
+    /// Number of queued loads.
     #[cfg(test)]
     fn queued(&self) -> usize {
         self.inner.state().queued()
@@ -236,9 +238,11 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a request a user of the loaded model, or lets it wait for a load, which it begins if none is in progress.
+    /// Makes a request a user of the loaded model, or lets it wait for a load, which it begins if none is in
+    /// progress.
     fn enter(self: &Arc<Inner>, wanted: &Wanted) -> Result<Entry, Error> {
-        // Abandoned loads may be dropped under this lock, which therefore is not the state's: dropping them locks that one.
+        // Abandoned loads may be dropped under this lock. It is separate from the state's lock because
+        // dropping a load locks the state.
         let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
         let mut wanted = wanted.clone();
         {
@@ -354,7 +358,7 @@ impl Inner {
             let runner = Starting { inner: self, id, runner: Some(self.launcher.launch().await?) };
             self.state().ledger.attach(id, Box::new(runner.anonymous_bytes()));
             let ended = runner.ended();
-            // What was promised is available again when the process is gone, however it ends.
+            // The promised memory becomes available when the process has ended, for whatever reason.
             tokio::spawn(async move {
                 ended.await;
                 drop(reservation);
@@ -378,7 +382,7 @@ impl Inner {
         Ok((runner, loaded))
     }
 
-    /// Places queued loads, and begins to unload the models that make room for them.
+    /// Places queued loads, and begins to unload the models evicted for them.
     fn place(self: &Arc<Inner>) {
         let limits = Limits {
             max_loaded_models: self.options.max_loaded_models.max(1),
@@ -441,7 +445,8 @@ impl Drop for Reservation {
     }
 }
 
-/// A runner whose model is not loaded yet. If the load fails or is cancelled, its memory becomes available soon.
+/// A runner whose model is not loaded yet. If the load fails or is cancelled, its memory becomes available
+/// soon.
 struct Starting<'a> {
     inner: &'a Inner,
     id: LoadId,
@@ -477,7 +482,7 @@ fn stop_runner(model: Arc<LoadedModel>) {
     });
 }
 
-/// Removes a model whose runner ended by itself, so that the next request starts it again.
+/// Removes a model whose runner ended unexpectedly, so that the next request starts it again.
 async fn watch_runner(inner: Weak<Inner>, model: Arc<LoadedModel>) {
     model.ended().await;
     model.close();
@@ -486,12 +491,12 @@ async fn watch_runner(inner: Weak<Inner>, model: Arc<LoadedModel>) {
     if state.loaded.get(model.digest()).is_some_and(|other| Arc::ptr_eq(other, &model)) {
         state.loaded.remove(model.digest());
         drop(state);
-        tracing::error!(repository = %model.repository(), digest = %model.digest(), "the runner of a model ended unexpectedly");
+        tracing::error!(repository = %model.repository(), digest = %model.digest(), "runner exited unexpectedly");
         inner.changed.notify_one();
     }
 }
 
-/// Unloads expired models and places queued loads, until the scheduler is gone.
+/// Unloads expired models and places queued loads, until the scheduler is dropped.
 async fn keep_house(inner: Weak<Inner>) {
     loop {
         let Some(strong) = inner.upgrade() else { return };

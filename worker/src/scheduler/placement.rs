@@ -1,5 +1,5 @@
-//! Which queued load gets memory and which loaded model makes room for it. Decided as a whole each time something changes,
-//! under one lock and without waiting, from the queue in order of arrival.
+//! Decides which queued loads get memory and which loaded models are evicted for them. All decisions are made
+//! together whenever something changes, under one lock and without waiting, in the queue's order of arrival.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::loaded::{LoadedModel, User};
 use super::memory::{Estimate, Memory, is_comfortable};
 use crate::error::Error;
 
-/// Models and the loads that wait for room.
+/// Loaded models and the loads that wait for memory or a model slot.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) loaded: HashMap<Digest, Arc<LoadedModel>>,
@@ -36,19 +36,19 @@ struct QueuedLoad {
     decided: Arc<Notify>,
 }
 
-/// What becomes of a queued load.
+/// The outcome of a queued load.
 pub(super) enum Decision {
     /// Memory has been promised under the load's id.
     Start,
-    /// The model is loaded after all.
+    /// The model has been loaded meanwhile.
     Existing(User),
     Refuse(Error),
 }
 
-/// What a decision depends on besides the state.
+/// Limits that decisions depend on, in addition to the state.
 pub(super) struct Limits {
     pub(super) max_loaded_models: usize,
-    /// How long a model in use is left alone after it was loaded, and after another load was queued.
+    /// A model in use is not evicted within this time after it was loaded or after another load was queued.
     pub(super) eviction_delay: Duration,
 }
 
@@ -95,7 +95,7 @@ impl State {
         self.queue.remove(at).decision
     }
 
-    /// Takes a load out of the queue that is no longer wanted, with what it has been promised.
+    /// Removes a load that is no longer wanted from the queue and releases its promise.
     pub(super) fn cancel(&mut self, id: LoadId) {
         let before = self.queue.len();
         self.queue.retain(|load| load.id != id);
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// Takes an idle model out of use; its runner is to be stopped.
+    /// Takes an idle model out of use; the caller stops its runner.
     pub(super) fn remove_idle(&mut self, model: &Arc<LoadedModel>) -> bool {
         let is_it = self.loaded.get(model.digest()).is_some_and(|other| Arc::ptr_eq(other, model));
         if !is_it || !model.is_idle() {
@@ -131,7 +131,8 @@ impl State {
         true
     }
 
-    /// Decides what can be decided. Returns the models whose runners are to be stopped, which are out of use already.
+    /// Makes every decision that is possible now. Returns the models taken out of use, whose runners the
+    /// caller stops.
     pub(super) fn place(&mut self, memory: Memory, limits: &Limits, now: Instant) -> Vec<Arc<LoadedModel>> {
         let mut queue = std::mem::take(&mut self.queue);
         let (leaving_count, leaving_bytes) = self.ledger.leaving();
@@ -139,7 +140,7 @@ impl State {
             bytes: self.ledger.available(memory.free_bytes),
             slots: limits.max_loaded_models.saturating_sub(self.ledger.len()),
         };
-        // What is or will be available, without what the loads in front will take of it.
+        // Memory and slots that are or will be available, minus those for the loads ahead in the queue.
         let mut expected = Supply {
             bytes: available.bytes.saturating_add(leaving_bytes),
             slots: available.slots + leaving_count,
@@ -202,7 +203,7 @@ impl QueuedLoad {
     }
 }
 
-/// The models that make room.
+/// The models to be evicted.
 struct Victims<'a> {
     chosen: HashSet<Digest>,
     limits: &'a Limits,
@@ -210,7 +211,8 @@ struct Victims<'a> {
 }
 
 impl Victims<'_> {
-    /// A model in use stays for a moment, so that models that are wanted in turn do not spend their time loading.
+    /// A model in use stays for a minimum time, so that models requested alternately are not reloaded all the
+    /// time.
     fn is_due(&self, model: &LoadedModel, load: &QueuedLoad) -> bool {
         let settled =
             |since: Instant| self.now.saturating_duration_since(since) >= self.limits.eviction_delay;

@@ -1,5 +1,6 @@
 //! The places of a loaded model: how many requests it serves at once, and in which order the others wait.
-//! Waiting clients take turns, so one client with many requests delays another by at most one request per place.
+//! Waiting clients take turns, so one client with many requests delays another by at most one request per
+//! place.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,10 +14,11 @@ pub(super) struct Places {
 
 struct State {
     free: usize,
-    /// Whether a request may wait for a place. A model that is being drained only serves the requests it already holds.
+    /// Whether a request may wait for a place. A model that is being drained serves only the requests that
+    /// have a place.
     is_open: bool,
     is_closed: bool,
-    /// The client whose turn is next is at the front.
+    /// The next client in turn is at the front.
     clients: VecDeque<Client>,
 }
 
@@ -60,7 +62,7 @@ impl Places {
         receiver.await.ok()
     }
 
-    /// Lets requests wait for a place, or sends away those that wait.
+    /// Lets requests wait for a place, or rejects the waiting ones.
     pub(super) fn set_open(&self, is_open: bool) {
         let mut state = self.state();
         state.is_open = is_open;
@@ -105,7 +107,7 @@ impl State {
     fn enqueue(&mut self, client: &Arc<str>, waiter: Waiter) {
         match self.clients.iter_mut().find(|known| known.name == *client) {
             Some(known) => {
-                // A request that was sent away from a drained model keeps its rank.
+                // A request that a draining model rejected keeps its rank.
                 let at = known.waiting.partition_point(|other| other.arrival <= waiter.arrival);
                 known.waiting.insert(at, waiter);
             }

@@ -1,4 +1,5 @@
-//! The scheduler over fake runners: which requests wait, which models are evicted, and when keep-alives expire.
+//! The scheduler over fake runners: which requests wait, which models are evicted, and when keep-alives
+//! expire.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use crate::runner::process::Launch;
 use crate::runner::protocol::RunnerError;
 use crate::testing::{InProcess, TinyRegistry, repository};
 
-/// Longer than anything takes on a busy machine.
+/// A timeout that is long enough on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Bench {
@@ -144,7 +145,7 @@ async fn places_are_limited_and_the_queue_too() {
     bench.until("both wait", || bench.scheduler.loaded()[0].users == 3).await;
     let error = bench.acquire(&model).await.err().unwrap();
     assert_eq!(error.to_string(), "server busy, please try again.  maximum pending requests exceeded");
-    // One who gives up makes room for another.
+    // A cancelled request frees its place in the queue.
     third.abort();
     assert!(third.await.is_err());
     let fourth = wait(model.clone());
@@ -181,7 +182,7 @@ async fn the_least_recently_used_idle_model_makes_room() {
     assert_eq!(bench.running.load(Ordering::SeqCst), 2);
 }
 
-/// What the demo model of these tests is estimated to need.
+/// The estimated memory of these tests' demo model.
 const NEEDED: u64 = 110 << 20;
 
 #[tokio::test]
@@ -203,11 +204,12 @@ async fn memory_is_estimated() {
 async fn promised_memory_is_not_free() {
     let bench = bench(InProcess::fake(), |_| {}).await;
     let (a, b) = (bench.model(1), bench.model(2));
-    // Enough for one with some to spare, and reported as free although the first model is loaded: it has not touched it yet.
+    // Enough for one model with some to spare. It is still reported as free although the first model is
+    // loaded, because that model has not touched it yet.
     bench.free.store(2 * NEEDED, Ordering::SeqCst);
     drop(bench.acquire(&a).await.unwrap());
     drop(bench.acquire(&b).await.unwrap());
-    assert_eq!(bench.loaded(), [b.digest], "the first one made room");
+    assert_eq!(bench.loaded(), [b.digest], "the first model was evicted");
     bench.free.store(4 * NEEDED, Ordering::SeqCst);
     drop(bench.acquire(&a).await.unwrap());
     assert_eq!(bench.loaded().len(), 2);
@@ -223,13 +225,13 @@ async fn a_load_that_can_never_fit_is_refused_at_once() {
     assert!(matches!(error, Error::TooLarge { total, .. } if total == 50 << 20), "{error}");
     let long = Wanted { num_ctx: Some(1 << 40), ..a.clone() };
     assert!(matches!(bench.acquire(&long).await.err().unwrap(), Error::TooLarge { .. }));
-    // The model in use has not been told to make room.
+    // The model in use has not been drained.
     drop(bench.acquire(&a).await.unwrap());
     drop(in_use);
     assert_eq!((bench.loaded(), bench.launched()), (vec![a.digest], 1));
 }
 
-/// Requests that repeat themselves until they are told to stop; counts those that were served.
+/// Loops of requests that run until `stop`; counts the requests served.
 struct Busy {
     served: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
@@ -245,7 +247,7 @@ impl Busy {
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
                     let ticket = scheduler.acquire(wanted.clone()).await.unwrap();
-                    // Others get their ticket before this one ends, so the model is never idle.
+                    // Other loops get their ticket before this one is dropped, so the model is never idle.
                     for _ in 0..8 {
                         tokio::task::yield_now().await;
                     }
@@ -282,7 +284,7 @@ async fn a_busy_model_does_not_keep_others_out() {
         bench.until("the load is queued", || bench.scheduler.queued() > 0 || other.is_finished()).await;
         let before = busy.served();
         other.await.unwrap().unwrap();
-        // Of A's requests those that held a place have finished, and those that were waiting when A got its next turn.
+        // A served only the requests that had a place and those that were waiting at A's next turn.
         let served = busy.served() - before;
         assert!(served <= 8, "{served}");
         let before = busy.served();
@@ -307,7 +309,7 @@ async fn a_model_in_use_is_left_alone_for_a_moment() {
         tokio::spawn(async move { scheduler.acquire(b).await.map(drop) })
     };
     bench.until("the load is queued", || bench.scheduler.queued() == 1).await;
-    // Requests are admitted until the delay has passed, and an idle model gives way without one.
+    // Requests are admitted until the delay has passed; an idle model is evicted without delay.
     drop(bench.acquire(&a).await.unwrap());
     drop(in_use);
     waiting.await.unwrap().unwrap();
@@ -372,7 +374,7 @@ async fn a_slow_load_does_not_hold_up_another() {
 
 #[tokio::test]
 async fn a_load_ends_with_the_last_request_that_waits_for_it() {
-    // A load that runs for ever, of which two requests want the result.
+    // A load that never finishes, for which two requests wait.
     let (given_up, forever) = std::sync::mpsc::channel::<()>();
     let forever = std::sync::Mutex::new(forever);
     let launcher = InProcess::new(Arc::new(move |_| {
@@ -390,10 +392,10 @@ async fn a_load_ends_with_the_last_request_that_waits_for_it() {
     let queued = wait(&b);
     bench.until("another one is queued", || bench.scheduler.queued() == 1).await;
     queued.abort();
-    bench.until("and no longer", || bench.scheduler.queued() == 0).await;
+    bench.until("it is no longer queued", || bench.scheduler.queued() == 0).await;
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
-    assert_eq!(bench.running.load(Ordering::SeqCst), 1, "a client waits for it");
+    assert_eq!(bench.running.load(Ordering::SeqCst), 1, "a client still waits for it");
     second.abort();
     bench.until("its runner is ended", || bench.running.load(Ordering::SeqCst) == 0).await;
     drop(given_up);
@@ -434,7 +436,8 @@ async fn models_leave_when_their_time_has_come() {
     drop(bench.acquire(&keep(model.clone(), ms(50))).await.unwrap());
     bench.until("it is unloaded later", || bench.loaded().is_empty()).await;
 
-    // A request without a keep-alive leaves the model's as it is, also where the model is loaded again for a longer context.
+    // A request without a keep-alive does not change the model's, even if the model is reloaded for a longer
+    // context.
     let hour = KeepAlive::For(Duration::from_secs(3600));
     let expires_in_an_hour = || {
         let at = bench.scheduler.loaded()[0].expires_at;
@@ -457,7 +460,7 @@ async fn a_longer_context_loads_again() {
     drop(bench.acquire(&model).await.unwrap());
     drop(bench.acquire(&ctx(100)).await.unwrap());
     assert_eq!(bench.launched(), 1, "shorter is a limit, not another load");
-    assert_eq!(bench.scheduler.loaded()[0].context_length, 100, "the one in force is shown");
+    assert_eq!(bench.scheduler.loaded()[0].context_length, 100, "the request's context length is shown");
     let in_use = bench.acquire(&model).await.unwrap();
     let scheduler = bench.scheduler.clone();
     let longer = ctx(1000);
@@ -466,11 +469,11 @@ async fn a_longer_context_loads_again() {
             async move { scheduler.acquire(longer).await.map(|t| t.model().loaded().context_length) },
         );
     bench.until("the load is queued", || bench.scheduler.queued() == 1).await;
-    assert!(!waiting.is_finished(), "it waits for those in flight");
+    assert!(!waiting.is_finished(), "it waits for the requests in flight");
     drop(in_use);
     assert_eq!(waiting.await.unwrap().unwrap(), 1000);
     assert_eq!(bench.launched(), 2);
-    // The pretended model's own limit is 2048: asking for more than that loads once.
+    // The fake model's limit is 2048: requests for more than that load it once.
     drop(bench.acquire(&ctx(1_000_000)).await.unwrap());
     drop(bench.acquire(&ctx(2_000_000)).await.unwrap());
     assert_eq!(bench.launched(), 3);
@@ -485,7 +488,7 @@ async fn a_model_is_loaded_with_the_context_of_its_parameters() {
     drop(bench.acquire(&model).await.unwrap());
     assert_eq!(in_force(), 1024);
     drop(bench.acquire(&Wanted { num_ctx: Some(2), ..model.clone() }).await.unwrap());
-    assert_eq!(in_force(), 4, "the shortest that there is");
+    assert_eq!(in_force(), 4, "the minimum");
     drop(bench.acquire(&model).await.unwrap());
     assert_eq!((in_force(), bench.launched()), (1024, 1));
 }
@@ -503,14 +506,14 @@ async fn what_does_not_load_says_why_and_leaves_nothing() {
     let unknown = bench.acquire(&wanted(&Digest::sha256(b"x"))).await.err().unwrap();
     assert!(matches!(unknown, Error::ModelUnknown(_)));
 
-    // A runner that ends while it loads is no answer to a request, and not asked again for it.
-    let ending = InProcess::new(Arc::new(|_| Err(RunnerError::stopped("on its way out"))));
+    // A runner that ends during the load fails the request, and the load is not retried.
+    let ending = InProcess::new(Arc::new(|_| Err(RunnerError::stopped("shutting down"))));
     let bench = self::bench(ending, |_| {}).await;
     let model = bench.model(1);
     assert!(matches!(bench.acquire(&model).await.err().unwrap(), Error::LoadEnded));
     assert_eq!(bench.launched(), 1);
 
-    // It loads for as long as it is waited for.
+    // A load is limited by the load timeout.
     let (given_up, waited_for) = std::sync::mpsc::channel::<()>();
     let waited_for = std::sync::Mutex::new(waited_for);
     let slow = InProcess::new(Arc::new(move |_| {
