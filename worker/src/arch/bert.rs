@@ -1,5 +1,5 @@
 //! BERT and RoBERTa: encoders with learned positions, a layer norm after each part, and GELU without a gate
-//! (transformers `modeling_bert.py`, `modeling_roberta.py`). Every token sees all of its sequence.
+//! (transformers `modeling_bert.py`, `modeling_roberta.py`). Every token attends to its whole sequence.
 
 use super::decoder::vocabulary;
 use super::{Config, ConfigError, Forward, Pass, Shape, Tensors};
@@ -10,10 +10,10 @@ use lode_kernels::{Attention, DeviceError, Kernels, LayerNorm, Linear, Qkv};
 pub(super) struct Plan {
     pub(super) shape: Shape,
     norm_eps: f32,
-    /// Rows of the position table, and which of them belongs to the first token.
+    /// Number of rows of the position table, and the row of the first token.
     positions: usize,
     first_position: usize,
-    /// Rows of the table of token types, of which all text has the first.
+    /// Number of rows of the token type table; all tokens use the first row.
     token_types: usize,
 }
 
@@ -21,7 +21,7 @@ pub(super) fn bert(config: &Config) -> Result<Plan, ConfigError> {
     of(config, "bert", 0)
 }
 
-/// RoBERTa counts positions from behind the padding token's id.
+/// RoBERTa's positions start after the padding token's id.
 pub(super) fn roberta(config: &Config) -> Result<Plan, ConfigError> {
     let padding = config.integer("pad_token_id", 0, 1 << 20)?.unwrap_or(1);
     of(config, "roberta", padding + 1)
@@ -31,7 +31,7 @@ fn of(config: &Config, architecture: &'static str, first_position: usize) -> Res
     let embedding_length = config.need("hidden_size", 1, 1 << 20)?;
     let n_heads = config.need("num_attention_heads", 1, 1 << 14)?;
     if !embedding_length.is_multiple_of(n_heads) {
-        let rule = format!("{embedding_length} is no multiple of {n_heads} heads");
+        let rule = format!("{embedding_length} is not a multiple of {n_heads} heads");
         return Err(ConfigError::Relation { field: "hidden_size", rule });
     }
     let only = |field: &'static str, known: &'static str| match config.text(field)? {
@@ -45,7 +45,7 @@ fn of(config: &Config, architecture: &'static str, first_position: usize) -> Res
     only("position_embedding_type", "absolute")?;
     let positions = config.integer("max_position_embeddings", 1, 1 << 26)?.unwrap_or(512);
     if positions <= first_position {
-        let rule = format!("{positions} leave none behind the padding");
+        let rule = format!("{positions} leaves no position after the padding token's");
         return Err(ConfigError::Relation { field: "max_position_embeddings", rule });
     }
     Ok(Plan {
@@ -84,7 +84,7 @@ pub(super) struct Encoder<K: Kernels> {
     norm: LayerNorm<K>,
     blocks: Vec<Block<K>>,
     attention: Attention,
-    /// `[R, embedding]`: what flows from block to block.
+    /// `[R, embedding]`: the residual stream.
     x: K::Buffer,
     /// `[R, embedding]`
     q: K::Buffer,
@@ -94,7 +94,7 @@ pub(super) struct Encoder<K: Kernels> {
     hidden: K::Buffer,
 }
 
-/// Takes tensors by name and hands them to the device.
+/// Reads tensors by name and uploads them to the device.
 struct Loader<'a, K: Kernels> {
     tensors: &'a mut dyn Tensors,
     kernels: &'a mut K,
@@ -102,7 +102,7 @@ struct Loader<'a, K: Kernels> {
     eps: f32,
 }
 
-/// Where the encoder is in a checkpoint: on its own, or under a head for some task.
+/// Tensor name prefixes of the encoder in a checkpoint: none, or that of a task-specific model.
 const PREFIXES: [&str; 3] = ["", "bert.", "roberta."];
 
 impl<K: Kernels> Loader<'_, K> {
@@ -190,7 +190,7 @@ impl<K: Kernels> Forward<K> for Encoder<K> {
             if is_cancelled() {
                 return Ok(());
             }
-            // Nothing is kept beyond the step, so that one layer's room does for all.
+            // Keys and values are used only within the layer, so all layers share one cache layer.
             kernels.qkv(&step, &self.x, &block.qkv, cache, 0, &mut self.q);
             kernels.attention(&step, &self.q, &self.attention, cache, 0, &mut self.mixed);
             kernels.matmul_add(&step, &self.mixed, &block.out, None, &mut self.x);

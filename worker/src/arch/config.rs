@@ -1,5 +1,5 @@
-//! A checkpoint's `config.json`, read and range-checked. Written for the arch modules; both published spellings of
-//! RoPE (`rope_theta` with `rope_scaling`, and `rope_parameters`) are read.
+//! Parses and range-checks a checkpoint's `config.json` for the arch modules. Supports both published
+//! spellings of RoPE: `rope_theta` with `rope_scaling`, and `rope_parameters`.
 
 use serde_json::{Map, Value};
 
@@ -14,28 +14,29 @@ pub enum ConfigError {
     Json(#[from] serde_json::Error),
     #[error("`{field}` is missing")]
     Missing { field: &'static str },
-    #[error("`{field}` is {found}, {expected} expected")]
+    #[error("`{field}` is {found}, expected {expected}")]
     Type { field: String, found: String, expected: &'static str },
     #[error("`{field}` is {found}, which is outside {min} to {max}")]
     Range { field: String, found: f64, min: f64, max: f64 },
-    #[error("`{field}` {found} cannot be run (can be: {supported})")]
+    #[error("`{field}` {found} is not supported (supported: {supported})")]
     Unsupported { field: String, found: String, supported: &'static str },
     #[error("`{field}`: {rule}")]
     Relation { field: &'static str, rule: String },
 }
 
-/// What the model came in. The same configuration means a little else in each, since converters change weights.
+/// The format that the model was read from. Converters change weights, so the same configuration has a
+/// slightly different meaning in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Container {
-    /// A Hugging Face checkpoint, or tensor blobs made of one.
+    /// A Hugging Face checkpoint, or tensor blobs imported from one.
     #[default]
     Checkpoint,
-    /// A GGUF: in the llama family the rows of q and k are ordered for neighbours that rotate together, and the norm weights
-    /// of gemma have their one added.
+    /// A GGUF: in the llama family the rows of q and k are permuted so that adjacent rows rotate together,
+    /// and gemma's norm weights already include the added 1.
     Gguf,
 }
 
-/// The configuration as JSON, with access by field that names what is wrong.
+/// The configuration as JSON. Errors of its accessors name the field.
 pub struct Config {
     fields: Map<String, Value>,
     container: Container,
@@ -49,7 +50,7 @@ impl Config {
         }
     }
 
-    /// Made from the metadata of a GGUF.
+    /// A configuration from the metadata of a GGUF.
     pub fn of_gguf(fields: Map<String, Value>) -> Self {
         Self { fields, container: Container::Gguf }
     }
@@ -58,13 +59,13 @@ impl Config {
         self.container
     }
 
-    /// The configuration that is one of this one's fields.
+    /// The nested configuration in `field`.
     pub fn within(&self, field: &'static str) -> Result<Self, ConfigError> {
         let fields = object(field, self.get(field))?.ok_or(ConfigError::Missing { field })?;
         Ok(Self { fields: fields.clone(), container: self.container })
     }
 
-    /// The first of `architectures`, else `model_type`: what a refusal names.
+    /// The first of `architectures`, else `model_type`, for errors.
     pub fn architecture(&self) -> String {
         let first = self.fields.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
         first.or(self.model_type()).unwrap_or("").to_owned()
@@ -83,7 +84,7 @@ impl Config {
         self.get(field).map(|v| integer(field, v, min, max)).transpose()
     }
 
-    /// The same for a field that must be there.
+    /// As [`Config::integer`], for a required field.
     pub fn need(&self, field: &'static str, min: u64, max: u64) -> Result<usize, ConfigError> {
         self.integer(field, min, max)?.ok_or(ConfigError::Missing { field })
     }
@@ -113,12 +114,12 @@ impl Config {
         }
     }
 
-    /// Whether the field is there, be it null.
+    /// Whether the field is present, even if it is null.
     pub fn mentions(&self, field: &str) -> bool {
         self.fields.contains_key(field)
     }
 
-    /// What each layer attends to, by the names of transformers' `layer_types`.
+    /// The attention type of each layer, with the names of transformers' `layer_types`.
     pub fn layer_types(&self, layers: usize) -> Result<Option<Vec<&str>>, ConfigError> {
         let Some(value) = self.get("layer_types") else { return Ok(None) };
         let found = value.as_array().ok_or_else(|| type_error("layer_types", value, "a list"))?;
@@ -135,7 +136,7 @@ impl Config {
         Ok(Some(found.iter().filter_map(Value::as_str).collect()))
     }
 
-    /// The list of small numbers under `field`, at most `max` of them; empty when absent.
+    /// The list of integers in `field`, each at most `max`; empty when absent.
     pub fn integers(&self, field: &'static str, max: u64) -> Result<Vec<usize>, ConfigError> {
         match self.get(field) {
             None => Ok(Vec::new()),
@@ -146,7 +147,8 @@ impl Config {
         }
     }
 
-    /// The rotary embedding in either spelling. `rope_parameters` wins where both are there, as in the library that writes it.
+    /// The rotary embedding in either spelling. If both are present, `rope_parameters` takes precedence, as
+    /// in transformers.
     pub fn rope(&self, default_theta: f64) -> Result<RopeConfig, ConfigError> {
         let empty = Map::new();
         let newer = object("rope_parameters", self.get("rope_parameters"))?;
@@ -157,7 +159,7 @@ impl Config {
         }
     }
 
-    /// The same where each kind of layer has its own: only the newer spelling has this.
+    /// The rotary embedding of one layer type. Only the newer spelling has one per layer type.
     pub fn rope_of_layers(
         &self,
         layer_type: &str,
@@ -198,7 +200,7 @@ impl Config {
             }
         };
         let trained = || self.number("max_position_embeddings", 2048.0, 1.0, 1e9);
-        // Phi3 says at the top what others say within.
+        // Phi3 has this field at the top level, other models within the RoPE object.
         let original = || match optional("original_max_position_embeddings", 1.0, 1e9)? {
             Some(original) => Ok(original),
             None => self.number("original_max_position_embeddings", trained()?, 1.0, 1e9),
@@ -208,7 +210,7 @@ impl Config {
             (path, Some(v)) => number(&path, v, 1.0, 1e12)?,
             (_, None) => self.number("rope_theta", default_theta, 1.0, 1e12)?,
         };
-        // Older files say `type`; where both are there they agree or the newer word counts.
+        // Older files use `type`. If both are present, `rope_type` takes precedence.
         let (path, kind) = match (field("rope_type"), field("type")) {
             ((path, Some(v)), _) | (_, (path, Some(v))) => (path, v.as_str().unwrap_or("?")),
             ((path, None), _) => (path, "default"),
@@ -241,7 +243,7 @@ impl Config {
                     truncate,
                 }
             }
-            // Phi3's first files call it `su`.
+            // Phi3's first files use the name `su`.
             "longrope" | "su" => {
                 let original = original()?;
                 let factor = match optional("factor", 1e-3, 1e6)? {
@@ -411,23 +413,23 @@ mod tests {
         check("{}", "`hidden_size` is missing");
         check(r#"{"hidden_size": 0}"#, "`hidden_size` is 0, which is outside 1 to 1048576");
         check(r#"{"hidden_size": -5}"#, "`hidden_size` is -5, which is outside 1 to 1048576");
-        check(r#"{"hidden_size": "64"}"#, "`hidden_size` is \"64\", a whole number expected");
+        check(r#"{"hidden_size": "64"}"#, "`hidden_size` is \"64\", expected a whole number");
         check(
             r#"{"hidden_size": 4, "rope_theta": 0}"#,
             "`rope_theta` is 0, which is outside 1 to 1000000000000",
         );
         check(
             r#"{"hidden_size": 4, "rope_scaling": {"type": "dynamic"}}"#,
-            "`rope_scaling.type` `dynamic` cannot be run (can be: default, linear, llama3, yarn, longrope)",
+            "`rope_scaling.type` `dynamic` is not supported (supported: default, linear, llama3, yarn, longrope)",
         );
         check(
             r#"{"hidden_size": 4, "rope_scaling": {"type": "linear"}}"#,
-            "`rope_scaling.factor` is absent, a number expected",
+            "`rope_scaling.factor` is absent, expected a number",
         );
         check(
             r#"{"hidden_size": 4, "rope_scaling": {"type": "longrope", "short_factor": [0]}}"#,
             "`rope_scaling.short_factor` is 0, which is outside 0.000001 to 1000000000",
         );
-        check(r#"{"hidden_size": 4, "attention_bias": 1}"#, "`attention_bias` is 1, true or false expected");
+        check(r#"{"hidden_size": 4, "attention_bias": 1}"#, "`attention_bias` is 1, expected true or false");
     }
 }

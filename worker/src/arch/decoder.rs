@@ -1,5 +1,6 @@
-//! The decoder that every family here is a case of: attention, then a feed-forward part, each with its norm and added to
-//! what flows from block to block. A family's file says in a [`Plan`] what its configuration means; the pass is written once.
+//! The decoder shared by all families here: attention, then a feed-forward part, each with its norm and added
+//! to the residual stream. A family's file turns its configuration into a [`Plan`]; the forward pass is
+//! written once.
 
 use super::plan::{ExpertPlan, Plan};
 use super::{Forward, Pass, RopeConfig, Shape, Tensors};
@@ -27,11 +28,11 @@ pub(super) struct Decoder<K: Kernels> {
     embedding_scale: f32,
     blocks: Vec<Block<K>>,
     norm: Norm<K>,
-    /// `None`: the embedding table is the head too.
+    /// `None`: the embedding table is also the head.
     head: Option<K::Matrix>,
     logits_cap: Option<f32>,
     ropes: Vec<Rope>,
-    /// `[R, embedding]`: what flows from block to block.
+    /// `[R, embedding]`: the residual stream.
     x: K::Buffer,
     /// `[R, n_heads * head_dim]`
     q: K::Buffer,
@@ -42,16 +43,17 @@ pub(super) struct Decoder<K: Kernels> {
     out: K::Buffer,
 }
 
-/// Takes tensors by name and hands them to the device.
+/// Reads tensors by name and uploads them to the device.
 struct Loader<'a, K: Kernels> {
     plan: &'a Plan,
     tensors: &'a mut dyn Tensors,
     kernels: &'a mut K,
-    /// What stands before `layers` in names.
+    /// The prefix of `layers` in tensor names.
     prefix: &'static str,
 }
 
-/// Where the decoder is in a checkpoint: under `model`, on its own, or beside a vision tower.
+/// Tensor name prefixes of the decoder in a checkpoint: `model`, none, or that of a model with a vision
+/// tower.
 const PREFIXES: [&str; 4] = ["model.", "", "language_model.model.", "model.language_model."];
 
 impl<K: Kernels> Loader<'_, K> {
@@ -64,7 +66,8 @@ impl<K: Kernels> Loader<'_, K> {
         Ok(Norm { weight: self.kernels.vector(&weight, self.plan.norm_plus)?, eps: self.plan.norm_eps })
     }
 
-    /// A projection `prefix.weight`, with `prefix.bias` if the configuration wants one, or does not say and it is there.
+    /// A projection `prefix.weight`, with `prefix.bias` if `bias` is true, or if it is `None` and the file
+    /// has one.
     fn linear(
         &mut self,
         prefix: &str,
@@ -80,7 +83,7 @@ impl<K: Kernels> Loader<'_, K> {
         Ok(Linear { matrix, bias })
     }
 
-    /// Projections that are one matrix in the file, in the order of their rows.
+    /// Splits a matrix of the file into projections, in the order of their rows.
     fn split<const N: usize>(
         &mut self,
         name: &str,
@@ -94,7 +97,7 @@ impl<K: Kernels> Loader<'_, K> {
             parts.push(Linear { matrix: self.kernels.matrix(&whole.part(first, n))?, bias: None });
             first += n;
         }
-        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("one part a number of rows")))
+        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("one part per number of rows")))
     }
 
     fn block(&mut self, index: usize) -> Result<Block<K>, LoadError> {
@@ -144,7 +147,8 @@ impl<K: Kernels> Loader<'_, K> {
         })
     }
 
-    /// The norm before the feed-forward part. Where attention has a norm after it, that one has the older name.
+    /// The norm before the feed-forward part. In families with a norm after attention,
+    /// `post_attention_layernorm` is the name of that one.
     fn feed_forward_norm(&mut self, name: impl Fn(&str) -> String) -> Result<Norm<K>, LoadError> {
         let own = if self.plan.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
         self.norm(&name(&format!("{own}.weight")), self.plan.shape.embedding_length)
@@ -231,7 +235,7 @@ impl<K: Kernels> Decoder<K> {
     }
 }
 
-/// A table with another number of rows is a vocabulary that does not match.
+/// Reports an embedding table with a wrong number of rows as a vocabulary mismatch.
 pub(super) fn vocabulary(error: LoadError) -> LoadError {
     match error {
         LoadError::TensorShape { name, expected, found }

@@ -1,5 +1,6 @@
-//! Gemma 2: embeddings scaled by the root of the width, norms before and after each part, GELU, capped scores and
-//! logits, layers that alternate between a window and the whole context (transformers `modeling_gemma2.py`).
+//! Gemma 2: embeddings scaled by the root of the width, norms before and after each part, GELU, capped scores
+//! and logits, layers that alternate between a window and the whole context (transformers
+//! `modeling_gemma2.py`).
 
 use super::plan::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError, Container, llama};
@@ -7,17 +8,17 @@ use lode_kernels::Activation;
 
 pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     let mut plan = of(config, "gemma2", &Silent { context_length: 8192, ..SILENT })?;
-    // The first layer slides.
+    // Layers 0, 2, 4 and so on use a sliding window.
     plan.slide(config, plan::window(config, Some(4096))?, |layer| layer.is_multiple_of(2))?;
     Ok(plan)
 }
 
-/// What Gemma 3 has too.
+/// The part shared with Gemma 3.
 pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -> Result<Plan, ConfigError> {
     llama::whole_heads(config)?;
     let silent = Silent { head_dim: Some(256), tied: true, ..*silent };
     let mut plan = Plan::of(config, architecture, &silent)?;
-    // A checkpoint stores the weights of its norms less one.
+    // A checkpoint stores its norm weights minus 1.
     plan.norm_plus = match config.container() {
         Container::Checkpoint => 1.0,
         Container::Gguf => 0.0,
@@ -28,7 +29,7 @@ pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -
     plan.attention_cap = plan::cap(config, "attn_logit_softcapping")?;
     plan.logits_cap = plan::cap(config, "final_logit_softcapping")?;
     plan.post_norms = true;
-    // Files that name no activation, or an older one under `hidden_act`, mean this one.
+    // The default, also when an older file names another activation in `hidden_act`.
     if config.text("hidden_activation")?.is_none() {
         plan.activation = Activation::GeluTanh;
     }

@@ -1,10 +1,10 @@
-//! Gemma 3: Gemma 2 with norms of the heads of q and k, and one layer in six that sees everything and rotates more
-//! slowly (transformers `modeling_gemma3.py`).
+//! Gemma 3: Gemma 2 with norms of the heads of q and k. One layer in six has full attention and a larger RoPE
+//! theta (transformers `modeling_gemma3.py`).
 
 use super::plan::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError, RopeConfig, RopeKind, gemma2};
 
-/// The text side of a model that sees images too. Its configuration says only what is not usual.
+/// The text part of a multimodal model. Its configuration has only the values that differ from the defaults.
 pub(super) fn beside_vision(config: &Config) -> Result<Plan, ConfigError> {
     plan(&config.within("text_config")?)
 }

@@ -12,7 +12,8 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     Ok(plan)
 }
 
-/// How the files of this family and of those that share its GGUF architecture order the rows of q and k.
+/// The order of the rows of q and k in this family's files and in those of families with the same GGUF
+/// architecture.
 pub(super) fn pairing(config: &Config) -> Pairing {
     match config.container() {
         Container::Checkpoint => Pairing::Halves,
@@ -20,7 +21,7 @@ pub(super) fn pairing(config: &Config) -> Pairing {
     }
 }
 
-/// Refuses heads that rotate in part, which these families' own code does not do.
+/// Refuses partial rotation of heads, which the reference code of these families does not support.
 pub(super) fn whole_heads(config: &Config) -> Result<(), ConfigError> {
     let share = config.number("partial_rotary_factor", 1.0, 0.0, 1.0)?;
     if share == 1.0 {

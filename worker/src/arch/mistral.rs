@@ -1,5 +1,5 @@
-//! Mistral: llama with a window on every layer (transformers `modeling_mistral.py`).
-//! The later ones have none, and say so with null.
+//! Mistral: llama with a window on every layer (transformers `modeling_mistral.py`). In later versions the
+//! window is null: none.
 
 use super::plan::{self, Plan, SILENT};
 use super::{Config, ConfigError, llama};

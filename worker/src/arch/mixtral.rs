@@ -1,5 +1,5 @@
-//! Mixtral: mistral with a mixture of experts in every layer (transformers `modeling_mixtral.py`).
-//! The weights of the experts that a token goes to are scaled to a sum of 1.
+//! Mixtral: mistral with a mixture of experts in every layer (transformers `modeling_mixtral.py`). The router
+//! weights of a token's experts are scaled to a sum of 1.
 
 use super::plan::{self, ExpertPlan, Plan, SILENT, Silent};
 use super::{Config, ConfigError, llama};

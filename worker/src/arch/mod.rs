@@ -1,5 +1,5 @@
-//! One file a model architecture: what its configuration must say, which tensors it needs, and its forward pass.
-//! Written over the kernels, so that it runs on any device; the native engine builds a model here and calls it a step at a time.
+//! Model architectures, one file each: the configuration, the tensors, and the forward pass. They use the
+//! kernels, so they run on any device. The native engine builds a model here and calls it once per step.
 
 mod bert;
 mod config;
@@ -23,7 +23,7 @@ pub use rope::{RopeConfig, RopeKind};
 use crate::engine::LoadError;
 use lode_kernels::{Batch, DeviceError, Kernels, Weight};
 
-/// What can be run, by the names that `architectures` in config.json has.
+/// The supported architectures, with the names from `architectures` in config.json.
 pub const SUPPORTED: &[&str] = &[
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -40,25 +40,25 @@ pub const SUPPORTED: &[&str] = &[
     "XLMRobertaModel",
 ];
 
-/// A model's tensors by name, checked as they are taken.
+/// A model's tensors by name, checked when they are read.
 pub trait Tensors {
-    /// Whether there is such a tensor.
+    /// Whether the model has this tensor.
     fn has(&self, name: &str) -> bool;
 
-    /// The matrix `[rows, cols]` of this name; anything else is refused.
+    /// The matrix with this name; an error unless its shape is `[rows, cols]`.
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight, LoadError>;
 
-    /// The vector of `len` floats of this name; anything else is refused.
+    /// The vector with this name; an error unless it has `len` floats.
     fn vector(&mut self, name: &str, len: usize) -> Result<Weight, LoadError>;
 }
 
-/// The numbers that decide the size of everything.
+/// The dimensions of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// As this crate names it.
+    /// This crate's name for it.
     pub architecture: &'static str,
     pub vocab_size: usize,
-    /// Positions the model was made for.
+    /// Maximum number of positions.
     pub context_length: usize,
     pub embedding_length: usize,
     pub hidden_dim: usize,
@@ -68,7 +68,7 @@ pub struct Shape {
     pub head_dim: usize,
 }
 
-/// The rows that a pass leaves on the host.
+/// The rows that a pass copies to the host.
 #[derive(Debug, Default)]
 pub struct Output {
     /// For the rows of `Batch::logits`: `[L, vocab_size]`.
@@ -77,15 +77,15 @@ pub struct Output {
     pub hidden: Vec<f32>,
 }
 
-/// What one pass works on.
+/// The inputs and outputs of one pass.
 pub struct Pass<'a, K: Kernels> {
     pub kernels: &'a mut K,
     pub batch: &'a Batch,
-    /// Where the keys and values of the batch go.
+    /// The KV cache for the batch.
     pub cache: &'a mut K::Cache,
-    /// What the rows that the batch asks for are appended to.
+    /// The rows that the batch requests are appended here.
     pub output: &'a mut Output,
-    /// Asked between layers; once it is true, it stays true, and the pass may end without its rows.
+    /// Checked between layers. Once true it stays true, and the pass may end without its rows.
     pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
@@ -94,7 +94,7 @@ pub trait Forward<K: Kernels>: Send {
     fn forward(&mut self, pass: Pass<'_, K>) -> Result<(), DeviceError>;
 }
 
-/// A configuration that was recognised and checked, before any tensor is touched.
+/// A recognised and checked configuration; no tensor has been read yet.
 pub struct Plan(Kind);
 
 enum Kind {
@@ -103,7 +103,8 @@ enum Kind {
 }
 
 impl Plan {
-    /// Recognises the architecture, by its class or where there is none by `model_type`, and range-checks its numbers.
+    /// Recognises the architecture by its class, or without one by `model_type`, and range-checks its
+    /// numbers.
     pub fn new(config: &Config) -> Result<Self, LoadError> {
         let architecture = config.architecture();
         let plan = match architecture.as_str() {
@@ -133,12 +134,13 @@ impl Plan {
         }
     }
 
-    /// Whether every token sees all of its sequence: such a model gives hidden states only, of a whole sequence at once.
+    /// Whether every token attends to its whole sequence. Such a model returns only hidden states, for a
+    /// whole sequence at a time.
     pub fn is_encoder(&self) -> bool {
         matches!(self.0, Kind::Encoder(_))
     }
 
-    /// Takes the tensors and hands them to the device, for sequences of up to `context_length` tokens.
+    /// Reads the tensors and uploads them to the device, for sequences of up to `context_length` tokens.
     pub fn build<K: Kernels + 'static>(
         &self,
         tensors: &mut dyn Tensors,

@@ -1,5 +1,5 @@
-//! Phi3 and Phi 4: llama with q, k and v in one matrix and gate and up in another, heads that may rotate in part, and
-//! a window on every layer (transformers `modeling_phi3.py`).
+//! Phi3 and Phi 4: llama with q, k and v in one matrix and gate and up in another, optional partial rotation
+//! of heads, and a window on every layer (transformers `modeling_phi3.py`).
 
 use super::plan::{self, Plan, SILENT, Silent};
 use super::{Config, ConfigError};

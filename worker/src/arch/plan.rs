@@ -1,49 +1,49 @@
-//! What a decoder's configuration means: numbers, norms, windows, rotations, experts. A family's file makes a [`Plan`] of its
-//! own from llama's; `decoder` builds and runs it.
+//! A decoder's structure as its configuration describes it: dimensions, norms, windows, rotations, experts. A
+//! family's file adapts llama's [`Plan`]; `decoder` builds and runs it.
 
 use super::{Config, ConfigError, RopeConfig, RopeKind, Shape};
 use lode_kernels::{Activation, Pairing};
 
-/// A configuration, checked. [`Plan::of`] makes llama's; the other families change what differs.
+/// A checked configuration. [`Plan::of`] builds llama's; other families change the parts that differ.
 pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) norm_eps: f32,
     /// Added to every norm's weight.
     pub(super) norm_plus: f32,
     pub(super) embedding_scale: f32,
-    /// The embedding table is the head too.
+    /// Whether the embedding table is also the head.
     pub(super) tied: bool,
-    /// The rotary tables that the layers point into.
+    /// The rotary embeddings; [`Layer::rope`] is an index into them.
     pub(super) ropes: Vec<RopeConfig>,
-    /// How many dimensions of a head rotate.
+    /// Number of dimensions of a head that rotate.
     pub(super) rotated: usize,
     pub(super) pairing: Pairing,
     pub(super) attention_scale: f32,
     pub(super) attention_cap: Option<f32>,
     pub(super) logits_cap: Option<f32>,
-    /// Of q, k and v; `None`: if they are there. The same below.
+    /// Whether q, k and v have biases; `None`: if the file has them. Likewise below.
     pub(super) qkv_bias: Option<bool>,
     pub(super) out_bias: Option<bool>,
     pub(super) mlp_bias: Option<bool>,
-    /// A norm of each head of q and k.
+    /// Whether each head of q and k has a norm.
     pub(super) head_norms: bool,
-    /// A norm of what attention and the feed-forward part give, before it is added.
+    /// Whether the outputs of attention and of the feed-forward part have a norm before they are added.
     pub(super) post_norms: bool,
-    /// q, k and v are one matrix, and so are gate and up.
+    /// Whether q, k and v are one matrix in the file, and gate and up another.
     pub(super) fused: bool,
     pub(super) activation: Activation,
     pub(super) experts: Option<ExpertPlan>,
     pub(super) layers: Vec<Layer>,
 }
 
-/// What differs between the layers of a model.
+/// The settings that differ between the layers of a model.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Layer {
-    /// Keys that a row sees; all for `None`.
+    /// Number of keys that a row attends to; `None`: all.
     pub(super) window: Option<usize>,
-    /// Which of [`Plan::ropes`].
+    /// Index into [`Plan::ropes`].
     pub(super) rope: usize,
-    /// A mixture of experts rather than one gated part.
+    /// Whether it has a mixture of experts instead of one gated part.
     pub(super) experts: bool,
 }
 
@@ -52,24 +52,25 @@ pub(super) struct ExpertPlan {
     pub(super) used: usize,
     pub(super) hidden_dim: usize,
     pub(super) renormalise: bool,
-    /// Names within a layer: the router, what is before an expert's number, and its gate, up and down.
+    /// Names within a layer: the router, the prefix of an expert's number, and its gate, up and down.
     pub(super) names: [&'static str; 5],
 }
 
-/// What transformers assumes where a configuration is silent.
+/// The defaults of transformers for missing configuration values.
 pub(super) struct Silent {
     pub(super) theta: f64,
     pub(super) norm_eps: f64,
-    /// `None`: the width over the heads.
+    /// `None`: the width divided by the number of heads.
     pub(super) head_dim: Option<usize>,
     pub(super) tied: bool,
-    /// Of the heads, and of those of keys; `None`: the configuration has to say, and as many as heads.
+    /// The numbers of query and key heads. `None`: the number of query heads is required, and the number of
+    /// key heads defaults to it.
     pub(super) heads: Option<[usize; 2]>,
     pub(super) vocab_size: Option<usize>,
     pub(super) context_length: usize,
 }
 
-/// What it assumes for llama and most others.
+/// The defaults for llama and most other families.
 pub(super) const SILENT: Silent = Silent {
     theta: 10_000.0,
     norm_eps: 1e-6,
@@ -81,7 +82,7 @@ pub(super) const SILENT: Silent = Silent {
 };
 
 impl Plan {
-    /// A plain decoder: pre-norms, SwiGLU, no windows, no biases but those that are there.
+    /// A plain decoder: pre-norms, SwiGLU, no windows, biases only if the file has them.
     pub(super) fn of(
         config: &Config,
         architecture: &'static str,
@@ -99,15 +100,16 @@ impl Plan {
         if !n_heads.is_multiple_of(n_kv_heads) {
             return relation(
                 "num_key_value_heads",
-                format!("{n_heads} heads are no multiple of {n_kv_heads}"),
+                format!("{n_heads} heads are not a multiple of {n_kv_heads}"),
             );
         }
         let head_dim = match config.integer("head_dim", 2, 1 << 12)?.or(silent.head_dim) {
             Some(head_dim) => head_dim,
             None if embedding_length.is_multiple_of(n_heads) => embedding_length / n_heads,
             None => {
-                let rule =
-                    format!("{embedding_length} is no multiple of {n_heads} heads, and there is no head_dim");
+                let rule = format!(
+                    "{embedding_length} is not a multiple of {n_heads} heads, and there is no head_dim"
+                );
                 return relation("hidden_size", rule);
             }
         };
@@ -150,7 +152,8 @@ impl Plan {
         })
     }
 
-    /// Puts `window` on the layers that `layer_types` calls sliding, or where it says nothing on those that `otherwise` does.
+    /// Sets `window` on the sliding layers of `layer_types`, or if that is absent, on those that `otherwise`
+    /// selects.
     pub(super) fn slide(
         &mut self,
         config: &Config,
@@ -165,7 +168,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What only shows once the family has had its say.
+    /// Checks the plan after the family has changed it.
     pub(super) fn check(self) -> Result<Self, ConfigError> {
         for rope in &self.ropes {
             if let RopeKind::LongRope { short, long, .. } = &rope.kind
@@ -179,14 +182,14 @@ impl Plan {
     }
 }
 
-/// How many of `count` experts a row goes to: `silent` where the configuration does not say, if there are as many.
+/// How many of `count` experts process a row. The default is `silent`, if there are that many.
 pub(super) fn experts_used(config: &Config, count: usize, silent: usize) -> Result<usize, ConfigError> {
     let field = "num_experts_per_tok";
     let silent = (silent <= count).then_some(silent);
     config.integer(field, 1, count as u64)?.or(silent).ok_or(ConfigError::Missing { field })
 }
 
-/// A number of keys; 0 and null stand for all of them, `silent` is meant where the configuration does not mention it.
+/// The sliding window in keys. 0 and null mean none; `silent` is the default for a missing field.
 pub(super) fn window(config: &Config, silent: Option<usize>) -> Result<Option<usize>, ConfigError> {
     if !config.mentions("sliding_window") {
         return Ok(silent);
@@ -194,7 +197,7 @@ pub(super) fn window(config: &Config, silent: Option<usize>) -> Result<Option<us
     Ok(config.integer("sliding_window", 0, 1 << 32)?.filter(|window| *window > 0))
 }
 
-/// A cap that scores or logits approach; none for null.
+/// The soft cap of scores or logits; none for null.
 pub(super) fn cap(config: &Config, field: &'static str) -> Result<Option<f32>, ConfigError> {
     let cap = config.number(field, 0.0, 0.0, 1e9)?;
     Ok((cap > 0.0).then_some(cap as f32))

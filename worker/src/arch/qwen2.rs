@@ -1,5 +1,5 @@
-//! Qwen2 and 2.5: llama with biases on q, k and v (transformers `modeling_qwen2.py`).
-//! A window counts only if the configuration turns it on, and then from some layer on.
+//! Qwen2 and 2.5: llama with biases on q, k and v (transformers `modeling_qwen2.py`). A window applies only
+//! if the configuration enables it, starting at a given layer.
 
 use super::plan::{self, Plan, SILENT};
 use super::{Config, ConfigError, llama};
@@ -14,7 +14,7 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     Ok(plan)
 }
 
-/// Qwen's way to say which layers slide.
+/// Sets Qwen's sliding windows.
 pub(super) fn windows(config: &Config, plan: &mut Plan) -> Result<(), ConfigError> {
     if !config.flag("use_sliding_window", false)? {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Qwen3: heads of a size of their own, each with a norm of q and k before the rotation, and no biases
+//! Qwen3: an explicit head size, a norm of each head of q and k before the rotation, and no biases
 //! (transformers `modeling_qwen3.py`).
 
 use super::plan::{Plan, SILENT, Silent};
@@ -8,7 +8,7 @@ pub(super) fn plan(config: &Config) -> Result<Plan, ConfigError> {
     of(config, "qwen3", &Silent { head_dim: Some(128), ..SILENT })
 }
 
-/// The part that the mixtures of experts share.
+/// The part shared with the mixture-of-experts models.
 pub(super) fn of(config: &Config, architecture: &'static str, silent: &Silent) -> Result<Plan, ConfigError> {
     llama::whole_heads(config)?;
     let mut plan = Plan::of(config, architecture, silent)?;

@@ -1,5 +1,5 @@
-//! Rotary position embedding as the arch modules state it: the inverse frequency of every pair of dimensions.
-//! Computed once at load; a step turns it into cosines and sines of its positions.
+//! Rotary position embedding for the arch modules: the inverse frequency of every pair of dimensions.
+//! Computed once at load; each step derives the cosines and sines of its positions from it.
 
 use std::f32::consts::PI;
 
@@ -20,7 +20,7 @@ pub enum RopeKind {
     Linear {
         factor: f64,
     },
-    /// Slow pairs divided by `factor`, fast ones left alone, those between interpolated
+    /// Slow pairs divided by `factor`, fast ones unchanged, those in between interpolated
     /// (`_compute_llama3_parameters`).
     Llama3 {
         factor: f64,
@@ -28,8 +28,7 @@ pub enum RopeKind {
         high_freq_factor: f64,
         original_context: f64,
     },
-    /// The same with a ramp over the pairs between two numbers of turns, and all scores larger
-    /// (`_compute_yarn_parameters`).
+    /// Similar, with a ramp between two numbers of turns and scaled scores (`_compute_yarn_parameters`).
     Yarn {
         factor: f64,
         beta_fast: f64,
@@ -52,9 +51,9 @@ pub enum RopeKind {
 }
 
 impl RopeConfig {
-    /// The table for heads whose first `dims` dimensions rotate, `dims` even, in a model loaded for sequences of up to
-    /// `context_length`. Which list of [`RopeKind::LongRope`] counts is settled by that length once: to change it under
-    /// a sequence that grows would make the keys in the cache wrong.
+    /// The table for heads whose first `dims` dimensions rotate, `dims` even, in a model loaded for sequences
+    /// of up to `context_length`. That length selects the list of [`RopeKind::LongRope`] once: switching
+    /// lists for a growing sequence would make the cached keys wrong.
     ///
     /// Frequencies are rounded to f32 where the reference does.
     pub fn table(&self, dims: usize, pairing: Pairing, context_length: usize) -> Rope {
@@ -74,7 +73,7 @@ impl RopeConfig {
         Rope { inverse_frequencies, scale, pairing }
     }
 
-    /// The inverse of `turn` as pair `p` of `dims / 2` has it.
+    /// The inverse frequency of pair `p` of `dims / 2`, from its unscaled inverse `turn`.
     fn stretch(&self, p: usize, dims: usize, turn: f32, context_length: usize) -> f32 {
         let plain = 1.0 / turn;
         match &self.kind {
@@ -94,7 +93,7 @@ impl RopeConfig {
                 }
             }
             RopeKind::Yarn { factor, beta_fast, beta_slow, original_context, truncate, .. } => {
-                // The pair that makes so many turns within the original context.
+                // The pair that makes this number of turns within the original context.
                 let pair = |turns: f64| {
                     let turns = original_context / (turns * 2.0 * std::f64::consts::PI);
                     dims as f64 * turns.ln() / (2.0 * self.theta.ln())
@@ -143,7 +142,8 @@ mod tests {
             },
             [1.0, 0.1, (1.0 - smooth) * 0.01 / 8.0 + smooth * 0.01, 0.000125],
         );
-        // Turns in 1024 tokens: 163, 16.3, 1.63, 0.163. The ramp goes from pair floor(0.71) to pair ceil(2.21).
+        // Turns in 1024 tokens: 163, 16.3, 1.63, 0.163. The ramp goes from pair floor(0.71) to pair
+        // ceil(2.21).
         check(
             RopeKind::Yarn {
                 factor: 4.0,

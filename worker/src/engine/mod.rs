@@ -1,5 +1,5 @@
-//! The seam between serving and computing: what a loaded model can be asked to do.
-//! The runner calls it from the one thread that owns the model; `native` implements it over the kernels.
+//! The interface between serving and computation: the operations of a loaded model. The runner calls it from
+//! the one thread that owns the model; `native` implements it with the kernels.
 
 use std::path::{Path, PathBuf};
 
@@ -9,45 +9,46 @@ pub mod native;
 
 /// One loaded model on one device, owned by one thread.
 ///
-/// The engine keeps a table of *sequences*. Each is a list of token ids whose keys and values lie in the paged
-/// cache; [`step`](Engine::step) appends tokens to any number of them at once and answers with logits.
-/// Space is promised when a sequence is opened, so a step never runs out of it half way through a generation.
+/// The engine keeps a table of *sequences*. Each is a list of token ids whose keys and values are in the
+/// paged cache. [`step`](Engine::step) appends tokens to any number of them and returns logits. Space is
+/// reserved when a sequence is opened, so a step never runs out of it during a generation.
 ///
-/// With an f32 cache and float32 arithmetic the rows that a sequence gets depend on its own tokens only: not on what
-/// else is in the step, nor on how its tokens were cut into slices.
+/// With an f32 cache and float32 arithmetic, the rows of a sequence depend only on its own tokens: not on the
+/// rest of the step, nor on how its tokens were split into slices.
 pub trait Engine: Send {
-    /// What is loaded. Constant for the life of the engine.
+    /// The loaded model. Constant for the life of the engine.
     fn info(&self) -> &ModelInfo;
 
-    /// Opens an empty sequence that may grow to `max_len` tokens (prompt and answer together).
-    /// Refused when the cache cannot promise that many or `max_sequences` are open; nothing changes then.
+    /// Opens an empty sequence that may grow to `max_len` tokens (prompt and generated tokens together).
+    /// Fails without effect if the cache cannot reserve that many or if `max_sequences` are open.
     fn open(&mut self, max_len: usize) -> Result<SequenceId, Full>;
 
-    /// Forgets a sequence and gives its pages back. An id that is not open is ignored.
+    /// Closes a sequence and frees its pages. An id that is not open is ignored.
     fn close(&mut self, sequence: SequenceId);
 
-    /// Keeps the first `len` tokens of a sequence; a `len` beyond its length, or an id that is not open, changes nothing.
+    /// Keeps the first `len` tokens of a sequence. Does nothing if the sequence is not longer or not open.
     fn truncate(&mut self, sequence: SequenceId, len: usize);
 
     /// Tokens in a sequence so far; 0 for an id that is not open.
     fn len(&self, sequence: SequenceId) -> usize;
 
-    /// Opens a sequence that begins with the first `len` tokens of another (all of it when `len` is larger) without
-    /// computing them again, and may grow to `max_len`. Whole pages are shared, a last partial page is copied;
+    /// Opens a sequence that begins with the first `len` tokens of another (or all of them, if fewer) without
+    /// recomputing them, and may grow to `max_len`. Whole pages are shared, a last partial page is copied;
     /// neither sequence sees later changes of the other.
     fn fork(&mut self, sequence: SequenceId, len: usize, max_len: usize) -> Result<SequenceId, Full>;
 
-    /// Appends every slice's tokens to its sequence and returns the rows that the slices want, in slice order.
+    /// Appends every slice's tokens to its sequence and returns the requested rows, in slice order.
     ///
-    /// Slices may be of any length (long ones are computed in pieces), a sequence may appear once a step.
-    /// On an error nothing was appended. A sequence whose numbers overflow does not fail the step:
-    /// see [`Logits::rows`].
+    /// Slices may be of any length (long ones are computed in pieces); a sequence may appear once per step.
+    /// On an error nothing was appended. A sequence with non-finite results does not fail the step: see
+    /// [`Logits::rows`].
     fn step(&mut self, slices: &[Slice<'_>]) -> Result<Logits, StepError> {
         self.step_unless(&|| false, slices)
     }
 
-    /// A step that ends early with [`StepError::Cancelled`] when `is_cancelled` becomes true, which stays true then. It is asked
-    /// between pieces of work that are much shorter than a step. As on any error, nothing was appended.
+    /// As [`step`](Engine::step), but ends early with [`StepError::Cancelled`] when `is_cancelled` returns
+    /// true, which it then keeps returning. It is checked between units of work much shorter than a step. As
+    /// on any error, nothing was appended.
     fn step_unless(
         &mut self,
         is_cancelled: &dyn Fn() -> bool,
@@ -55,7 +56,7 @@ pub trait Engine: Send {
     ) -> Result<Logits, StepError>;
 }
 
-/// Names an open sequence of one engine. Ids are not used again while the engine lives.
+/// Identifies an open sequence of an engine. An engine never reuses ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
@@ -64,22 +65,22 @@ pub struct SequenceId(pub u64);
 pub struct ModelInfo {
     /// The architecture as this crate names it, for example `llama`.
     pub architecture: &'static str,
-    /// Rows of the embedding table: ids are below this, and a row of logits has this many numbers.
+    /// Rows of the embedding table: ids are below this, and a row of logits has this many values.
     pub vocab_size: usize,
-    /// The longest sequence: what was asked for, at most what the model was trained with.
+    /// The maximum length of a sequence: as requested, but at most the model's trained context.
     pub context_length: usize,
     /// Width of a hidden state.
     pub embedding_length: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Every token sees all of its sequence: the model gives hidden states ([`Want::Hidden`]) and no logits, and takes a
-    /// sequence in one slice.
+    /// Every token attends to its whole sequence: the model returns hidden states ([`Want::Hidden`]) but no
+    /// logits, and a sequence must be one slice.
     pub encoder: bool,
-    /// Bytes that one token takes in the cache, all layers together.
+    /// Cache bytes per token, over all layers.
     pub kv_bytes_per_token: usize,
     /// Bytes of weights that are mapped and read.
     pub weights_bytes: u64,
-    /// What computes, for people: `cpu (avx2, 8 threads)`.
+    /// The compute device, for display: `cpu (avx2, 8 threads)`.
     pub device: String,
 }
 
@@ -92,10 +93,10 @@ pub struct Slice<'a> {
     pub want: Want,
 }
 
-/// Which rows a slice asks for.
+/// The rows that a slice requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// None: a part of a prompt that is not its end.
+    /// None: for a part of a prompt before its end.
     Nothing,
     /// The logits after the slice's last token: one row of `vocab_size`.
     Last,
@@ -121,7 +122,8 @@ struct SliceRows {
 }
 
 impl Logits {
-    /// Adds the rows of the next slice: `data.len()` is a multiple of `width`. For implementations of [`Engine`].
+    /// Adds the rows of the next slice; `data.len()` is a multiple of `width`. For implementations of
+    /// [`Engine`].
     pub fn push_slice(&mut self, data: &[f32], width: usize) {
         debug_assert!(width > 0 && data.len().is_multiple_of(width));
         self.slices.push(SliceRows {
@@ -133,7 +135,8 @@ impl Logits {
         self.data.extend_from_slice(data);
     }
 
-    /// The rows of all slices, one after the other: of each slice how many numbers it has, and how wide its rows are.
+    /// Builds logits from the concatenated rows of all slices. Each item of `slices` is a slice's number of
+    /// values and its row width.
     pub fn of(data: Vec<f32>, slices: impl IntoIterator<Item = (usize, usize)>) -> Self {
         let mut logits = Self { data, slices: Vec::new() };
         let mut first = 0;
@@ -145,13 +148,14 @@ impl Logits {
         logits
     }
 
-    /// How many slices the step had.
+    /// Number of slices in the step.
     pub fn slices(&self) -> usize {
         self.slices.len()
     }
 
-    /// The rows of slice `index`, oldest token first; empty for [`Want::Nothing`] and for an index out of range.
-    /// Fails when a number is infinite or no number at all: that sequence is beyond saving, the others are not touched.
+    /// The rows of slice `index`, oldest token first; empty for [`Want::Nothing`] and for an index out of
+    /// range. Fails if a value is infinite or NaN: that sequence cannot continue, but the others are not
+    /// affected.
     pub fn rows(&self, index: usize) -> Result<std::slice::ChunksExact<'_, f32>, NotFinite> {
         match self.slices.get(index) {
             None => Ok([].chunks_exact(1)),
@@ -163,32 +167,32 @@ impl Logits {
         }
     }
 
-    /// The last row of slice `index`, for a slice that wanted [`Want::Last`] (or more).
+    /// The last row of slice `index`, for a slice with [`Want::Last`] or [`Want::All`].
     pub fn last(&self, index: usize) -> Result<Option<&[f32]>, NotFinite> {
         Ok(self.rows(index)?.last())
     }
 }
 
-/// A run at a time, so that the compiler uses vectors: rows are as wide as a vocabulary.
+/// Checks in chunks, so that the compiler vectorises the loop: rows are as wide as the vocabulary.
 fn are_finite(numbers: &[f32]) -> bool {
     numbers.chunks(64).all(|run| run.iter().fold(true, |all, number| all & number.is_finite()))
 }
 
-/// The model's numbers overflowed in one sequence.
+/// A sequence has infinite or NaN results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the model produced numbers that are not finite")]
+#[error("the model produced infinite or NaN values")]
 pub struct NotFinite;
 
-/// The cache cannot promise what was asked for.
+/// The engine cannot open the requested sequence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// Every sequence slot is taken.
+    /// Every sequence slot is in use.
     #[error("all {max_sequences} sequences are in use")]
     Sequences { max_sequences: usize },
-    /// Not now: other sequences hold the pages.
-    #[error("the key/value cache has room for {free} more tokens, {wanted} were asked for")]
+    /// Temporary: other sequences have reserved the pages.
+    #[error("the KV cache has space for {free} more tokens, but {wanted} were requested")]
     Pages { wanted: usize, free: usize },
-    /// Never: longer than the context of the loaded model.
+    /// Permanent: longer than the context of the loaded model.
     #[error("{wanted} tokens do not fit into a context of {context_length}")]
     Context { wanted: usize, context_length: usize },
     /// The sequence to fork from is not open.
@@ -196,7 +200,7 @@ pub enum Full {
     UnknownSequence,
 }
 
-/// Why a step was not taken.
+/// Why a step failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
     #[error("sequence {} is not open", .0.0)]
@@ -209,13 +213,13 @@ pub enum StepError {
     TokenOutOfRange { sequence: SequenceId, token: u32, vocab_size: usize },
     #[error("sequence {} was opened for {max_len} tokens and would have {len}", .sequence.0)]
     TooLong { sequence: SequenceId, len: usize, max_len: usize },
-    #[error("the model is an encoder: it gives embeddings and writes no text")]
+    #[error("the model is an encoder: it computes embeddings but does not generate text")]
     NoLogits(SequenceId),
-    #[error("an encoder takes sequence {} in one slice", .0.0)]
+    #[error("an encoder needs sequence {} in one slice", .0.0)]
     NotWhole(SequenceId),
     #[error("the step was cancelled")]
     Cancelled,
-    /// The device failed; the engine is not usable any more.
+    /// The device failed; the engine can no longer be used.
     #[error("the device failed: {0}")]
     Device(#[from] lode_kernels::DeviceError),
 }
@@ -223,7 +227,7 @@ pub enum StepError {
 /// A model on disk: its configuration and the files that hold its tensors.
 #[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
-    /// The checkpoint's `config.json`; a GGUF needs none, its metadata says what it is.
+    /// The checkpoint's `config.json`. Empty for a GGUF, which has the configuration in its metadata.
     pub config_json: Vec<u8>,
     /// In any order.
     pub tensors: Vec<BlobFile>,
@@ -233,40 +237,41 @@ pub struct ModelFiles {
 #[derive(Clone, Debug)]
 pub struct BlobFile {
     pub path: PathBuf,
-    /// The layer's name: names the tensor of a blob keyed `data`.
+    /// The layer's name; also the tensor's name in a blob with the key `data`.
     pub name: Option<String>,
-    /// A whole safetensors file, to be read as such, rather than the blob of one tensor.
+    /// Whether this is a whole model file rather than a tensor blob.
     pub whole_file: bool,
-    /// How to read it.
+    /// The file's format.
     pub format: Format,
-    /// Where it lies, if not in the whole of what is mapped.
+    /// The file's place within the mapped file, if it is not the whole.
     pub extent: Option<Extent>,
 }
 
-/// What a file with tensors in it is.
+/// The format of a file with tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     #[default]
     Safetensors,
-    /// A GGUF, or one file of a split one. Its metadata is the model's configuration, vocabulary and template.
+    /// A GGUF, or one file of a split GGUF. Its metadata has the model's configuration, vocabulary and
+    /// template.
     Gguf,
 }
 
-/// Where a file lies in a longer one, such as a tar.
+/// The place of a file within a larger one, such as a tar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     pub offset: u64,
     pub size: u64,
 }
 
-/// How keys and values are kept.
+/// The data type of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
     F32,
     #[default]
     F16,
-    /// Blocks of 32 signed bytes with an f16 scale; a head's last block is filled up with zeros.
+    /// Blocks of 32 signed bytes with an f16 scale; a head's last block is padded with zeros.
     Q8_0,
 }
 
@@ -293,22 +298,24 @@ impl std::fmt::Display for KvType {
     }
 }
 
-/// `LODE_KV_CACHE_TYPE` and its flag take one of three words.
+/// An invalid value for `LODE_KV_CACHE_TYPE` or its flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no cache type: f32, f16 or q8_0")]
+#[error("`{0}` is not a cache type: use f32, f16 or q8_0")]
 pub struct UnknownKvType(pub String);
 
-/// What the operator decides about a loaded model.
+/// The operator's settings for a loaded model.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     pub kv_type: KvType,
-    /// The longest sequence; `None` is what the model was trained with. More than that is cut down to it.
+    /// The maximum length of a sequence. `None` is the model's trained context, which also is the upper
+    /// limit.
     pub context_length: Option<usize>,
-    /// Threads that compute; `None` is one a core.
+    /// Compute threads; `None` is one per core.
     pub threads: Option<usize>,
-    /// Sequences open at once. The cache is sized for so many of full length (memory is taken as it is used).
+    /// Maximum number of open sequences. The cache is sized for this many at full length; memory is allocated
+    /// as it is used.
     pub max_sequences: usize,
-    /// Use the scalar kernels, which are the specification, whatever the processor offers.
+    /// Use the scalar kernels, which are the specification, regardless of the processor.
     pub scalar: bool,
 }
 
@@ -324,17 +331,17 @@ impl Default for LoadOptions {
     }
 }
 
-/// A blob's file as messages for clients name it: by its digest, without the folders of this machine.
+/// The name of a blob's file in messages for clients: its digest, without local folders.
 pub(crate) fn blob_name(path: &Path) -> String {
     path.file_name().map_or_else(|| "a blob".to_owned(), |name| format!("blob {}", name.to_string_lossy()))
 }
 
-/// Why a model was refused. Always at load, always by name.
+/// Why a model was refused at load. Messages name the field, file or tensor at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("config.json: {0}")]
     Config(#[from] crate::arch::ConfigError),
-    /// Fields of its own, or those that a checkpoint of it would have.
+    /// The field is a metadata key, or the corresponding field of a checkpoint.
     #[error("the GGUF's metadata: {0}")]
     Metadata(crate::arch::ConfigError),
     #[error("architecture `{architecture}` is not supported (supported: {})", .supported.join(", "))]
@@ -347,13 +354,13 @@ pub enum LoadError {
     DuplicateTensor { name: String, first: PathBuf, second: PathBuf },
     #[error("tensor `{name}` is missing")]
     MissingTensor { name: String },
-    #[error("tensor `{name}` has shape {found:?}, {expected:?} expected")]
+    #[error("tensor `{name}` has shape {found:?}, expected {expected:?}")]
     TensorShape { name: String, expected: Vec<u64>, found: Vec<u64> },
-    #[error("tensor `{name}` has dtype {dtype}, which cannot be run (can be: {})", lode_kernels::DTYPES.join(", "))]
+    #[error("tensor `{name}` has dtype {dtype}, which is not supported (supported: {})", lode_kernels::DTYPES.join(", "))]
     TensorDtype { name: String, dtype: String },
     #[error("tensor `{name}`: {reason}")]
     TensorData { name: String, reason: String },
-    #[error("the configuration has a vocabulary of {config}, tensor `{name}` has {found} rows")]
+    #[error("the configuration has a vocabulary of {config}, but tensor `{name}` has {found} rows")]
     Vocabulary { name: String, config: u64, found: u64 },
     #[error("the device failed: {0}")]
     Device(#[from] lode_kernels::DeviceError),

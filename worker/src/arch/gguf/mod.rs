@@ -1,5 +1,6 @@
-//! A GGUF's metadata as the config.json that its checkpoint would have, so that every family reads one spelling, and its
-//! tensors by the names of that checkpoint. Keys and their meaning: llama.cpp `gguf-py/gguf/constants.py`.
+//! Converts a GGUF's metadata into the config.json of the corresponding checkpoint, so that every family
+//! reads one format, and maps its tensor names to that checkpoint's. For the keys see llama.cpp
+//! `gguf-py/gguf/constants.py`.
 
 mod names;
 
@@ -22,16 +23,16 @@ const FAMILIES: [(&str, &str, &str); 8] = [
     ("bert", "bert", "BertModel"),
 ];
 
-/// What the configuration needs to know of the tensors.
+/// The information about tensors that the configuration depends on.
 pub trait Contents {
-    /// Row-major, by the name in the file.
+    /// The row-major shape of a tensor, by its name in the file.
     fn shape(&self, name: &str) -> Option<Vec<u64>>;
 
-    /// The numbers of a small table; `None` where there is none, or only its header is at hand.
+    /// The values of a small table; `None` if there is none, or if only the header is available.
     fn table(&self, name: &str) -> Result<Option<Vec<f32>>, ConfigError>;
 }
 
-/// What the header alone tells: no tables.
+/// A header alone has no tables.
 impl Contents for Header {
     fn shape(&self, name: &str) -> Option<Vec<u64>> {
         self.tensors.iter().find(|entry| entry.name == name).map(TensorEntry::shape)
@@ -42,7 +43,7 @@ impl Contents for Header {
     }
 }
 
-/// The configuration. An architecture that is not known here keeps its name, so that it is refused by it.
+/// Builds the configuration. An unknown architecture keeps its name, so that the error names it.
 pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String, Json>, ConfigError> {
     let architecture = metadata.architecture().unwrap_or_default();
     if let Some(kind) = metadata.str("general.type").filter(|kind| *kind != "model") {
@@ -99,7 +100,7 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
     set("rms_norm_eps", json!(keys.need_float("attention.layer_norm_rms_epsilon")?));
     let rotated = keys.count("rope.dimension_count")?.unwrap_or(head_dim);
     if rotated != head_dim {
-        // A little more, since it is multiplied with the head again and rounded down.
+        // Slightly more than the share, since the product with the head size is rounded down.
         set("partial_rotary_factor", json!((rotated as f64 + 0.01) / head_dim as f64));
     }
     let window = keys.count("attention.sliding_window")?.filter(|window| *window > 0);
@@ -107,7 +108,8 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
         "gemma2" | "gemma3_text" => {
             set("hidden_activation", json!("gelu_pytorch_tanh"));
             set("sliding_window", json!(window));
-            // The scale of the largest of each is that of the width, of all others that of the head.
+            // The largest model of each family scales scores by its width per head, the others by the head
+            // size.
             let largest = if model_type == "gemma2" { 46 } else { 62 };
             let is_largest = keys.need("block_count")? == largest;
             let scaled = if is_largest { width.checked_div(heads).unwrap_or(0) } else { head_dim };
@@ -125,7 +127,7 @@ pub fn config(metadata: &Metadata, contents: &dyn Contents) -> Result<Map<String
         "gemma3_text" => {
             set("rope_local_base_freq", json!(keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0)));
             match keys.get("attention.sliding_window_pattern").and_then(Value::as_array) {
-                // Which layers slide, one by one.
+                // A flag per layer: whether it uses a sliding window.
                 Some(Array::Bool(slides)) => {
                     let types = slides.iter().map(|slides| match slides {
                         true => "sliding_attention",
@@ -169,7 +171,7 @@ fn object(value: Json) -> Map<String, Json> {
     if let Json::Object(map) = value { map } else { Map::new() }
 }
 
-/// The keys of the architecture.
+/// The metadata keys of the architecture.
 struct Keys<'a> {
     metadata: &'a Metadata,
     architecture: &'a str,
@@ -188,7 +190,7 @@ impl Keys<'_> {
         ConfigError::Type { field: self.name(key), found: "absent".into(), expected: "a number" }
     }
 
-    /// A number, or one for each layer that is the same for all.
+    /// A number, or a list with the same number for every layer.
     fn count(&self, key: &str) -> Result<Option<u64>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = match value.as_array() {
@@ -225,7 +227,7 @@ impl Keys<'_> {
         ConfigError::Type { field: self.name(key), found, expected }
     }
 
-    /// Rows of the embedding: as the key says, else as many as there are tokens, else as the tensor has.
+    /// Rows of the embedding: from the key, else the number of tokens, else from the tensor.
     fn vocabulary(&self, contents: &dyn Contents) -> Result<Option<u64>, ConfigError> {
         if let Some(size) = self.count("vocab_size")? {
             return Ok(Some(size));
@@ -235,7 +237,7 @@ impl Keys<'_> {
         Ok(tokens.map(|tokens| tokens.len() as u64).or_else(rows))
     }
 
-    /// Factors that stand in tensors become `longrope`, which is just that: one divisor for each frequency.
+    /// Factors in tensors become `longrope`, which is one divisor for each frequency.
     fn rope_scaling(&self, contents: &dyn Contents, original: u64) -> Result<Json, ConfigError> {
         let factor = match self.float("rope.scaling.factor")? {
             Some(factor) => Some(factor),
@@ -273,14 +275,14 @@ impl Keys<'_> {
                         yarn.insert(name.to_owned(), json!(value));
                     }
                 }
-                // There what the usual factor is multiplied with, here the whole of it.
+                // In GGUF this multiplies the usual factor; `attention_factor` is the product.
                 if let Some(more) = attn_factor {
                     let usual = if factor > 1.0 { 1.0 + 0.1 * factor.ln() } else { 1.0 };
                     yarn.insert("attention_factor".to_owned(), json!(more * usual));
                 }
                 Ok(Json::Object(yarn))
             }
-            // Without its tables it stretches nothing.
+            // Without its tables longrope has no effect.
             (Some("longrope"), Some(_)) => Ok(Json::Null),
             (Some(other), _) => Err(ConfigError::Unsupported {
                 field: self.name("rope.scaling.type"),
@@ -400,24 +402,24 @@ mod tests {
         let per_layer = Value::Array(Array::U32(vec![4, 8]));
         check(
             &[("llama.attention.head_count", per_layer)],
-            "`llama.attention.head_count` different for some layers cannot be run (can be: one for all layers)",
+            "`llama.attention.head_count` different for some layers is not supported (supported: one for all layers)",
         );
         check(
             &[("llama.block_count", Value::F32(2.0))],
-            "`llama.block_count` is 2.0, a whole number expected",
+            "`llama.block_count` is 2.0, expected a whole number",
         );
         check(
             &[("general.type", Value::from("adapter"))],
-            "`general.type` `adapter` cannot be run (can be: model)",
+            "`general.type` `adapter` is not supported (supported: model)",
         );
         check(
             &[("llama.rope.scaling.type", Value::from("spiral"))],
-            "`llama.rope.scaling.type` `spiral` cannot be run (can be: none, linear, yarn, longrope)",
+            "`llama.rope.scaling.type` `spiral` is not supported (supported: none, linear, yarn, longrope)",
         );
         let mut without = metadata("llama", &[]);
         without.remove("llama.context_length");
         let error = config(&without, &Plain).unwrap_err().to_string();
-        assert_eq!(error, "`llama.context_length` is absent, a number expected");
+        assert_eq!(error, "`llama.context_length` is absent, expected a number");
         let unknown = config(&metadata("mamba", &[]), &Plain).unwrap();
         assert_eq!(unknown["architectures"], json!(["mamba"]));
     }

@@ -1,23 +1,23 @@
-//! The tensors of a checkpoint by the names that a GGUF of its architecture has for them
-//! (llama.cpp `gguf-py/gguf/tensor_mapping.py`).
+//! Maps a checkpoint's tensor names to those of a GGUF of its architecture (llama.cpp
+//! `gguf-py/gguf/tensor_mapping.py`).
 
-/// Where a GGUF has a tensor of a checkpoint.
+/// The location of a checkpoint's tensor in a GGUF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub name: String,
-    /// Which of a stack of experts.
+    /// Index in a stacked tensor of experts.
     pub expert: Option<u64>,
 }
 
 impl Place {
-    /// What an expert is called where it is a tensor of its own, as in the first Mixtral files.
+    /// The location of an expert that is a separate tensor, as in the first Mixtral files.
     pub fn alone(&self) -> Option<Place> {
         let name = self.name.replacen("_exps.", &format!(".{}.", self.expert?), 1);
         Some(Place { name, expert: None })
     }
 }
 
-/// The place of a tensor, named as the checkpoint names it. A name that no checkpoint has is the GGUF's own.
+/// The location of a tensor with this name in a checkpoint. An unknown name is treated as the GGUF's.
 pub fn place(architecture: &str, name: &str) -> Place {
     known(architecture, name).unwrap_or_else(|| Place { name: name.to_owned(), expert: None })
 }

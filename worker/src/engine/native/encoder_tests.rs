@@ -1,5 +1,5 @@
-//! Encoders against a plain float64 pass over the same weights, and what is refused of them.
-//! The weights are random; tests/e2e holds a real model to its known answers.
+//! Compares encoders with a plain float64 pass over the same weights, and tests what they refuse. The weights
+//! are random; tests/e2e checks a real model against known results.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const HIDDEN: usize = 40;
 const LAYERS: usize = 2;
 const POSITIONS: usize = 700;
 
-/// A small BERT of random weights.
+/// A small BERT with random weights.
 fn bert() -> Checkpoint {
     let mut tensors = BTreeMap::new();
     let mut state = 1u32;
@@ -62,7 +62,7 @@ fn bert() -> Checkpoint {
     Checkpoint { config, tensors }
 }
 
-/// GELU in its exact form, its integral by Simpson's rule.
+/// Exact GELU, with the integral by Simpson's rule.
 fn gelu(x: f64) -> f64 {
     let density = |t: f64| (-t * t / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
     let (steps, width) = (2000, x / 2000.0);
@@ -79,7 +79,7 @@ fn gelu(x: f64) -> f64 {
     x * (0.5 + area * width / 3.0)
 }
 
-/// The hidden states of the last layer, one row a token, as the published description of BERT has them.
+/// The hidden states of the last layer, one row per token, computed as in the BERT paper.
 fn reference(checkpoint: &Checkpoint, tokens: &[u32]) -> Vec<Vec<f64>> {
     let numbers =
         |name: &str| -> Vec<f64> { checkpoint.tensors[name].numbers().into_iter().map(f64::from).collect() };
@@ -141,7 +141,7 @@ fn text(n: usize) -> Vec<u32> {
     (0..n).map(|i| (i * 7 % VOCAB) as u32).collect()
 }
 
-/// The rows of each text, all in one step.
+/// The rows of each text, computed in one step.
 fn hidden(engine: &mut dyn Engine, texts: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
     let open: Vec<SequenceId> = texts.iter().map(|text| engine.open(text.len()).unwrap()).collect();
     let slice = |(sequence, tokens): (&SequenceId, &Vec<u32>)| (*sequence, tokens.clone());
@@ -178,14 +178,14 @@ fn company_changes_no_bit_of_an_encoder() {
     let folder = tempfile::tempdir().unwrap();
     let mut engine =
         load(&bert().whole(folder.path()), LoadOptions { max_sequences: 5, ..f32_cache() }).unwrap();
-    // The longest is more than a pass of a decoder takes.
+    // The longest text exceeds a decoder's pass.
     let texts: Vec<Vec<u32>> = [3, 300, 650, 1, 290].iter().map(|n| text(*n)).collect();
     let alone: Vec<_> =
         texts.iter().map(|text| hidden(engine.as_mut(), std::slice::from_ref(text)).remove(0)).collect();
     assert!(hidden(engine.as_mut(), &texts) == alone);
 }
 
-/// A RoBERTa against what transformers computes of it.
+/// Compares a RoBERTa with the results of transformers.
 #[test]
 fn a_roberta_of_its_own() {
     let folder = "tests/fixtures/encoder/roberta";
@@ -211,7 +211,7 @@ fn a_roberta_of_its_own() {
     }
 }
 
-/// With its position table shifted by what a padding id of 4 takes, a RoBERTa is that BERT.
+/// A RoBERTa with a padding id of 4 and a position table shifted accordingly equals the BERT.
 #[test]
 fn roberta_begins_behind_its_padding() {
     let (folder, of_roberta) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -247,16 +247,19 @@ fn what_an_encoder_refuses() {
     let cases: &[(Change, &str)] = &[
         (
             |c| c["hidden_act"] = json!("relu"),
-            "config.json: `hidden_act` `relu` cannot be run (can be: gelu)",
+            "config.json: `hidden_act` `relu` is not supported (supported: gelu)",
         ),
         (
             |c| c["position_embedding_type"] = json!("relative_key"),
-            "config.json: `position_embedding_type` `relative_key` cannot be run (can be: absolute)",
+            "config.json: `position_embedding_type` `relative_key` is not supported (supported: absolute)",
         ),
-        (|c| c["num_attention_heads"] = json!(5), "config.json: `hidden_size`: 24 is no multiple of 5 heads"),
+        (
+            |c| c["num_attention_heads"] = json!(5),
+            "config.json: `hidden_size`: 24 is not a multiple of 5 heads",
+        ),
         (
             |c| c["vocab_size"] = json!(30),
-            "the configuration has a vocabulary of 30, tensor `embeddings.word_embeddings.weight` has 31 rows",
+            "the configuration has a vocabulary of 30, but tensor `embeddings.word_embeddings.weight` has 31 rows",
         ),
         (
             |c| c["num_hidden_layers"] = json!(3),

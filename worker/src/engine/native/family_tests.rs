@@ -1,5 +1,5 @@
-//! Every family against what transformers computes of it, alone and in company, whole and in pieces, with each cache.
-//! The checkpoints are tiny and random; their answers came from float32 arithmetic.
+//! Compares every family with the results of transformers: alone and batched, whole and in pieces, with each
+//! cache type. The checkpoints are tiny and random; the expected results come from float32 arithmetic.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ fn logits_and_greedy_ids_of_every_family() {
                 let error = errors.fold(0.0, f64::max);
                 assert!(error <= bound, "{family} scalar {scalar} {prompt:?}: {error}");
                 let answer = ids(&case["greedy"]);
-                // The scalar kernels take their time; a few tokens beyond the window show what is to be seen.
+                // The scalar kernels are slow; a few tokens beyond the window are enough.
                 let n = if scalar { 3 } else { answer.len() };
                 assert_eq!(greedy(engine.as_mut(), &prompt, n, &[]), answer[..n], "{family} {prompt:?}");
             }
@@ -48,7 +48,7 @@ fn logits_and_greedy_ids_of_every_family() {
     }
 }
 
-/// Neither what shares a step with a sequence nor how its prompt is cut changes a bit of its numbers.
+/// A sequence's results do not depend on the other sequences in a step, nor on how its prompt is split.
 #[test]
 fn company_and_cuts_change_no_bit_in_any_family() {
     for family in FAMILIES {
@@ -84,7 +84,7 @@ fn company_and_cuts_change_no_bit_in_any_family() {
     }
 }
 
-/// A Gemma 3 that sees images has the same decoder under other names, and a configuration that says little.
+/// A multimodal Gemma 3 has the same decoder under other tensor names, and a short configuration.
 #[test]
 fn the_text_side_of_a_vision_model() {
     let place = tempfile::tempdir().unwrap();
@@ -98,7 +98,8 @@ fn the_text_side_of_a_vision_model() {
     let inner = text.config.take();
     text.config = json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner});
     text.tensors = text.tensors.into_iter().map(|(name, t)| (format!("language_model.{name}"), t)).collect();
-    // Its scores are a quarter of the other's: 256 for 16, under a root. A larger q makes up for it.
+    // Its scores are a quarter of the other's: the square root of 256 instead of 16. A larger q compensates
+    // for that.
     for (name, tensor) in &mut text.tensors {
         if name.ends_with("q_norm.weight") {
             let weights: Vec<f32> = tensor.numbers().iter().map(|w| (1.0 + w) * 4.0 - 1.0).collect();

@@ -1,4 +1,4 @@
-//! GGUF files: the answers of the reference for whole models, split files, and what is refused.
+//! GGUF files: comparisons of whole models with the reference, split files, and refused files.
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ fn log_probabilities(logits: &[f64]) -> Vec<f64> {
     logits.iter().map(|v| v - max - sum.ln()).collect()
 }
 
-/// Of log-probabilities, against the reference.
+/// Normalised mean squared error of log-probabilities against the reference.
 fn nmse(found: &[f32], expect: &[f64]) -> f64 {
     let found: Vec<f64> = found.iter().map(|v| f64::from(*v)).collect();
     let (found, expect) = (log_probabilities(&found), log_probabilities(expect));
@@ -52,19 +52,19 @@ fn last(engine: &mut dyn Engine, sequence: SequenceId, tokens: &[u32]) -> Vec<f3
     logits.last(0).unwrap().unwrap().to_vec()
 }
 
-/// How far an engine may be from the reference that rounds nothing, by what it multiplies weights with.
+/// The type of the activations, which determines how far results may differ from the exact reference.
 #[derive(Clone, Copy, PartialEq)]
 enum Activations {
     Floats,
     EightBits,
 }
 
-/// The next token is the reference's own at every step, so that one that differs does not hide those after it.
+/// Every step continues with the reference's token, so that one difference does not affect later steps.
 fn check(name: &str, files: &ModelFiles, options: LoadOptions, activations: Activations) {
     let has_experts = name.contains("mixtral") || name.contains("moe");
     let bound = match activations {
         Activations::Floats => 1e-6,
-        // An expert may be another one.
+        // The router may select another expert.
         Activations::EightBits if has_experts => 3e-2,
         Activations::EightBits => 1e-2,
     };
@@ -81,7 +81,7 @@ fn check(name: &str, files: &ModelFiles, options: LoadOptions, activations: Acti
         for (next, margin) in greedy.into_iter().zip(margins) {
             let found = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
             let is_close = activations == Activations::EightBits || margin <= 1e-3;
-            assert!(is_close || found as u32 == next, "{name} {prompt:?}: {found}, {next} expected");
+            assert!(is_close || found as u32 == next, "{name} {prompt:?}: {found}, expected {next}");
             row = last(engine.as_mut(), sequence, &[next]);
         }
         engine.close(sequence);
@@ -112,7 +112,7 @@ fn logits_are_near_those_of_the_reference() {
     }
 }
 
-/// The same weights as floats, whose products are not rounded.
+/// The same weights as floats, so that activations are not rounded.
 #[test]
 fn logits_and_greedy_ids_of_the_reference() {
     let folder = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn logits_and_greedy_ids_of_the_reference() {
     }
 }
 
-/// A file taken apart, so that a test can change it.
+/// The parts of a file, so that a test can change them.
 struct Parts {
     metadata: Metadata,
     tensors: Vec<(NewTensor, Vec<u8>)>,
@@ -160,7 +160,7 @@ fn write(path: &Path, metadata: Metadata, tensors: &[(NewTensor, Vec<u8>)]) {
 }
 
 fn refusal(files: &ModelFiles, folder: &Path) -> String {
-    let error = load(files, f32_cache()).err().expect("it loads").to_string();
+    let error = load(files, f32_cache()).err().expect("the model is refused").to_string();
     assert!(!error.contains(&folder.display().to_string()), "{error}");
     error
 }
@@ -186,19 +186,19 @@ fn split_files_are_one_model() {
         let paths: Vec<PathBuf> = paths.iter().map(|name| path(name)).collect();
         refusal(&gguf(&paths), folder.path())
     };
-    assert_eq!(refused(&["a"]), "blob a: it is one of 2 files, and there are 1");
+    assert_eq!(refused(&["a"]), "blob a: it is one of 2 files, but there are 1");
     write(&path("c"), split(metadata.clone(), 0, total + 1), first);
     assert_eq!(
         refused(&["c", "b"]),
-        format!("blob c: its files have {total} tensors together, {} expected", total + 1)
+        format!("blob c: its files have {total} tensors together, expected {}", total + 1)
     );
     write(&path("d"), split(Metadata::new(), 0, total), rest);
-    assert_eq!(refused(&["a", "d"]), "blob d: there are two files of number 0");
+    assert_eq!(refused(&["a", "d"]), "blob d: there are two files with number 0");
     write(&path("e"), metadata, first);
-    assert_eq!(refused(&["e", "b"]), "blob e: there are 2 GGUF files, and this is no part of a split one");
+    assert_eq!(refused(&["e", "b"]), "blob e: there are 2 GGUF files, but this is not a part of a split one");
 }
 
-/// The first Mixtral files have a tensor for each expert.
+/// The first Mixtral files have a separate tensor for each expert.
 #[test]
 fn experts_may_be_tensors_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
@@ -235,7 +235,7 @@ fn what_cannot_run_is_refused_by_name() {
         ),
         (
             |p| drop(p.metadata.remove("llama.embedding_length")),
-            "the GGUF's metadata: `llama.embedding_length` is absent, a number expected",
+            "the GGUF's metadata: `llama.embedding_length` is absent, expected a number",
         ),
         (
             |p| p.metadata.set("llama.block_count", 100_000),
@@ -247,7 +247,7 @@ fn what_cannot_run_is_refused_by_name() {
         ),
         (
             |p| p.metadata.set("llama.vocab_size", 500),
-            "the configuration has a vocabulary of 500, tensor `token_embd.weight` has 512 rows",
+            "the configuration has a vocabulary of 500, but tensor `token_embd.weight` has 512 rows",
         ),
         (
             |p| {
@@ -255,11 +255,11 @@ fn what_cannot_run_is_refused_by_name() {
                     NewTensor { name: "rope_freqs.weight".into(), dims: vec![1 << 17], ty: Type::F16 };
                 p.tensors.push((table, vec![0; 2 << 17]));
             },
-            "the GGUF's metadata: `rope_freqs.weight` is [131072], a table of at most 65536 numbers expected",
+            "the GGUF's metadata: `rope_freqs.weight` is [131072], expected a table of at most 65536 numbers",
         ),
         (
             |p| p.metadata.set("llama.feed_forward_length", 96),
-            "tensor `blk.0.ffn_gate.weight` has shape [128, 64], [96, 64] expected",
+            "tensor `blk.0.ffn_gate.weight` has shape [128, 64], expected [96, 64]",
         ),
         (
             |p| {
@@ -269,7 +269,7 @@ fn what_cannot_run_is_refused_by_name() {
                     }
                 }
             },
-            "tensor `blk.0.attn_v.weight` has dtype I32, which cannot be run (can be: F32, F16, BF16, int4, int8, nvfp4, \
+            "tensor `blk.0.attn_v.weight` has dtype I32, which is not supported (supported: F32, F16, BF16, int4, int8, nvfp4, \
              mxfp4, mxfp8, the block types of GGUF)",
         ),
     ];
@@ -287,7 +287,7 @@ fn what_cannot_run_is_refused_by_name() {
     assert!(found.starts_with("blob m: "), "{found}");
 }
 
-/// An NVFP4 tensor may have one more scale, in a tensor beside it.
+/// An NVFP4 tensor may have an additional scale in a separate tensor.
 #[test]
 fn a_scale_beside_a_tensor_counts() {
     let folder = tempfile::tempdir().unwrap();
@@ -327,14 +327,15 @@ fn a_scale_beside_a_tensor_counts() {
     assert!(with < 1e-3 && without > 10.0 * with, "{with} {without}");
 }
 
-/// Whatever the header says: it is refused, or it runs.
+/// A file with a damaged header is refused or runs; it does not crash.
 #[test]
 fn damaged_headers_are_refused_or_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m");
     let whole = std::fs::read(fixture("qwen3-moe-q8_0")).unwrap();
     let header = Header::read(&whole).unwrap();
-    // The vocabulary is most of a header; what comes before and after it is where damage does something.
+    // Most of a header is the vocabulary, where damage has no effect. Change only the bytes before and after
+    // it.
     let tokens = whole.windows(21).position(|bytes| bytes == b"tokenizer.ggml.tokens").unwrap();
     let tensors = whole.windows(17).position(|bytes| bytes == b"token_embd.weight").unwrap();
     let end = header.data_start as usize;
@@ -354,7 +355,7 @@ fn damaged_headers_are_refused_or_run() {
         if let Ok(mut engine) = load(&gguf(std::slice::from_ref(&path)), options) {
             let sequence = engine.open(4).unwrap();
             let tokens = &[3, 1, 4];
-            // Numbers may be anything.
+            // Any results are accepted.
             drop(engine.step(&[Slice { sequence, tokens, want: Want::Last }]).unwrap());
             ran += 1;
         }

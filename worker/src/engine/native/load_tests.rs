@@ -1,4 +1,5 @@
-//! Loading: every spelling of a model gives the same numbers, and what cannot be run is refused by name.
+//! Loading: every representation of a model gives the same results, and unsupported models are refused with a
+//! reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::arch::Tensors;
 use crate::engine::{BlobFile, Format, ModelFiles, NotFinite};
 use lode_kernels::{Ops, Rows};
 
-/// A checkpoint, taken apart so that a test can change it.
+/// The parts of a checkpoint, so that a test can change them.
 pub(super) struct Checkpoint {
     pub(super) config: Value,
     pub(super) tensors: BTreeMap<String, Stored>,
@@ -49,7 +50,7 @@ fn llama() -> Checkpoint {
     Checkpoint::read("tests/fixtures/arch/llama")
 }
 
-/// A safetensors file whose data begins `shift` bytes after a multiple of eight.
+/// A safetensors file whose data starts `shift` bytes after a multiple of eight.
 fn file(tensors: &[(&str, &Stored)], metadata: &[(&str, &str)], shift: usize) -> Vec<u8> {
     let metadata = metadata.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     let entries: Vec<_> = tensors.iter().map(|(name, t)| (*name, t.dtype, t.shape.as_slice())).collect();
@@ -75,7 +76,7 @@ impl Checkpoint {
         Self { config, tensors: tensors.collect() }
     }
 
-    /// Writes one blob a tensor; `spell` gives its key, its layer name and its shift.
+    /// Writes one blob per tensor; `spell` returns its key, its layer name and its shift.
     fn blobs(&self, folder: &Path, spell: impl Fn(&str) -> (String, Option<String>, usize)) -> ModelFiles {
         let tensors = self.tensors.iter().enumerate().map(|(index, (name, tensor))| {
             let (key, layer, shift) = spell(name);
@@ -122,13 +123,14 @@ fn every_spelling_of_a_blob_gives_the_same_bits() {
     }
 }
 
-/// Normalised, squared.
+/// Normalised mean squared error.
 fn error(found: &[f32], expect: &[f32]) -> f32 {
     let size: f32 = expect.iter().map(|v| v * v).sum();
     found.iter().zip(expect).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / size
 }
 
-/// A model with packed codes computes what one with the decoded floats does, but for what activations lose in eight bits.
+/// A quantised model gives the same results as one with the decoded floats, except for the rounding of
+/// activations to eight bits.
 #[test]
 fn packed_codes_run_as_they_decode() {
     for (kind, group, dtype, shift) in [
@@ -146,7 +148,7 @@ fn packed_codes_run_as_they_decode() {
             let path = folder.path().join(format!("blob-{index}"));
             let bytes = if tensor.shape.len() == 2 {
                 let mut packed = affine::Quantised::default();
-                // Small floats are rounded from the source's type, and their scales are bytes.
+                // Small floats are quantised from f32, and their scales are bytes.
                 let source = if kind.is_affine() { dtype } else { Dtype::F32 };
                 affine::quantise(kind, group, source, &tensor.numbers(), &mut packed).unwrap();
                 let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
@@ -156,7 +158,7 @@ fn packed_codes_run_as_they_decode() {
                 let scales = part(dtype, cols / group as u64, packed.scales);
                 let biases = part(dtype, cols / group as u64, packed.biases);
                 let (scale, bias) = (format!("{name}.scale"), format!("{name}.bias"));
-                // Companions first, so that the codes lie at an odd place.
+                // Scales first, so that the codes are at an odd offset.
                 let entries = [(scale.as_str(), &scales), (name.as_str(), &codes), (bias.as_str(), &biases)];
                 let entries = &entries[..if kind.is_affine() { 3 } else { 2 }];
                 let group = group.to_string();
@@ -185,8 +187,8 @@ fn packed_codes_run_as_they_decode() {
     }
 }
 
-/// The golden vectors of MLX: decoded bit for bit, products to the last ulp of their terms, but for what activations lose in
-/// eight bits.
+/// Golden vectors of MLX: decoding is bit-exact, and products match to the last ulp of their terms, except
+/// for the rounding of activations to eight bits.
 #[test]
 fn codes_match_the_vectors() {
     let folder = repository("tests/fixtures/mlx-quant");
@@ -226,7 +228,7 @@ fn codes_match_the_vectors() {
                     let terms: Vec<f32> = act.iter().zip(row).map(|(a, w)| a * w).collect();
                     let mut bound = 256.0 * f32::EPSILON * size(&terms);
                     if format != "mxfp8" {
-                        // Each of 32 activations may be half a step off.
+                        // Each of the 32 activations may be off by half a step.
                         for (act, row) in act.chunks(32).zip(row.chunks(32)) {
                             bound += act.iter().fold(0.0f32, |m, v| m.max(v.abs())) / 254.0 * size(row);
                         }
@@ -260,7 +262,7 @@ fn an_expert_comes_out_of_a_stack() {
     let refused = |error: crate::engine::LoadError| error.to_string();
     assert_eq!(
         tensors.matrix(&expert(3), 4, 32).map_err(refused).unwrap_err(),
-        format!("tensor `{name}` has shape [3, 4, 32], [4, 4, 32] expected")
+        format!("tensor `{name}` has shape [3, 4, 32], expected [4, 4, 32]")
     );
     assert!(tensors.matrix(&expert(1), 4, 16).is_err());
 }
@@ -285,7 +287,8 @@ fn biases_are_added() {
     ];
     let mlp = [("mlp.gate_proj", 128), ("mlp.up_proj", 128), ("mlp.down_proj", 64)];
 
-    // A bias of v passes through the softmax unchanged, so it is a bias of W_o times it after the projection.
+    // A bias of v passes through the softmax unchanged, so after the projection it equals a bias of W_o times
+    // it.
     let mut of_v = llama();
     of_v.config["attention_bias"] = json!(true);
     zeros(&mut of_v, &attention);
@@ -368,7 +371,7 @@ fn what_cannot_run_is_refused_by_name() {
         ),
         (
             |c| c.config["num_key_value_heads"] = json!(3),
-            "config.json: `num_key_value_heads`: 4 heads are no multiple of 3",
+            "config.json: `num_key_value_heads`: 4 heads are not a multiple of 3",
         ),
         (
             |c| {
@@ -379,11 +382,11 @@ fn what_cannot_run_is_refused_by_name() {
         ),
         (
             |c| c.config["hidden_act"] = json!("gelu"),
-            "config.json: `hidden_act` `gelu` cannot be run (can be: silu, gelu_pytorch_tanh)",
+            "config.json: `hidden_act` `gelu` is not supported (supported: silu, gelu_pytorch_tanh)",
         ),
         (
             |c| c.config["vocab_size"] = json!(500),
-            "the configuration has a vocabulary of 500, tensor `model.embed_tokens.weight` has 512 rows",
+            "the configuration has a vocabulary of 500, but tensor `model.embed_tokens.weight` has 512 rows",
         ),
         (
             |c| c.config["num_hidden_layers"] = json!(3),
@@ -391,7 +394,7 @@ fn what_cannot_run_is_refused_by_name() {
         ),
         (
             |c| c.config["intermediate_size"] = json!(96),
-            "tensor `model.layers.0.mlp.gate_proj.weight` has shape [128, 64], [96, 64] expected",
+            "tensor `model.layers.0.mlp.gate_proj.weight` has shape [128, 64], expected [96, 64]",
         ),
         (
             |c| c.config["attention_bias"] = json!(true),
@@ -403,14 +406,14 @@ fn what_cannot_run_is_refused_by_name() {
                 let norm = Stored { dtype: Dtype::I32, shape: vec![64], bytes: vec![0; 256] };
                 c.tensors.insert("model.norm.weight".into(), norm);
             },
-            "tensor `model.norm.weight` has dtype I32, which cannot be run (can be: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
+            "tensor `model.norm.weight` has dtype I32, which is not supported (supported: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
         ),
         (
             |c| {
                 let q = Stored { dtype: Dtype::F64, shape: vec![64, 64], bytes: vec![0; 64 * 64 * 8] };
                 c.tensors.insert("model.layers.1.self_attn.q_proj.weight".into(), q);
             },
-            "tensor `model.layers.1.self_attn.q_proj.weight` has dtype F64, which cannot be run (can be: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
+            "tensor `model.layers.1.self_attn.q_proj.weight` has dtype F64, which is not supported (supported: F32, F16, BF16, int4, int8, nvfp4, mxfp4, mxfp8, the block types of GGUF)",
         ),
     ];
     let folder = tempfile::tempdir().unwrap();

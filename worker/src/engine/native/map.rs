@@ -1,6 +1,6 @@
-//! Maps a file of weights read-only; the bytes are shared by every tensor cut from it.
-//! The native loader calls it for blobs and whole safetensors files.
-#![allow(unsafe_code)] // Mapping a file is unsafe: somebody else could change it.
+//! Maps a file of weights read-only; all its tensors share the mapping. The native loader calls it for blobs
+//! and whole model files.
+#![allow(unsafe_code)] // Mapping a file is unsafe: another process could change it.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +12,10 @@ use memmap2::{Advice, Mmap};
 
 use crate::engine::Extent;
 
-/// Bytes that are faulted in by one call, so that a mapping which is given up is held no longer than that takes.
+/// Bytes faulted in by one call. A dropped mapping stays mapped until the current call ends.
 const PREFAULT_BYTES: usize = 32 << 20;
 
-/// A mapping that several hold: the tensors, and for a moment [`prefault`].
+/// A mapping shared by the tensors and, for a short time, [`prefault`].
 #[derive(Clone)]
 struct Shared(Arc<Mmap>);
 
@@ -25,22 +25,22 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-/// The part of a mapping that a model lies in.
+/// The part of a mapping that a model file occupies.
 pub(super) struct Part {
     map: Shared,
     offset: usize,
     len: usize,
 }
 
-/// The bytes of a file, or of one that lies in it, mapped. Reading them may fault pages in; nothing is copied.
+/// Maps a file, or the part of it in `extent`. Reading the bytes may fault pages in; nothing is copied.
 pub(super) fn map(path: &Path, extent: Option<Extent>) -> io::Result<(Bytes, Part)> {
     let file = File::open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    // SAFETY: blobs are named by their digest and never written in place, neither in our cache nor in the folders of
-    // other programs that are mapped. Whoever cuts one short ends the runner that maps it and nothing else: a runner
-    // is a process of its own.
+    // SAFETY: blobs are named by their digest and never written in place, neither in our cache nor in the
+    // folders of other programs that are mapped. If another program truncates one, only the runner that maps
+    // it dies: a runner is a separate process.
     let map = unsafe { Mmap::map(&file)? };
     let (offset, len) = match extent {
         None => (0, map.len()),
@@ -49,18 +49,19 @@ pub(super) fn map(path: &Path, extent: Option<Extent>) -> io::Result<(Bytes, Par
                 |offset: usize, len: usize| offset.checked_add(len).is_some_and(|end| end <= map.len());
             let range = usize::try_from(offset).ok().zip(usize::try_from(size).ok());
             range.filter(|(offset, len)| inside(*offset, *len)).ok_or_else(|| {
-                io::Error::new(io::ErrorKind::UnexpectedEof, "it ends before the file in it does")
+                io::Error::new(io::ErrorKind::UnexpectedEof, "it is shorter than the file within it")
             })?
         }
     };
-    // Only advice: without it the first pass waits for the disk page by page.
+    // Ignore errors: without the advice, only the first pass is slower.
     let _ = map.advise_range(Advice::WillNeed, offset, len);
     let map = Shared(Arc::new(map));
     Ok((Bytes::from_owner(map.clone()).slice(offset..offset + len), Part { map, offset, len }))
 }
 
-/// Faults mapped files in on a thread of its own, while the loader does something else: the first pass over the weights is then
-/// as fast as the others. Where the kernel cannot (before Linux 5.14), that pass does it.
+/// Faults mapped files in on a separate thread while the loader continues, so that the first pass over the
+/// weights is as fast as later ones. On kernels without support (before Linux 5.14), the first pass faults
+/// them in.
 pub(super) fn prefault(parts: Vec<Part>) {
     #[cfg(target_os = "linux")]
     let work = move || {
@@ -75,6 +76,6 @@ pub(super) fn prefault(parts: Vec<Part>) {
     };
     #[cfg(not(target_os = "linux"))]
     let work = move || drop(parts);
-    // A thread that cannot be had is one that need not be.
+    // Ignore a failure to start the thread: prefaulting is optional.
     let _ = std::thread::Builder::new().name("prefault".into()).spawn(work);
 }

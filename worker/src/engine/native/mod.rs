@@ -1,5 +1,5 @@
-//! The native engine: a model of `arch` on the kernels of a device, with a paged cache shared by its sequences.
-//! The runner loads one with [`load`] and keeps it on one thread.
+//! The native engine: runs a model of `arch` on the kernels of a device, with a paged cache shared by its
+//! sequences. The runner loads one with [`load`] and keeps it on one thread.
 
 #[cfg(test)]
 mod encoder_tests;
@@ -31,9 +31,9 @@ use crate::arch::{Config, Forward, Output, Pass, Plan};
 use lode_kernels::cpu::Cpu;
 use lode_kernels::{Batch, CacheShape, Float, Kernels, Kind, PAGE_LEN, Span};
 
-/// Rows of one pass: longer slices are computed in pieces of this many tokens.
+/// Maximum rows per pass: longer slices are computed in pieces of this many tokens.
 const PASS_ROWS: usize = 512;
-/// Rows of logits of one pass; they are `vocab_size` wide.
+/// Maximum rows of logits per pass; each is `vocab_size` wide.
 const PASS_LOGITS: usize = 128;
 
 /// Loads a model onto the CPU.
@@ -41,7 +41,8 @@ pub fn load(files: &ModelFiles, options: LoadOptions) -> Result<Box<dyn Engine>,
     open(files)?.load(options)
 }
 
-/// Recognises a model and maps its files. A checkpoint says what it is before they are touched.
+/// Recognises a model and maps its files. The configuration of a checkpoint is checked before its files are
+/// mapped.
 pub fn open(files: &ModelFiles) -> Result<Opened, LoadError> {
     if files.tensors.iter().all(|file| file.format == Format::Safetensors) {
         let plan = Plan::new(&Config::parse(&files.config_json)?)?;
@@ -59,14 +60,15 @@ pub fn open(files: &ModelFiles) -> Result<Opened, LoadError> {
     Ok(Opened { plan, tensors })
 }
 
-/// A model that can be run as far as its configuration and the headers of its files tell; no weight has been looked at.
+/// A model that is supported according to its configuration and the headers of its files. Its weights have
+/// not been read yet.
 pub struct Opened {
     plan: Plan,
     tensors: Mapped,
 }
 
 impl Opened {
-    /// Of a GGUF, whose header is read this once.
+    /// The metadata of a GGUF, from the header that was already read.
     pub fn metadata(&self) -> Option<Arc<Metadata>> {
         self.tensors.metadata()
     }
@@ -88,24 +90,24 @@ struct Native<K: Kernels> {
     sequences: BTreeMap<SequenceId, Sequence>,
     max_sequences: usize,
     next_id: u64,
-    /// Space for the rows of a pass.
+    /// Buffer for the rows of a pass.
     output: Output,
 }
 
 struct Sequence {
-    /// Page t / PAGE_LEN holds token t; there are `pages_for(len)` of them.
+    /// Token t is in page t / PAGE_LEN; there are `pages_for(len)` pages.
     pages: Vec<u32>,
     len: usize,
     max_len: usize,
 }
 
-/// The numbers that the passes of a step leave, slice by slice, and how many each slice has.
+/// The results of a step's passes, slice by slice, and the number of values per slice.
 struct Rows {
     numbers: Vec<f32>,
     lengths: Vec<usize>,
 }
 
-/// What a pass computes of one slice.
+/// The part of a slice that a pass computes.
 struct Piece {
     slice: usize,
     tokens: std::ops::Range<usize>,
@@ -117,7 +119,7 @@ impl<K: Kernels + 'static> Native<K> {
         let shape = plan.shape();
         let encoder = plan.is_encoder();
         let kind = match options.kv_type {
-            // An encoder's keys and values are gone after the step, and so cost nothing.
+            // An encoder's keys and values are not kept after the step, so their size hardly matters.
             _ if encoder => Kind::Float(Float::F32),
             KvType::F32 => Kind::Float(Float::F32),
             KvType::F16 => Kind::Float(Float::F16),
@@ -130,7 +132,7 @@ impl<K: Kernels + 'static> Native<K> {
         let pages =
             u32::try_from(max_sequences.saturating_mul(pages_for(context_length))).unwrap_or(u32::MAX);
         let cache_shape = CacheShape {
-            // The layers of an encoder use the same memory, one after the other.
+            // The layers of an encoder share the same memory.
             layers: if encoder { 1 } else { shape.layers },
             pages: pages as usize,
             n_kv_heads: shape.n_kv_heads,
@@ -205,11 +207,12 @@ impl<K: Kernels + 'static> Native<K> {
         Ok(())
     }
 
-    /// Makes the pages of tokens `len..len + more` this sequence's own, and lengthens it.
+    /// Extends a sequence by `more` tokens. Copies a shared last page first, so that the new tokens are in
+    /// pages of its own.
     fn extend(&mut self, id: SequenceId, more: usize) {
         let sequence = self.sequences.get_mut(&id).expect("the step was checked");
         if !sequence.len.is_multiple_of(PAGE_LEN) {
-            let last = sequence.pages.last_mut().expect("a partial page is there");
+            let last = sequence.pages.last_mut().expect("a sequence with a partial page has pages");
             if self.pages.is_shared(*last) {
                 let own = self.pages.take();
                 self.kernels.copy_page(&mut self.cache, *last, own);
@@ -222,7 +225,7 @@ impl<K: Kernels + 'static> Native<K> {
         }
     }
 
-    /// Computes some pieces of the slices, which come in the slices' order; the rows they want are added to `rows`.
+    /// Computes pieces, which are in slice order, and appends their requested rows to `rows`.
     fn pass(
         &mut self,
         is_cancelled: &dyn Fn() -> bool,
@@ -345,7 +348,7 @@ impl<K: Kernels + 'static> Engine for Native<K> {
 }
 
 impl<K: Kernels + 'static> Native<K> {
-    /// A step in passes of bounded size.
+    /// Computes a step in passes of bounded size.
     fn compute(
         &mut self,
         is_cancelled: &dyn Fn() -> bool,
@@ -361,7 +364,7 @@ impl<K: Kernels + 'static> Native<K> {
                     n = n.min(free_logits);
                 }
                 if self.info.encoder && n < slice.tokens.len() {
-                    // Whole, if need be in a pass that is longer than others.
+                    // An encoder needs the whole slice in one pass, even if that is longer than `PASS_ROWS`.
                     n = if pieces.is_empty() { slice.tokens.len() } else { 0 };
                 }
                 if n == 0 {

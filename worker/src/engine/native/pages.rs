@@ -1,16 +1,16 @@
-//! Which page of the cache belongs to which sequences: a free list and a count of owners a page.
-//! Only the native engine uses it; a page with several owners is never written.
+//! Allocates the pages of the cache: a free list and a count of owners per page. Only the native engine uses
+//! it; a page with several owners is never written.
 
 use lode_kernels::PAGE_LEN;
 
-/// Pages that a sequence of `len` tokens takes.
+/// Number of pages for a sequence of `len` tokens.
 pub(super) fn pages_for(len: usize) -> usize {
     len.div_ceil(PAGE_LEN)
 }
 
-/// The pages of one cache, and how many have been promised to open sequences.
+/// The pages of a cache, and the number promised to open sequences.
 ///
-/// Every sequence is promised the pages of its full length as its own, shared or not, so taking a page within the
+/// Every sequence is promised the pages for its full length, shared or not, so taking a page within the
 /// promise never fails.
 #[derive(Debug)]
 pub(super) struct Pages {
@@ -30,7 +30,7 @@ impl Pages {
         self.owners.len() - self.promised
     }
 
-    /// Promises `pages`, or changes nothing.
+    /// Promises `pages` and returns true, or returns false without effect.
     pub(super) fn promise(&mut self, pages: usize) -> bool {
         let fits = pages <= self.unpromised();
         self.promised += if fits { pages } else { 0 };
@@ -41,19 +41,19 @@ impl Pages {
         self.promised -= pages;
     }
 
-    /// A page with one owner, within a promise.
+    /// Takes a free page within a promise; it gets one owner.
     pub(super) fn take(&mut self) -> u32 {
-        let page = self.free.pop().expect("no more pages are taken than were promised");
+        let page = self.free.pop().expect("a page is only taken within a promise");
         self.owners[page as usize] = 1;
         page
     }
 
-    /// One owner more.
+    /// Adds an owner.
     pub(super) fn share(&mut self, page: u32) {
         self.owners[page as usize] += 1;
     }
 
-    /// One owner less; without any the page is free.
+    /// Removes an owner; a page without owners becomes free.
     pub(super) fn give_back(&mut self, page: u32) {
         let owners = &mut self.owners[page as usize];
         *owners -= 1;

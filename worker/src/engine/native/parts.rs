@@ -1,5 +1,5 @@
-//! The GGUF files of one model: a single one, or all parts of a split one in any order.
-//! Blobs have no file names, so only the parts themselves say which they are.
+//! The GGUF files of one model: a single one, or all parts of a split one in any order. Blobs have no file
+//! names, so only the metadata of each part identifies it.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use lode_model::gguf::{Header, Metadata};
 
 use crate::engine::LoadError;
 
-/// The metadata of the model, which the first part has; `None` where there is no GGUF.
+/// Returns the model's metadata, which is in the first part; `None` without GGUF files.
 pub(super) fn join(files: Vec<(PathBuf, Header)>) -> Result<Option<Metadata>, LoadError> {
     let refused = |path: &PathBuf, reason: String| Err(LoadError::Header { path: path.clone(), reason });
     let n = files.len() as u64;
@@ -21,31 +21,31 @@ pub(super) fn join(files: Vec<(PathBuf, Header)>) -> Result<Option<Metadata>, Lo
             None => {
                 return refused(
                     &path,
-                    format!("there are {n} GGUF files, and this is no part of a split one"),
+                    format!("there are {n} GGUF files, but this is not a part of a split one"),
                 );
             }
             Some(count) if count != n => {
-                return refused(&path, format!("it is one of {count} files, and there are {n}"));
+                return refused(&path, format!("it is one of {count} files, but there are {n}"));
             }
             Some(_) => {}
         }
         let number = header.metadata.u64("split.no").unwrap_or(u64::MAX);
         match usize::try_from(number).ok().and_then(|number| seen.get_mut(number)) {
             Some(seen) if !*seen => *seen = true,
-            Some(_) => return refused(&path, format!("there are two files of number {number}")),
-            None => return refused(&path, "it does not say which of the files it is (`split.no`)".into()),
+            Some(_) => return refused(&path, format!("there are two files with number {number}")),
+            None => return refused(&path, "it has no valid part number (`split.no`)".into()),
         }
         if number == 0 {
             let expected = header.metadata.u64("split.tensors.count").unwrap_or(tensors);
             if expected != tensors {
                 return refused(
                     &path,
-                    format!("its files have {tensors} tensors together, {expected} expected"),
+                    format!("its files have {tensors} tensors together, expected {expected}"),
                 );
             }
             first = Some(header.metadata);
         }
     }
-    // All numbers below their count are there, so one of them was 0.
+    // Every number below the count was seen, so one of them was 0.
     Ok(first)
 }

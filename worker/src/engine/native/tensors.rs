@@ -1,5 +1,5 @@
-//! The tensors of a model's mapped files, by the names of its checkpoint: every header is checked before a byte of data is
-//! used. The arch modules take them from here; what does not fit is refused with the tensor named as its file names it.
+//! The tensors of a model's mapped files, by the names of its checkpoint. Every header is checked before any
+//! data is used. Errors name a tensor as its file does.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,16 +18,16 @@ use crate::arch::{Config, ConfigError, Tensors};
 use crate::engine::{BlobFile, Format, LoadError};
 use lode_kernels::{Dtype, Float, Scaled, Weight};
 
-/// Mapped files and where each tensor lies in them.
+/// Mapped files and the location of each tensor in them.
 pub(super) struct Mapped {
     tensors: BTreeMap<String, Entry>,
     files: Vec<(PathBuf, Bytes)>,
-    /// Of a GGUF, whose tensors have names of their own.
+    /// The metadata of a GGUF, whose tensors have different names.
     metadata: Option<Arc<Metadata>>,
     taken_bytes: u64,
 }
 
-/// Numbers of the longest table that is decoded whole: rotary factors, a scale for each expert.
+/// Maximum length of a table that is decoded whole, such as rotary factors or a scale per expert.
 const MAX_TABLE: u64 = 1 << 16;
 
 struct Entry {
@@ -44,7 +44,7 @@ impl Mapped {
             let (bytes, part) =
                 map(&path, file.extent).map_err(|source| LoadError::File { path: path.clone(), source })?;
             ahead.push(part);
-            // A file of its own names its tensors itself, also one named `data`.
+            // In a whole file the tensors have their own names, even one named `data`.
             let layer_name = if file.whole_file { None } else { file.name.as_deref() };
             let tensors = match file.format {
                 Format::Safetensors => read(layer_name, &bytes),
@@ -71,14 +71,14 @@ impl Mapped {
         self.metadata.clone()
     }
 
-    /// The configuration that a GGUF's metadata is; `None` for a checkpoint.
+    /// The configuration from a GGUF's metadata; `None` for a checkpoint.
     pub(super) fn config(&self) -> Result<Option<Config>, LoadError> {
         let Some(metadata) = &self.metadata else { return Ok(None) };
         let config = crate::arch::gguf::config(metadata, self).map_err(LoadError::Metadata)?;
         Ok(Some(Config::of_gguf(config)))
     }
 
-    /// Adds a tensor of the file mapped last.
+    /// Adds a tensor of the last mapped file.
     fn add(&mut self, tensor: Tensor) -> Result<(), LoadError> {
         let file = self.files.len() - 1;
         if let Some(first) = self.tensors.get(&tensor.name) {
@@ -93,12 +93,12 @@ impl Mapped {
         Ok(())
     }
 
-    /// Bytes of the tensors taken so far.
+    /// Total size of the tensors read so far.
     pub(super) fn taken_bytes(&self) -> u64 {
         self.taken_bytes
     }
 
-    /// The tensor that a checkpoint's name means, and which of a stack of experts.
+    /// Finds a tensor by its name in a checkpoint, and the index of an expert in a stacked tensor.
     fn find(&self, name: &str) -> (Place, Option<&Entry>) {
         if let Some(metadata) = &self.metadata {
             let place = place(metadata.architecture().unwrap_or_default(), name);
@@ -146,7 +146,7 @@ impl Mapped {
         Ok(weight)
     }
 
-    /// What a GGUF keeps beside an NVFP4 tensor: one more scale, of all of it or of each expert.
+    /// The additional scale of an NVFP4 tensor in a GGUF: one for the whole tensor or one per expert.
     fn factor(&self, name: &str, expert: u64) -> Result<f32, LoadError> {
         let short = name.strip_suffix(".weight").unwrap_or(name);
         let names = [format!("{short}.scale"), format!("{name}.scale")];
@@ -154,13 +154,13 @@ impl Mapped {
         let factors = self.table(name).map_err(LoadError::Metadata)?.unwrap_or_default();
         let at = if factors.len() == 1 { 0 } else { usize::try_from(expert).unwrap_or(usize::MAX) };
         factors.get(at).copied().filter(|factor| factor.is_finite()).ok_or_else(|| {
-            let reason = "it is no scale of a tensor".to_owned();
+            let reason = "it is not a valid scale".to_owned();
             LoadError::TensorData { name: name.clone(), reason }
         })
     }
 }
 
-/// The stack that a checkpoint may keep an expert in: the same name without its number.
+/// The stacked tensor that may contain an expert: the same name without the expert's number.
 fn stacked(name: &str) -> Option<Place> {
     let (before, after) = name.split_once(".experts.")?;
     let (expert, rest) = after.split_once('.')?;
@@ -208,21 +208,21 @@ fn read(layer_name: Option<&str>, bytes: &[u8]) -> Result<Vec<Tensor>, String> {
     read_blob(layer_name, &header).map_err(|e| text(&e))
 }
 
-/// A run of bytes of a file, still in the file.
+/// A byte range of a file, not copied.
 fn part(file: &Bytes, offset: u64, size: u64) -> Option<Bytes> {
     let begin = usize::try_from(offset).ok()?;
     let end = begin.checked_add(usize::try_from(size).ok()?).filter(|end| *end <= file.len())?;
     Some(file.slice(begin..end))
 }
 
-/// The tensor as the kernels take it, its bytes still in the file.
+/// Converts a tensor to a kernel weight without copying its bytes.
 fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
     let name = || tensor.name.clone();
     let refused = || LoadError::TensorDtype { name: name(), dtype: tensor.dtype.clone() };
     let data = |reason: String| LoadError::TensorData { name: name(), reason };
     let slice = |piece: &Part| {
         let bytes = part(file, piece.offset, piece.size_bytes);
-        bytes.ok_or_else(|| data("it ends after its file".into()))
+        bytes.ok_or_else(|| data("its data is beyond the end of the file".into()))
     };
     let (rows, cols) = match tensor.shape.as_slice() {
         [cols] => (1, *cols),
@@ -245,7 +245,7 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
         quant::Kind::Nvfp4 => return scaled(Scaled::Nvfp4, tensor, shape, file, codes),
         quant::Kind::Mxfp4 => return scaled(Scaled::Mxfp4, tensor, shape, file, codes),
         quant::Kind::Mxfp8 => return scaled(Scaled::Mxfp8, tensor, shape, file, codes),
-        // These two are of activations; a file that has them is no model's.
+        // These two are types of activations and do not occur in model files.
         quant::Kind::Ggml(ggml::Type::Q8_1 | ggml::Type::Q8_K) => return Err(refused()),
         quant::Kind::Ggml(ty) => {
             let weight = Weight::new(Dtype::Ggml(*ty), shape, codes, Bytes::new(), Bytes::new());
@@ -261,7 +261,7 @@ fn weight(tensor: &Tensor, file: &Bytes) -> Result<Weight, LoadError> {
     Weight::new(dtype, shape, codes, slice(scale)?, slice(bias)?).map_err(|e| data(e.to_string()))
 }
 
-/// A weight of small floats.
+/// A weight of scaled small floats.
 fn scaled(
     format: Scaled,
     tensor: &Tensor,
@@ -272,7 +272,7 @@ fn scaled(
     let data = |reason: String| LoadError::TensorData { name: tensor.name.clone(), reason };
     let slice = |piece: &Part| {
         let bytes = part(file, piece.offset, piece.size_bytes);
-        bytes.ok_or_else(|| data("it ends after its file".into()))
+        bytes.ok_or_else(|| data("its data is beyond the end of the file".into()))
     };
     let scale = tensor.parts.scale.as_ref().ok_or_else(|| data("its scales are missing".into()))?;
     let weight = Weight::new(Dtype::Scaled(format), shape, codes, slice(scale)?, Bytes::new());
@@ -281,7 +281,7 @@ fn scaled(
     let global = slice(global)?;
     let factor = <[u8; 4]>::try_from(global.as_ref()).map(f32::from_le_bytes).ok();
     let factor = factor.filter(|factor| factor.is_finite());
-    Ok(weight.with_factor(factor.ok_or_else(|| data("its global scale is no number".into()))?))
+    Ok(weight.with_factor(factor.ok_or_else(|| data("its global scale is not a finite number".into()))?))
 }
 
 fn float(dtype: StoredDtype) -> Option<Float> {

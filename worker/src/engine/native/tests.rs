@@ -1,4 +1,5 @@
-//! The engine against known answers, and the promises of `Engine`: sequences do not feel each other.
+//! Checks the engine against known results, and the guarantees of `Engine`: sequences do not affect each
+//! other.
 
 use std::path::PathBuf;
 
@@ -99,7 +100,7 @@ fn logits_and_greedy_ids_of_the_reference() {
 
 #[test]
 fn smaller_caches_stay_close() {
-    // Heads of 16 do not hold a block of q8_0; the demo model's of 64 do.
+    // Heads of 16 are smaller than a block of q8_0; the demo model's have 64.
     let folder = "tests/models/lode-demo";
     let prompt = ids(&expected(folder)["cases"][0]["prompt_ids"]);
     let mut rows = Vec::new();
@@ -250,7 +251,7 @@ fn forks_share_a_prefix_and_part_ways() {
         assert!(found == fresh(engine.as_mut(), &with(n, &[3, 4])), "fork at {n}");
         engine.close(fork);
     }
-    // Cutting into a page that a fork shares leaves the fork alone.
+    // Truncating within a page shared with a fork does not change the fork.
     let fork = engine.fork(first, 64, 120).unwrap();
     engine.truncate(first, 40);
     assert!(step(engine.as_mut(), first, &[7], Want::Last) == fresh(engine.as_mut(), &with(40, &[7])));
