@@ -1,5 +1,5 @@
-//! Constrains the ids of one answer to what a grammar allows, behind the thoughts that a model has first. The grammar itself is
-//! elsewhere (`grammar.rs`, in the helper process): this takes its masks as they come.
+//! Constrains the ids of a response to a grammar, after the model's reasoning. The grammar itself runs in the
+//! text helper (`grammar.rs`); this module applies its masks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use super::reply::{Phase, Reader, Thinking};
 use super::sampler::{NoFiniteLogit, Sampler};
 use super::{Detokenizer, Vocabulary};
 
-/// Tokens of nothing but blanks that may stand between thoughts and the answer.
+/// Maximum number of whitespace tokens between the reasoning and the content.
 const MAX_BLANK_TOKENS: usize = 4;
 
-/// Constrains one answer.
+/// Constrains one response.
 pub struct Constraint {
     allowed: Allowed,
-    /// Not over yet: what is thought has no format.
+    /// The reasoning, which is not constrained; `None` once it has ended.
     thoughts: Option<Thoughts>,
     vocabulary: Arc<Vocabulary>,
     eos: Arc<BTreeSet<u32>>,
 }
 
-/// An id that was picked.
+/// An id that was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Picked {
     pub id: u32,
-    /// It is part of the answer: the grammar has to take it before the next id is picked.
+    /// Whether it is part of the content: the grammar has to accept it before the next id is sampled.
     pub is_answer: bool,
 }
 
@@ -33,12 +33,12 @@ pub struct Picked {
 struct Thoughts {
     thinking: Thinking,
     detokenizer: Detokenizer,
-    /// Tokens of blanks behind them.
+    /// Number of whitespace tokens after the reasoning.
     blanks: usize,
 }
 
 impl Thoughts {
-    /// Takes the next id; false where text of the answer came with it.
+    /// Adds the next id; returns false if its text includes content.
     fn push(&mut self, id: u32) -> bool {
         let piece = self.detokenizer.push(id);
         self.thinking.push(&piece).text.is_empty()
@@ -46,8 +46,8 @@ impl Thoughts {
 }
 
 impl Constraint {
-    /// `allowed` is what the answer may begin with, behind the thoughts that `reader` takes out of it. A model that is not to think
-    /// begins none.
+    /// `allowed` are the ids that the content may begin with, after the reasoning that `reader` separates.
+    /// Without `may_think`, the model cannot begin to reason.
     pub fn new(
         allowed: Allowed,
         reader: &Reader,
@@ -61,17 +61,17 @@ impl Constraint {
         Constraint { allowed, thoughts, vocabulary, eos }
     }
 
-    /// What the grammar allows once it has taken an id.
+    /// Sets the ids that the grammar allows after it has accepted an id.
     pub fn set_allowed(&mut self, allowed: Allowed) {
         self.allowed = allowed;
     }
 
-    /// Whether the answer is complete and cannot continue.
+    /// Whether the content is complete and cannot continue.
     pub fn is_complete(&self) -> bool {
         self.allowed.is_complete
     }
 
-    /// The next id, as the sampler picks it from those that may come.
+    /// Samples the next id from the allowed ones.
     pub fn sample(&mut self, sampler: &mut Sampler, logits: &[f32]) -> Result<Picked, NoFiniteLogit> {
         let mut row = logits.to_vec();
         let Some(thoughts) = &self.thoughts else {
@@ -81,7 +81,7 @@ impl Constraint {
         match thoughts.thinking.phase() {
             Phase::Before { open, begun } => {
                 let token = |id: u32| self.vocabulary.bytes(id);
-                // A tag that has begun has to end.
+                // A partial tag has to be completed.
                 let mut mask = match begun {
                     "" => self.allowed.mask.clone(),
                     _ => Vec::new(),
@@ -96,7 +96,7 @@ impl Constraint {
                 Ok(self.answer(id))
             }
             Phase::Inside => {
-                // The answer is still to come.
+                // The response cannot end before its content.
                 self.eos.iter().for_each(|&id| refuse(&mut row, id));
                 loop {
                     let id = sampler.sample(&row)?;
@@ -134,12 +134,12 @@ impl Constraint {
         }
     }
 
-    /// An id of the answer. What ends it is none of it.
+    /// An id of the content, unless it ends the response.
     fn answer(&self, id: u32) -> Picked {
         Picked { id, is_answer: !self.eos.contains(&id) }
     }
 
-    /// Takes a part of the thoughts, unless it has text of the answer in it.
+    /// Adds an id to the reasoning, unless its text includes content.
     fn think(&mut self, id: u32) -> bool {
         let Some(mut thoughts) = self.thoughts.clone() else { return false };
         let is_thought = thoughts.push(id);
@@ -150,8 +150,8 @@ impl Constraint {
     }
 }
 
-/// Whether a token goes on with an opening tag of which `begun` is there. A part of a character does not: how much of the tag is there
-/// is told in text.
+/// Whether a token continues an opening tag that has the prefix `begun` so far. A token with an incomplete
+/// character does not, since the prefix is text.
 pub(super) fn continues(open: &str, begun: &str, token: &[u8]) -> bool {
     let (Some(rest), Ok(token)) = (open.strip_prefix(begun), std::str::from_utf8(token)) else {
         return false;
@@ -160,7 +160,7 @@ pub(super) fn continues(open: &str, begun: &str, token: &[u8]) -> bool {
     !token.is_empty() && (rest.starts_with(token) || token.starts_with(rest))
 }
 
-/// Adds more ids, of a vocabulary of `len`, to those of a mask.
+/// Adds the ids for which `allows` is true to a mask, for a vocabulary of `len` ids.
 pub(super) fn allow(mask: &mut Vec<u32>, len: usize, allows: impl Fn(u32) -> bool) {
     mask.resize(mask.len().max(len.div_ceil(u32::BITS as usize)), 0);
     for id in (0..u32::try_from(len).unwrap_or(u32::MAX)).filter(|id| allows(*id)) {
@@ -168,7 +168,7 @@ pub(super) fn allow(mask: &mut Vec<u32>, len: usize, allows: impl Fn(u32) -> boo
     }
 }
 
-/// Rules out what a mask does not allow, and what is beyond its end.
+/// Excludes the ids that a mask does not allow, including those beyond its end.
 pub(super) fn keep(row: &mut [f32], mask: &[u32]) {
     let words = mask.iter().copied().chain(std::iter::repeat(0));
     for (word, logits) in words.zip(row.chunks_mut(u32::BITS as usize)) {

@@ -1,17 +1,17 @@
-//! Ids to text while they are generated, one at a time, never half a character.
-//! Bytes that cannot become a character any more turn into U+FFFD, as a lossy decode of the whole would.
+//! Converts generated ids to text one at a time, in whole characters. Invalid bytes become U+FFFD, as in a
+//! lossy decode of the whole text.
 
 use std::sync::Arc;
 
 use super::tokenizer::Vocabulary;
 
-/// One answer's text in the making.
+/// Decodes the text of one response.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     vocabulary: Arc<Vocabulary>,
-    // Fewer than four bytes: the beginning of a character that is not complete yet.
+    // The first bytes of an incomplete character: fewer than four.
     pending: Vec<u8>,
-    /// Special tokens that are text all the same.
+    /// Special tokens that are returned as text.
     shown: Vec<u32>,
 }
 
@@ -20,7 +20,8 @@ impl Detokenizer {
         Detokenizer { vocabulary, pending: Vec::new(), shown: shown.to_owned() }
     }
 
-    /// The text that `id` completes; empty for most special tokens and for the middle of a character.
+    /// Adds an id and returns the text that it completes; empty for most special tokens and within a
+    /// character.
     pub fn push(&mut self, id: u32) -> String {
         match self.vocabulary.entry(id) {
             Some(entry) if !entry.special || self.shown.contains(&id) => {
@@ -31,7 +32,7 @@ impl Detokenizer {
         }
     }
 
-    /// What is left when the answer ends in the middle of a character.
+    /// Returns the rest when the response ends within a character.
     pub fn finish(&mut self) -> String {
         self.take(true)
     }
@@ -46,7 +47,7 @@ impl Detokenizer {
             if rest.is_empty() {
                 continue;
             }
-            // Only the very end can still become a character.
+            // Only bytes at the end can still become a character.
             if !end && chunks.peek().is_none() && is_incomplete(rest) {
                 self.pending = rest.to_vec();
             } else {

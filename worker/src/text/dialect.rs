@@ -1,5 +1,5 @@
-//! How a Jinja template wants earlier calls of tools to be given. Templates differ, and one that is given another form fails or leaves
-//! the call out: which form it is, is tried once, when the template is read.
+//! The form in which a Jinja template expects earlier tool calls. Templates differ, and with the wrong form a
+//! template fails or omits the call. The form is determined by trial once, when the template is loaded.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -8,21 +8,21 @@ use serde_json::{Map, Value, json};
 
 use super::template::python_json;
 
-/// The form of the messages of one template. The default is that of transformers' documentation.
+/// The form of the messages for a template. The default is that of transformers' documentation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Dialect {
-    /// Arguments are JSON in a string, not an object.
+    /// Whether arguments are JSON in a string rather than an object.
     text_arguments: bool,
-    /// A message with calls and no text has no content at all, not an empty one.
+    /// Whether a message with tool calls and no text has null content rather than empty content.
     null_content: bool,
-    /// Ids of calls are nine letters and digits (Mistral).
+    /// Whether tool call ids are nine letters and digits (Mistral).
     short_ids: bool,
 }
 
 const SHORT_ID: usize = 9;
 
 impl Dialect {
-    /// All forms, the most usual first.
+    /// All forms, the most common first.
     pub(super) fn all() -> impl Iterator<Item = Dialect> {
         (0..8).map(|bits| Dialect {
             text_arguments: bits & 1 != 0,
@@ -31,7 +31,7 @@ impl Dialect {
         })
     }
 
-    /// A conversation with a call, for [`Dialect::understood`].
+    /// A conversation with a tool call, for [`Dialect::understood`].
     pub(super) fn trial() -> [Value; 3] {
         [
             json!({"role": "user", "content": "trial-question"}),
@@ -41,12 +41,12 @@ impl Dialect {
         ]
     }
 
-    /// Whether a template that wrote this understood the call of the trial.
+    /// Whether the output of a template contains the trial's tool call.
     pub(super) fn understood(text: &str) -> bool {
         text.contains("trial_name") && text.contains("trial-value")
     }
 
-    /// The messages in this form.
+    /// Converts messages to this form.
     pub(super) fn adapt<'a>(self, messages: &'a [Value]) -> Cow<'a, [Value]> {
         let concerns = |message: &Value| {
             message["role"] == "tool"
@@ -55,7 +55,7 @@ impl Dialect {
         if !messages.iter().any(concerns) {
             return Cow::Borrowed(messages);
         }
-        // Calls that have no result yet.
+        // Ids of calls without a result so far.
         let mut open = VecDeque::new();
         let mut calls = 0;
         let adapted = messages.iter().map(|message| match message {
@@ -71,7 +71,7 @@ impl Dialect {
         open: &mut VecDeque<String>,
         calls: &mut usize,
     ) -> Map<String, Value> {
-        // What ollama calls one thing and transformers another.
+        // Fields with different names in ollama and transformers.
         for (ours, theirs) in [("thinking", "reasoning_content"), ("tool_name", "name")] {
             if let Some(value) = message.get(ours).cloned() {
                 message.entry(theirs).or_insert(value);

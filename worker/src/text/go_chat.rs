@@ -1,5 +1,6 @@
-//! Prompts by ollama's conventions from the Go templates of `application/vnd.ollama.image.template` layers: what such a template
-//! is run over, once for a whole conversation or once for each turn (ollama template/template.go).
+//! Renders prompts with the Go templates of `application/vnd.ollama.image.template` layers. By ollama's
+//! conventions, a template is executed once for a whole conversation or once per turn (ollama
+//! template/template.go).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use serde_json::Value as Json;
 use super::template::Conversation;
 use super::think::Think;
 
-/// A Go template that makes prompts.
+/// A Go template that renders prompts.
 #[derive(Debug)]
 pub struct GoChat {
     template: Template,
-    /// The template up to where the answer begins, for the last turn of those that are run once a turn.
+    /// The template up to the beginning of the response, for the last turn if it is executed once per turn.
     unanswered: Template,
     mentions: BTreeSet<String>,
     abilities: Abilities,
@@ -35,12 +36,12 @@ impl GoChat {
         Ok(GoChat { template, unanswered, mentions, abilities })
     }
 
-    /// What it can say.
+    /// The features that it supports.
     pub fn abilities(&self) -> Abilities {
         self.abilities
     }
 
-    /// The prompt for a conversation.
+    /// Renders the prompt for a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, ExecError> {
         let (system, messages) = collate(conversation.messages);
         if !self.mentions.contains("messages") {
@@ -59,7 +60,7 @@ impl GoChat {
         self.template.execute(&data, &dates())
     }
 
-    /// The prompt for what stands between two texts.
+    /// Renders the prompt for inserting text between two texts.
     pub fn insert(&self, prompt: &str, suffix: &str, think: Option<Think>) -> Result<String, ExecError> {
         let data = data(
             think,
@@ -68,7 +69,7 @@ impl GoChat {
         self.template.execute(&data, &dates())
     }
 
-    /// Runs the template once for each turn, as those written before there was `.Messages` want it.
+    /// Executes the template once per turn, for templates without `.Messages`.
     fn by_turns(&self, messages: &[Message<'_>], think: Option<Think>) -> Result<String, ExecError> {
         let mut text = String::new();
         let (mut system, mut prompt, mut response) = ("", "", "");
@@ -122,15 +123,15 @@ fn dates() -> Dates {
     Dates { today: text(today), yesterday: text(today.previous_day().unwrap_or(today)) }
 }
 
-/// A message, or several of one role in a row.
+/// A message, or several consecutive ones of one role.
 struct Message<'a> {
     role: &'a str,
     content: String,
-    /// The first of them, for what is beside its text.
+    /// The first of them, for its fields other than the text.
     first: &'a Json,
 }
 
-/// The text of all system messages, and the messages with neighbours of the same role as one.
+/// The text of all system messages, and the messages with consecutive ones of the same role joined.
 fn collate(messages: &[Json]) -> (String, Vec<Message<'_>>) {
     let mut system = Vec::new();
     let mut collated: Vec<Message<'_>> = Vec::new();
@@ -158,7 +159,7 @@ fn array<'a>(json: &'a Json, key: &str) -> &'a [Json] {
     json.get(key).and_then(Json::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// A struct whose fields are called the same in JSON.
+/// A struct whose fields have the same names in JSON.
 fn record(name: &'static str, fields: Vec<(&'static str, Value)>) -> Value {
     let fields = fields.into_iter().map(|(name, value)| Field::new(name, name, Omitted::Never, value));
     Value::Record(Arc::new(Record { name, fields: fields.collect(), ..Record::default() }))
@@ -193,7 +194,7 @@ impl Message<'_> {
 fn tool_call(call: &Json) -> Value {
     let function = &call["function"];
     let arguments = match &function["arguments"] {
-        // As OpenAI's clients say them.
+        // OpenAI's clients send them as a string.
         Json::String(text) => serde_json::from_str(text).unwrap_or_default(),
         other => other.clone(),
     };
@@ -261,7 +262,8 @@ fn tool(tool: &Json) -> Value {
     }))
 }
 
-/// Those of a tool come in the order of their names, those of one of them as they were said.
+/// A tool's parameters are ordered by name. With `as_said`, nested properties are printed as JSON in the
+/// order of the request.
 fn properties(json: &Json, as_said: bool) -> Value {
     let Some(entries) = json.as_object() else {
         return Value::Map(Arc::new(Map { printed: Printed::Json, is_nil: true, ..Map::default() }));

@@ -1,4 +1,4 @@
-//! What is expected here is what ollama's own template package prints for the same template and conversation.
+//! The expected texts are the output of ollama's template package for the same template and conversation.
 
 use serde_json::json;
 
@@ -44,7 +44,7 @@ fn a_conversation_at_once_or_turn_by_turn() {
     );
     let by_turns = "{{ if .System }}S:{{ .System }} {{ end }}{{ if .Prompt }}U:{{ .Prompt }} {{ end }}A:{{ .Response }}.";
     check(by_turns, &turns(), None, None, "S:Be brief. U:a\n\nb A:c.U:d A:");
-    // The answer comes at the end where a template does not say.
+    // The response is at the end if a template does not place it.
     let unsaid = "{{ if .System }}[{{ .System }}]{{ end }}<{{ .Prompt }}>";
     check(unsaid, &turns(), None, None, "[Be brief.]<a\n\nb>c<d>");
     let thinking = "{{ range .Messages }}{{ end }}{{ .Think }} {{ .IsThinkSet }}";

@@ -1,5 +1,6 @@
-//! Structured output: of all ids that may come next, those that keep the answer on its way to JSON of a schema. The grammars, and
-//! what they allow of a vocabulary, are llguidance's. Schemas are untrusted input, so this runs in the runner's helper process.
+//! Structured output: determines which ids may come next so that the response is JSON that matches a schema.
+//! llguidance provides the grammars and the masks. Schemas are untrusted input, so this runs in the text
+//! helper.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,44 +13,47 @@ use serde_json::{Map, Value};
 use super::schema;
 use super::tokenizer::Vocabulary;
 
-/// Between two parts of JSON: a blank, or a line end and an indent. Models that may write more of it do not always find an end.
+/// Whitespace between JSON tokens: a space, or line ends and an indent. With more allowed, some models
+/// generate whitespace without end.
 const BLANKS: &str = r" |\n{1,2}[ \t]{0,20}";
 
-/// A lexer's states take a kilobyte or two each, of every answer under way.
+/// A lexer state takes one or two kilobytes, for every response in progress.
 const MAX_LEXER_STATES: usize = 50_000;
 
-/// The trie of tokens counts its nodes, of which there is at most one a byte, in 22 bits, and the parents of one in 10.
+/// The token trie has at most one node per byte. It counts nodes in 22 bits and the parents of a node in 10
+/// bits.
 const MAX_VOCABULARY_BYTES: usize = (1 << 22) - 1;
 const MAX_TOKEN_BYTES: usize = 1 << 10;
 
-/// A schema takes time to be made a grammar, up to the square of its length: seconds, for as much as this.
+/// Compiling a schema can take time quadratic in its length: seconds at this limit.
 const MAX_SCHEMA_BYTES: usize = 128 << 10;
 
-/// What llguidance says of a schema may hold much of the schema.
+/// Error messages of llguidance may contain much of the schema.
 const MAX_REASON_BYTES: usize = 500;
 
-/// Why an answer cannot be constrained to a format.
+/// Why a response cannot be constrained to a format.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GrammarError {
     #[error("the vocabulary of the model is too large for structured output")]
     Vocabulary,
     #[error("invalid format: {0}")]
     Schema(String),
-    /// In the middle of an answer.
-    #[error("the answer cannot be constrained to its format: {0}")]
+    /// In the middle of a response.
+    #[error("the response cannot be constrained to its format: {0}")]
     Lost(String),
 }
 
-/// Makes grammars for one vocabulary.
+/// Compiles grammars for one vocabulary.
 pub struct Grammars {
     factory: ParserFactory,
 }
 
 impl Grammars {
-    /// Takes a while for a large vocabulary: it is sorted into a trie.
+    /// Slow for a large vocabulary, which is sorted into a trie.
     pub fn new(vocabulary: &Vocabulary, eos: &BTreeSet<u32>) -> Result<Grammars, GrammarError> {
         let len = u32::try_from(vocabulary.len()).map_err(|_| GrammarError::Vocabulary)?;
-        // No format has special tokens in it, nor bytes of no character; 0xFF marks what is special to llguidance.
+        // Structured output has no special tokens and no invalid UTF-8; 0xFF marks special tokens for
+        // llguidance.
         let text = |id: u32| {
             let bytes = vocabulary.bytes(id);
             let is_text =
@@ -74,7 +78,7 @@ impl Grammars {
         Ok(Grammars { factory })
     }
 
-    /// The grammar of one answer: JSON of this schema; and what may come first.
+    /// Starts the grammar of one response: JSON for this schema. Also returns the ids that may come first.
     pub fn begin(&self, schema: Map<String, Value>) -> Result<(Matching, Allowed), GrammarError> {
         let failed = |error: serde_json::Error| GrammarError::Schema(error.to_string());
         let len = serde_json::to_vec(&schema).map_err(failed)?.len();
@@ -94,7 +98,7 @@ impl Grammars {
         let parser =
             self.factory.create_parser(schema).map_err(|error| GrammarError::Schema(reason(&error)))?;
         let mut matching = Matching { matcher: Matcher::new(Ok(parser)) };
-        // A schema that nothing meets is known by its first mask.
+        // A schema without valid values fails with its first mask.
         let allowed = matching.allowed().map_err(|error| match error {
             GrammarError::Lost(reason) => GrammarError::Schema(reason),
             other => other,
@@ -103,22 +107,22 @@ impl Grammars {
     }
 }
 
-/// Follows one answer.
+/// The grammar state of one response.
 pub struct Matching {
     matcher: Matcher,
 }
 
-/// What may come next in an answer.
+/// The ids that may come next in a response.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Allowed {
-    /// One bit an id, the lowest first; what is beyond the end may not come.
+    /// One bit per id, the lowest first; ids beyond the end are not allowed.
     pub mask: Vec<u32>,
-    /// The answer is whole, and nothing may come.
+    /// Whether the response is complete and nothing more is allowed.
     pub is_complete: bool,
 }
 
 impl Matching {
-    /// Takes the next id of the answer.
+    /// Accepts the next id of the response.
     pub fn take(&mut self, id: u32) -> Result<Allowed, GrammarError> {
         self.matcher.consume_token(id).map_err(lost)?;
         self.allowed()
@@ -137,7 +141,7 @@ fn lost(error: impl std::fmt::Display) -> GrammarError {
     GrammarError::Lost(reason(&error))
 }
 
-/// The first line of what llguidance says.
+/// The first line of an error of llguidance.
 fn reason(error: &impl std::fmt::Display) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();

@@ -8,7 +8,7 @@ use crate::text::reply::{Reader, ReplyFormat, Tags};
 use crate::text::{Constraint, Sampler, SamplerOptions, Tokenizer};
 
 const EOS: u32 = 2;
-/// Far more than any answer here needs.
+/// Far more than any response here needs.
 const LONGEST: usize = 4000;
 
 fn demo() -> Arc<Tokenizer> {
@@ -16,7 +16,7 @@ fn demo() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap())
 }
 
-/// Grammars, and the constraint that follows their masks: in one process here.
+/// Grammars, and the constraint that applies their masks, in one process.
 struct Both {
     grammars: Grammars,
     vocabulary: Arc<Vocabulary>,
@@ -71,7 +71,8 @@ fn object(schema: Value) -> Map<String, Value> {
     schema
 }
 
-/// What a grammar lets through of the ids that `wish` likes best, given the text so far; whether it came to an end.
+/// Generates text from the allowed ids with the highest `wish`, which depends on the text so far. Also
+/// returns whether the text is complete.
 fn write(mut grammar: Grammar, mut wish: impl FnMut(&[u8], u32, &[u8]) -> f32) -> (String, bool) {
     let vocabulary = grammar.vocabulary.clone();
     let mut sampler =
@@ -92,7 +93,7 @@ fn write(mut grammar: Grammar, mut wish: impl FnMut(&[u8], u32, &[u8]) -> f32) -
     (String::from_utf8_lossy(&bytes).into_owned(), false)
 }
 
-/// Wishes that follow a script as far as they are let.
+/// Wishes for a given text as far as the grammar allows.
 fn script(wanted: &str) -> impl FnMut(&[u8], u32, &[u8]) -> f32 {
     move |bytes, id, token| match wanted.as_bytes().strip_prefix(bytes) {
         Some([]) if id == EOS => 100.0,
@@ -134,14 +135,14 @@ fn whatever_a_model_prefers_is_json_of_the_schema() {
         (json!({"anyOf": [{"type": "null"}, {"type": "number"}]}), |value| {
             value.is_null() || value.is_number()
         }),
-        // As pydantic writes a class within a class.
+        // A nested class, as written by pydantic.
         (
             json!({"$defs": {"Pet": {"properties": {"kind": {"const": "cat", "title": "Kind", "type": "string"}}, "required": ["kind"], "title": "Pet",
                 "type": "object", "additionalProperties": false}}, "properties": {"pet": {"$ref": "#/$defs/Pet"}}, "required": ["pet"], "title": "Owner",
                 "type": "object", "additionalProperties": false}),
             |value| *value == json!({"pet": {"kind": "cat"}}),
         ),
-        // A tree.
+        // A recursive definition.
         (
             json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
                 "required": ["next"], "additionalProperties": false}}}),
@@ -160,7 +161,7 @@ fn whatever_a_model_prefers_is_json_of_the_schema() {
                         .wrapping_add(1_442_695_040_888_963_407),
                 );
                 let chance = (random.get() >> 40) as f32 / (1 << 24) as f32;
-                // What closes something is wished for, so that it ends.
+                // Prefer closing characters, so that the text ends.
                 let closes = token.iter().filter(|byte| b"\"]}".contains(byte)).count() as f32;
                 chance + closes * 0.8 + if id == EOS { 0.9 } else { 0.0 }
             });
@@ -185,7 +186,7 @@ fn what_fits_is_left_alone() {
         let grammar = grammars.grammar(object(schema.clone()), &Reader::default(), true).unwrap();
         assert_eq!(write(grammar, script(fits)), (fits.to_owned(), true));
     }
-    // Properties that are not named come only where the schema allows them itself.
+    // Unnamed properties are generated only if the schema allows them explicitly.
     let others = r#"{"city": "", "more": [1, {"a": null}]}"#;
     let open =
         json!({"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": true});
@@ -196,7 +197,7 @@ fn what_fits_is_left_alone() {
     let closed = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     let grammar = grammars.grammar(object(closed), &Reader::default(), true).unwrap();
     assert!(!write(grammar, script(others)).0.contains("more"));
-    // What does not fit is not begun, and what is whole is not gone on with.
+    // Text that does not match is not begun, and complete text does not continue.
     let grammar = grammars.grammar(object(schema.clone()), &Reader::default(), true).unwrap();
     let (text, _) = write(grammar, script("Sure! {\"n\": 1}"));
     assert!(text.starts_with('{'), "{text}");
@@ -231,16 +232,16 @@ fn thoughts_have_no_format() {
     for whole in ["<think>\nHm, {1}.\n</think>\n\n{\"n\": 1}", "<think></think>{\"n\":1}", "{\"n\": 1}"] {
         assert_eq!(thought(whole, true), (whole.to_owned(), true));
     }
-    // Blanks come to an end there too.
+    // Whitespace is limited there as well.
     let (text, _) = thought(&format!("<think></think>{}{{}}", "\n \n ".repeat(50)), true);
     assert!(text.len() < 100 || text.contains('{'), "{text}");
-    // Behind the thoughts comes the answer, whatever the model has in mind.
+    // The content follows the reasoning, even if the model prefers other text.
     let (text, _) = thought("<think>Hm.</think>Sure: 1", true);
     assert!(text.starts_with("<think>Hm.</think>{"), "{text}");
-    // The thoughts are no answer.
+    // Reasoning alone is not a complete response.
     let (text, _) = thought("<think>Hm.", true);
     assert!(text.len() > "<think>Hm.".len(), "{text}");
-    // A tag that is no tag, and one that is not asked for.
+    // A text that is not the tag, and a tag that is not allowed.
     assert!(thought("<thanks>", true).0.starts_with("<think>"));
     assert!(thought("<think>Hm.</think>{\"n\": 1}", false).0.starts_with('{'));
 }
@@ -291,14 +292,14 @@ fn schemas_that_cannot_be_met_are_refused() {
         (json!({"enum": ["x".repeat(MAX_SCHEMA_BYTES)]}), "expected at most 131072"),
     ] {
         let refused = grammars.grammar(object(schema.clone()), &Reader::default(), true);
-        let Err(error @ GrammarError::Schema(_)) = refused else { panic!("{schema} is taken") };
+        let Err(error @ GrammarError::Schema(_)) = refused else { panic!("{schema} is accepted") };
         let text = error.to_string();
         assert!(text.starts_with("invalid format: ") && text.contains(expect), "{schema}: {text}");
         assert!(text.len() < 600 && !text.contains('\n'), "{text}");
     }
 }
 
-/// On a thread with the stack of those that the runner reads requests on.
+/// Runs on a thread with the stack size of those that read requests in the runner.
 #[test]
 fn hostile_schemas_end() {
     let deep = |key: &str| (0..100).fold(json!({"type": "null"}), |schema, _| json!({key: schema}));
@@ -337,7 +338,7 @@ fn hostile_schemas_end() {
         let grammars = grammars();
         let kept = schema.clone();
         let work = move || match grammars.grammar(object(schema), &Reader::default(), true) {
-            // It may be met or not; it is the model that loses its answer at the worst.
+            // The schema may be satisfiable or not; the worst case is a failed response.
             Ok(mut grammar) => {
                 let mut sampler = Sampler::new(SamplerOptions::default(), 10);
                 let row = vec![0.0; grammar.vocabulary.len()];
@@ -356,7 +357,7 @@ fn hostile_schemas_end() {
 
 #[test]
 fn a_vocabulary_that_has_no_room_is_refused() {
-    // One long token is never a part of an answer; too many of them are too much.
+    // A single long token is never generated; too many of them exceed the limit.
     let long = "a".repeat(MAX_TOKEN_BYTES);
     let fits = "b".repeat(MAX_TOKEN_BYTES - 1);
     let of = |tokens: Vec<String>| {
@@ -372,7 +373,7 @@ fn a_vocabulary_that_has_no_room_is_refused() {
     assert_eq!(write(grammar, |_, id, _| id as f32), ("{}".to_owned(), true));
     let many = (0..4200).map(|at| format!("{at}{}", "c".repeat(1000))).collect();
     assert!(matches!(of(many), Err(GrammarError::Vocabulary)));
-    // Nothing that JSON begins with.
+    // No token that JSON can begin with.
     let grammars = of(vec!["a".into(), "b".into()]).unwrap();
     let refused = grammars.grammar(object(json!({"type": "object"})), &Reader::default(), true);
     assert!(matches!(refused, Err(GrammarError::Schema(_))));

@@ -1,7 +1,8 @@
-//! Text on both sides of a model: ids and back, chat templates, sampling, stop texts, the parts of an answer.
-//! It touches no file, no socket and no device. What evaluates data of a model or a request (`tokenizer`, `gguf`, `template`, `go_chat`,
-//! `grammar`, `reply::probe`) runs in the runner's helper process alone; what a token takes (`constraint`, `detokenizer`, `sampler`,
-//! `stop`, the readers in `reply`) only walks over bytes, and runs in the runner. `lode tokenize` runs it for its own user.
+//! Text processing before and after a model: tokenizers, chat templates, sampling, stop texts, the parts of a
+//! response. They access no file, socket or device. The modules that evaluate data of a model or a request
+//! (`tokenizer`, `gguf`, `template`, `go_chat`, `grammar`, `reply::probe`) run only in the text helper. The
+//! per-token modules (`constraint`, `detokenizer`, `sampler`, `stop`, the readers in `reply`) only scan bytes
+//! and run in the runner. `lode tokenize` runs all of them in its own process.
 
 pub mod constraint;
 pub mod detokenizer;

@@ -1,4 +1,4 @@
-//! A model's way from a conversation to text: the Jinja template of its checkpoint, or the Go template that ollama put on top.
+//! The prompt template of a model: the Jinja template of its checkpoint, or ollama's Go template.
 
 use lode_model::prompt_template::{Abilities, prefers_jinja};
 
@@ -12,7 +12,7 @@ pub enum PromptTemplate {
 }
 
 impl PromptTemplate {
-    /// The one that ollama would use of two.
+    /// Chooses the template that ollama would use.
     pub fn choose(go: Option<GoChat>, jinja: Option<ChatTemplate>, rendered: bool) -> Option<PromptTemplate> {
         let (go, jinja) = match (go, jinja) {
             (Some(go), Some(jinja)) => (go, jinja),
@@ -28,7 +28,7 @@ impl PromptTemplate {
         })
     }
 
-    /// What it can say, as far as its text tells.
+    /// The features that it supports, according to its text.
     pub fn abilities(&self) -> Abilities {
         match self {
             PromptTemplate::Jinja(jinja) => jinja.abilities(),
@@ -36,7 +36,8 @@ impl PromptTemplate {
         }
     }
 
-    /// Whether this mark stands in the source of a Jinja template. A Go template has to write it to have it.
+    /// Whether the source of a Jinja template contains this marker. Always false for a Go template, where
+    /// only its output counts.
     pub fn mentions(&self, mark: &str) -> bool {
         match self {
             PromptTemplate::Jinja(jinja) => jinja.mentions(mark),
@@ -44,7 +45,7 @@ impl PromptTemplate {
         }
     }
 
-    /// The prompt text for a conversation.
+    /// Renders the prompt for a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
         match self {
             PromptTemplate::Jinja(jinja) => jinja.render(conversation),
@@ -52,7 +53,7 @@ impl PromptTemplate {
         }
     }
 
-    /// The Go template, for what only such a one can do.
+    /// The Go template, for features that only Go templates have.
     pub fn go(&self) -> Option<&GoChat> {
         match self {
             PromptTemplate::Go(go) => Some(go),

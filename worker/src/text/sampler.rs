@@ -1,5 +1,5 @@
-//! Picks the next id from a row of logits, and reads log-probabilities off it.
-//! Everything is a function of the options, the logits and the ids so far: one seed, one answer, on every machine.
+//! Samples the next id from a row of logits, and computes log-probabilities. The result is a function of the
+//! options, the logits and the ids so far: a seed gives the same result on every machine.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SamplerOptions {
-    /// 0 takes the most likely id, always.
+    /// 0 always selects the most likely id.
     pub temperature: f32,
     /// Keep the k most likely ids; 0 or less keeps all.
     pub top_k: i32,
@@ -17,17 +17,18 @@ pub struct SamplerOptions {
     pub top_p: f32,
     /// Keep ids at least this likely compared with the most likely one.
     pub min_p: f32,
-    /// Locally typical sampling: keep the ids whose surprise is nearest the expected one, until they sum to this.
+    /// Locally typical sampling: keep the ids whose surprisal is closest to the entropy, until they sum to
+    /// this.
     pub typical_p: f32,
-    /// Divides positive and multiplies negative logits of ids seen lately.
+    /// Divides positive and multiplies negative logits of recent ids.
     pub repeat_penalty: f32,
-    /// Subtracted once from the logit of an id seen lately.
+    /// Subtracted once from the logit of a recent id.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of an id for each time it was seen lately.
+    /// Subtracted from the logit of a recent id for each occurrence.
     pub frequency_penalty: f32,
-    /// How many ids back "lately" reaches: 0 none, -1 the whole context.
+    /// How many of the last ids are recent: 0 none, -1 the whole context.
     pub repeat_last_n: i32,
-    /// Negative: a random one.
+    /// Negative: a random seed.
     pub seed: i64,
 }
 
@@ -48,12 +49,12 @@ impl Default for SamplerOptions {
     }
 }
 
-/// No row of logits had a single finite number in it.
+/// A row of logits has no finite value.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
-#[error("the model computed no usable number for the next token")]
+#[error("the model computed no finite logit for the next token")]
 pub struct NoFiniteLogit;
 
-/// One sequence's sampler: its options, its random numbers, and the ids that the penalties look at.
+/// The sampler of one sequence: its options, its random numbers, and the recent ids for penalties.
 #[derive(Debug)]
 pub struct Sampler {
     options: SamplerOptions,
@@ -69,14 +70,14 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// The more likely first.
+    /// Orders the more likely first.
     fn order(&self, other: &Candidate) -> std::cmp::Ordering {
         other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
     }
 }
 
 impl Sampler {
-    /// `context_length` is what `repeat_last_n` = -1 means.
+    /// `context_length` is the value for `repeat_last_n` = -1.
     pub fn new(options: SamplerOptions, context_length: usize) -> Sampler {
         let recent_cap = match options.repeat_last_n {
             n if n < 0 => context_length,
@@ -86,7 +87,7 @@ impl Sampler {
         Sampler { options, random: SplitMix64(seed), recent: VecDeque::new(), recent_cap }
     }
 
-    /// Tells the penalties about an id of the prompt or of the answer.
+    /// Records an id of the prompt or of the response for the penalties.
     pub fn accept(&mut self, id: u32) {
         if self.recent_cap == 0 || !self.has_penalties() {
             return;
@@ -97,7 +98,7 @@ impl Sampler {
         self.recent.push_back(id);
     }
 
-    /// The next id. `logits` has one entry an id of the vocabulary; NaN counts as minus infinity.
+    /// Samples the next id. `logits` has one entry per id of the vocabulary; NaN counts as minus infinity.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, NoFiniteLogit> {
         let penalised;
         let logits = if self.has_penalties() && !self.recent.is_empty() {
@@ -141,13 +142,14 @@ impl Sampler {
         logits
     }
 
-    /// Finite candidates, most likely first; equal logits in order of id, so that the result is one.
+    /// Finite candidates, most likely first. Equal logits are in order of id, so that the result is
+    /// deterministic.
     fn top_k(&self, logits: &[f32]) -> Vec<Candidate> {
         let k = usize::try_from(self.options.top_k).unwrap_or(0);
         let k = if k == 0 { logits.len() } else { k };
         let most = k.saturating_mul(4).max(256);
         let mut candidates: Vec<Candidate> = Vec::with_capacity(most.min(logits.len()));
-        // What is below the k-th best so far is not among the k best, and of a large vocabulary that is nearly all.
+        // Skip ids below the k-th best so far: nearly all ids of a large vocabulary.
         let mut least = f32::NEG_INFINITY;
         for (at, run) in logits.chunks(RUN).enumerate() {
             if !run.iter().fold(false, |any, &logit| any | (logit >= least)) {
@@ -226,15 +228,15 @@ impl Sampler {
                 return candidate.id;
             }
         }
-        // Rounding can leave a sliver behind the last one.
+        // Rounding can leave the draw beyond the last one.
         candidates.last().map_or(0, |candidate| candidate.id)
     }
 }
 
-/// Logits that are looked at together: enough for the compiler to use vectors.
+/// Number of logits per chunk: enough for the compiler to vectorise the loop.
 const RUN: usize = 32;
 
-/// The id of the largest logit, the lowest of several; `None` when no logit is finite.
+/// The id of the largest logit, the lowest id of several; `None` if no logit is finite.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
     let finite = |logit: f32| if logit.abs() < f32::INFINITY { logit } else { f32::NEG_INFINITY };
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -251,7 +253,7 @@ pub fn argmax(logits: &[f32]) -> Option<u32> {
     best.map(|id| id as u32)
 }
 
-/// Keeps the k most likely, of which the last is then the least likely; the others in any order.
+/// Keeps the k most likely candidates. The last is the least likely; the others are in any order.
 fn keep_best(candidates: &mut Vec<Candidate>, k: usize) {
     if k > 0 && k < candidates.len() {
         candidates.select_nth_unstable_by(k - 1, Candidate::order);
@@ -259,7 +261,7 @@ fn keep_best(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// Log-softmax over a whole row of unmodified logits; entries are asked for one by one.
+/// Log-softmax over a whole row of unmodified logits; entries are computed on request.
 #[derive(Debug, Clone, Copy)]
 pub struct LogSoftmax<'a> {
     logits: &'a [f32],
@@ -279,7 +281,8 @@ impl<'a> LogSoftmax<'a> {
         LogSoftmax { logits, log_sum: max + sum.ln() }
     }
 
-    /// The natural logarithm of the probability of `id`; minus infinity becomes the lowest finite number, for JSON's sake.
+    /// The natural logarithm of the probability of `id`; minus infinity becomes the lowest finite number,
+    /// because JSON has no infinity.
     pub fn of(&self, id: u32) -> f32 {
         let value =
             self.logits.get(id as usize).map_or(f64::NEG_INFINITY, |&logit| f64::from(logit) - self.log_sum);
@@ -291,7 +294,7 @@ impl<'a> LogSoftmax<'a> {
         if n == 0 {
             return Vec::new();
         }
-        // A small sorted list beats sorting the row: n is at most 20.
+        // A small sorted list is faster than sorting the row: n is at most 20.
         let mut top: Vec<(u32, f32)> = Vec::with_capacity(n + 1);
         for (id, &logit) in self.logits.iter().enumerate() {
             if logit.is_finite() && (top.len() < n || top.last().is_some_and(|&(_, least)| logit > least)) {
@@ -317,14 +320,15 @@ fn softmax(candidates: &[Candidate], temperature: f64) -> Vec<f64> {
 
 fn random_seed() -> u64 {
     getrandom::u64().unwrap_or_else(|_| {
-        // No entropy source: the clock still tells requests apart.
+        // Without an entropy source, the clock distinguishes requests.
         std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |since| since.as_nanos() as u64)
     })
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, good enough for sampling, and the same everywhere for ever.
+/// SplitMix64 (Steele, Lea, Flood 2014): small, good enough for sampling, and stable across platforms and
+/// versions.
 #[derive(Debug)]
 struct SplitMix64(u64);
 
@@ -360,7 +364,7 @@ mod tests {
         options
     }
 
-    /// The ids that ever come out of 4,000 draws.
+    /// The ids that occur in 4,000 draws.
     fn support(options: SamplerOptions, logits: &[f32]) -> Vec<u32> {
         let mut sampler = Sampler::new(options, 128);
         let mut ids: Vec<u32> = (0..4000).map(|_| sampler.sample(logits).unwrap()).collect();
@@ -441,7 +445,7 @@ mod tests {
     fn the_best_of_a_long_row_are_those_of_a_sorted_one() {
         let mut random = SplitMix64(5);
         for round in 0..60 {
-            // Few values and many ids: equal ones, zeros of both signs, and what is no number among them.
+            // Few values for many ids: equal values, zeros of both signs, infinities and NaN.
             let number = |random: &mut SplitMix64| match random.next() % 50 {
                 0 => f32::NAN,
                 1 => f32::NEG_INFINITY,

@@ -1,25 +1,28 @@
-//! Closes the objects of a JSON schema: properties that a schema does not name are generated only where it allows them itself, with
-//! `additionalProperties` (or `patternProperties`, `unevaluatedProperties`). JSON Schema allows them everywhere, but a model that may
-//! invent properties does not always end, and the clients' own classes do not have them: llama.cpp reads schemas this way, too.
+//! Closes the objects of a JSON schema: unnamed properties are generated only if the schema allows them
+//! explicitly, with `additionalProperties` (or `patternProperties`, `unevaluatedProperties`). JSON Schema
+//! allows them by default, but a model that may invent properties does not always stop, and clients' classes
+//! do not have them. llama.cpp does the same.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// Definitions that are written out where `allOf` refers to them; what is beyond stays open.
+/// Maximum number of definitions inlined where `allOf` refers to them; objects with further references stay
+/// open.
 const MAX_INLINED: usize = 256;
 const MAX_DEPTH: usize = 64;
 
-/// Keywords by which a schema says itself what other properties there may be.
+/// Keywords with which a schema itself specifies unnamed properties.
 const SAYS_ITSELF: [&str; 3] = ["additionalProperties", "patternProperties", "unevaluatedProperties"];
-/// Keywords that hold one schema, schemas by name, and lists of schemas, which are no part of the schema around them.
+/// Keywords for one schema, schemas by name, and lists of schemas, which describe values within the value.
 const ONE: [&str; 3] = ["additionalProperties", "items", "contains"];
 const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 const LISTED: [&str; 2] = ["prefixItems", "items"];
-/// Keywords that hold schemas of the same value, of which all or one have to be met.
+/// Keywords for lists of schemas of the same value, of which all or one must match.
 const SAME_VALUE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 
-/// The schema with `additionalProperties` false wherever an object's properties are named and nothing else is said.
+/// Sets `additionalProperties` to false for every object with named properties, unless the schema specifies
+/// it.
 pub(super) fn close(schema: Map<String, Value>) -> Map<String, Value> {
     let root = Value::Object(schema);
     let mut closed = root.clone();
@@ -36,7 +39,7 @@ struct Closing<'a> {
 }
 
 impl Closing<'_> {
-    /// `is_part`: the value has to meet other schemas as well, and the one around them all is closed.
+    /// `is_part`: the value must match other schemas as well, and only the enclosing schema is closed.
     fn close(&mut self, schema: &mut Value, is_part: bool, depth: usize) {
         let Value::Object(schema) = schema else { return };
         if depth == 0 {
@@ -44,7 +47,7 @@ impl Closing<'_> {
         }
         let combines = schema.contains_key("allOf");
         let has_properties = schema.contains_key("properties");
-        // A reference combined with other keywords is one more schema that must be met.
+        // A reference combined with other keywords is another schema that must match.
         if (combines || has_properties)
             && let Some(reference) = schema.remove("$ref")
         {
@@ -92,7 +95,7 @@ impl Closing<'_> {
         }
     }
 
-    /// Writes out the definition that a part refers to: the definition itself is closed, and a part must not be.
+    /// Inlines the definition that a part refers to: a definition is closed, but a part must not be.
     fn inline(&mut self, part: &mut Value, depth: usize) {
         while self.inlined < MAX_INLINED
             && let Some(reference) = part.get("$ref").and_then(Value::as_str)
@@ -110,7 +113,8 @@ impl Closing<'_> {
         }
     }
 
-    /// Names, on an object's own schema, the properties that its parts name, and allows no others.
+    /// Adds the properties named by the parts of an object's schema to the schema itself, and allows no
+    /// others.
     fn close_object(&mut self, schema: &mut Map<String, Value>) {
         let mut named = BTreeSet::new();
         let is_open = !collect(schema, &mut named, MAX_DEPTH);
@@ -131,7 +135,8 @@ impl Closing<'_> {
     }
 }
 
-/// The properties that a schema and its parts name. False where one of them says itself what others there may be, or cannot be read.
+/// Collects the properties named by a schema and its parts. Returns false if one of them specifies unnamed
+/// properties itself or cannot be resolved.
 fn collect(schema: &Map<String, Value>, named: &mut BTreeSet<String>, depth: usize) -> bool {
     if depth == 0 || SAYS_ITSELF.iter().any(|key| schema.contains_key(*key)) {
         return false;
@@ -141,7 +146,7 @@ fn collect(schema: &Map<String, Value>, named: &mut BTreeSet<String>, depth: usi
     }
     let parts = SAME_VALUE.iter().filter_map(|key| schema.get(*key)?.as_array()).flatten();
     let mut parts = parts.filter_map(Value::as_object);
-    // A part that is still a reference names what is not known here.
+    // The properties of an unresolved reference are unknown.
     parts.all(|part| !part.contains_key("$ref") && collect(part, named, depth - 1))
 }
 
@@ -200,7 +205,7 @@ mod tests {
             json!({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}],
                 "properties": {"a": true, "b": true}, "additionalProperties": false}),
         );
-        // A definition that others refer to stays closed for them.
+        // A definition stays closed for other references to it.
         check(
             json!({"$defs": {"x": {"properties": {"a": {}}}}, "properties": {"b": {}}, "$ref": "#/$defs/x"}),
             json!({"$defs": {"x": {"properties": {"a": {}}, "additionalProperties": false}},
@@ -220,7 +225,7 @@ mod tests {
             (&closed["properties"], &closed["additionalProperties"]),
             (&json!({"a": true}), &json!(false))
         );
-        // One that allows others itself, and one that is somewhere else.
+        // A part that allows other properties, and an unresolved reference.
         for same in [
             json!({"allOf": [{"properties": {"a": {}}}, {"additionalProperties": true}]}),
             json!({"properties": {"a": {}}, "anyOf": [{"$ref": "#/nowhere"}]}),

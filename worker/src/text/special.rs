@@ -1,5 +1,5 @@
-//! Which ids end an answer, and the special tokens that templates name: read from the checkpoint's small JSON files.
-//! Several files may say it (generation_config.json, config.json, tokenizer_config.json); all of them count.
+//! Reads the ids that end a response, and the special tokens that templates name, from the checkpoint's small
+//! JSON files: generation_config.json, config.json and tokenizer_config.json. The ids of all files are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,15 +10,15 @@ use super::tokenizer::Tokenizer;
 /// The special tokens of a checkpoint.
 #[derive(Debug, Clone, Default)]
 pub struct SpecialTokens {
-    /// Generating one of these ends the answer.
+    /// Generating one of these ends the response.
     pub eos: BTreeSet<u32>,
     pub bos: Option<u32>,
-    /// `bos_token`, `eos_token`, ... as templates spell them.
+    /// `bos_token`, `eos_token`, ... with the names used in templates.
     pub names: BTreeMap<String, String>,
 }
 
 impl SpecialTokens {
-    /// Any of the files may be absent; what is not understood in them is ignored, as other loaders do.
+    /// Any of the files may be absent. Unknown values are ignored, as in other loaders.
     pub fn read(
         tokenizer: &Tokenizer,
         config: Option<&Value>,

@@ -1,11 +1,11 @@
-//! Stop texts: finds the first of several in text that arrives in pieces, and never lets a part of one through.
+//! Stop texts: finds the first of several in text that arrives in pieces, and never releases a part of one.
 //! Pieces are whole characters (see the detokenizer); a stop text may span any number of them.
 
-/// Limits on what a request may ask for.
+/// Limits on the stop texts of a request.
 pub const MAX_STOPS: usize = 64;
 pub const MAX_STOP_BYTES: usize = 4096;
 
-/// Holds text back exactly as long as it may be the beginning of a stop text.
+/// Holds text back while it may be the beginning of a stop text.
 #[derive(Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -15,12 +15,12 @@ pub struct StopMatcher {
     stopped: bool,
 }
 
-/// What one piece of text led to.
+/// The result of one piece of text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Released {
-    /// Text that may be shown.
+    /// Text that can be returned to the client.
     pub text: String,
-    /// Where, in bytes of all the text pushed so far, the stop text began.
+    /// The offset of the stop text, in bytes of all text pushed so far.
     pub stopped_at: Option<usize>,
 }
 
@@ -33,7 +33,7 @@ impl StopMatcher {
         }
     }
 
-    /// Adds a piece; after a stop text was found everything is swallowed.
+    /// Adds a piece; after a stop text was found, all text is dropped.
     pub fn push(&mut self, piece: &str) -> Released {
         if self.stopped {
             return Released { text: String::new(), stopped_at: None };
@@ -52,13 +52,13 @@ impl StopMatcher {
         Released { text, stopped_at: None }
     }
 
-    /// The text that turned out to be no stop text, when the answer ends for another reason.
+    /// Returns the text that was held back, when the response ends for another reason.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// The length of the longest end of `text` that is a proper beginning of `stop`.
+/// The length of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = (stop.len() - 1).min(text.len());
     (1..=longest)
@@ -116,7 +116,8 @@ mod tests {
             }
             shown.push_str(&matcher.finish());
             let whole = [&stop, &other].iter().filter_map(|stop| text.find(stop.as_str())).min();
-            // A longer stop text that began earlier may complete only in a later piece, so the shorter one wins there.
+            // A longer stop text that began earlier may be completed only by a later piece, so the shorter
+            // one is found first.
             prop_assert_eq!(found.is_some(), whole.is_some());
             if let Some(at) = found {
                 prop_assert_eq!(&text[..at], shown);

@@ -1,5 +1,5 @@
-//! Chat templates: a conversation to the exact text that a model was trained on.
-//! Templates come from strangers, so they run with bounded fuel, bounded output and no access to anything but their input.
+//! Chat templates: render a conversation to the exact text that a model was trained on. Templates are
+//! untrusted, so they run with bounded fuel, bounded output and no access except to their input.
 
 use std::io;
 
@@ -13,25 +13,25 @@ use super::dialect::Dialect;
 use super::special::SpecialTokens;
 use super::think::Think;
 
-/// Limits on what a template may cost.
+/// Limits on the cost of a template.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 const FUEL: u64 = 20_000_000;
 
-/// What is wrong with a template, or what it made of a conversation.
+/// An error of a template, or of rendering a conversation.
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     #[error("the chat template is larger than {MAX_SOURCE_BYTES} bytes")]
     TooLarge,
-    #[error("the chat template cannot be read: {}", describe(.0))]
+    #[error("cannot parse the chat template: {}", describe(.0))]
     Syntax(#[source] Error),
-    #[error("the chat template refuses this conversation: {0}")]
+    #[error("the chat template rejects this conversation: {0}")]
     Raised(String),
-    #[error("the chat template fails: {}", describe(.0))]
+    #[error("the chat template failed: {}", describe(.0))]
     Render(#[source] Error),
-    #[error("the prompt that the chat template makes is longer than {MAX_OUTPUT_BYTES} bytes")]
+    #[error("the output of the chat template is longer than {MAX_OUTPUT_BYTES} bytes")]
     TooLong,
-    #[error("the prompt template fails: {0}")]
+    #[error("the prompt template failed: {0}")]
     Go(#[source] lode_model::go_template::ExecError),
 }
 
@@ -50,14 +50,14 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// What a template is given. Messages and tools are passed as they came, so templates see every key.
+/// The input of a template. Messages and tools are passed unchanged, so templates see every key.
 #[derive(Debug, Default)]
 pub struct Conversation<'a> {
     pub messages: &'a [Value],
     pub tools: Option<&'a [Value]>,
-    /// Whether to end with the beginning of the assistant's turn.
+    /// Whether the prompt ends with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Whether the model is to think, where that was said.
+    /// Whether the model should think, if specified.
     pub think: Option<Think>,
 }
 
@@ -89,7 +89,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Whether earlier calls come through in this form.
+    /// Whether earlier calls in this form are in the output.
     fn understands(&self, dialect: Dialect) -> bool {
         let messages = Dialect::trial();
         let tools = [
@@ -100,23 +100,23 @@ impl ChatTemplate {
         self.render_in(dialect, &conversation).is_ok_and(|text| Dialect::understood(&text))
     }
 
-    /// Whether this text stands anywhere in it.
+    /// Whether the source contains this text.
     pub fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
     }
 
-    /// What it can say.
+    /// The features that it supports.
     pub fn abilities(&self) -> Abilities {
         self.abilities
     }
 
-    /// The prompt text for a conversation.
+    /// Renders the prompt for a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
         self.render_in(self.dialect, conversation)
     }
 
     fn render_in(&self, dialect: Dialect, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
-        /// Whether to think is asked for under two names, and how much under a third.
+        /// Templates use two names for whether to think, and a third for the level.
         #[derive(Serialize)]
         struct Context<'a> {
             #[serde(flatten)]
@@ -161,7 +161,7 @@ impl ChatTemplate {
     }
 }
 
-/// Jinja as transformers sets it up: block tags swallow their line, Python's methods work on values.
+/// Jinja with the settings of transformers: block tags remove their line, and values have Python's methods.
 fn environment() -> Result<Environment<'static>, TemplateError> {
     let mut environment = Environment::new();
     let syntax = minijinja::syntax::SyntaxConfig::builder()
@@ -257,7 +257,7 @@ fn write_json(out: &mut String, value: &Value, indent: Option<usize>, depth: usi
     }
 }
 
-/// The date in Python's `strftime` notation, in UTC.
+/// The current UTC time in Python's `strftime` format.
 fn strftime_now(format: String) -> String {
     strftime(&format, time::OffsetDateTime::now_utc())
 }
@@ -306,7 +306,7 @@ fn strftime(format: &str, now: time::OffsetDateTime) -> String {
     text
 }
 
-/// `{% generation %}` marks the assistant's text for training and prints nothing; Jinja itself does not know it.
+/// `{% generation %}` marks the assistant's text for training and prints nothing. Jinja does not support it.
 fn without_generation_tags(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
@@ -419,11 +419,11 @@ mod tests {
         };
         check(
             "{{ raise_exception('roles must alternate') }}",
-            "refuses this conversation: roles must alternate",
+            "rejects this conversation: roles must alternate",
         );
-        check("{% for", "cannot be read");
+        check("{% for", "cannot parse the chat template");
         check("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "fuel");
-        check("{% include '/etc/passwd' %}", "fails");
+        check("{% include '/etc/passwd' %}", "failed");
         check("{% for i in range(60000) %}{{ 'x' * 1000 }}{% endfor %}", "is longer than 16777216 bytes");
         check("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
     }

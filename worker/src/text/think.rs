@@ -1,4 +1,5 @@
-//! Whether a model is to think before it answers, and how much: `true`, `false`, or a level (ollama api/types.go, ThinkValue).
+//! Whether and how much a model should think before it responds: `true`, `false`, or a level (ollama
+//! api/types.go, ThinkValue).
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,7 +15,7 @@ pub enum Think {
     Max,
 }
 
-/// What says neither yes nor no nor how much.
+/// An invalid think value.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid think value: {0} (must be \"high\", \"medium\", \"low\", \"max\", true, or false)")]
 pub struct NoThink(Value);
@@ -24,7 +25,7 @@ impl Think {
         self != Think::Off
     }
 
-    /// The level that was named.
+    /// The level, if one was given.
     pub fn level(self) -> Option<&'static str> {
         match self {
             Think::Off | Think::On => None,

@@ -1,5 +1,6 @@
-//! Text to ids, ids to text, and the exact bytes of every id: from a checkpoint's `tokenizer.json`, or from a GGUF.
-//! Truncation and padding stored in a `tokenizer.json` are training settings and are ignored.
+//! Converts text to ids and ids to text, and has the exact bytes of every id. Reads a checkpoint's
+//! `tokenizer.json` or a GGUF. Truncation and padding stored in a `tokenizer.json` are training settings and
+//! are ignored.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 use super::detokenizer::Detokenizer;
 use super::gguf::GgufTokenizer;
 
-/// What can be wrong with tokenizer data or with what is asked of it.
+/// An error in tokenizer data or in its use.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     #[error("tokenizer.json is not valid")]
@@ -20,11 +21,9 @@ pub enum TokenizerError {
     Encode(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the GGUF has no tokenizer")]
     NoVocabulary,
-    #[error(
-        "the GGUF's tokenizer is of the kind `{kind}`, which is not supported (supported: gpt2, llama, bert)"
-    )]
+    #[error("the GGUF's tokenizer `{kind}` is not supported (supported: gpt2, llama, bert)")]
     UnknownKind { kind: String },
-    #[error("the GGUF's pre-tokeniser `{pre}` is not known, and a wrong one would give wrong ids")]
+    #[error("the GGUF's pre-tokeniser `{pre}` is not supported, and another one would give wrong ids")]
     UnknownPre { pre: String },
     #[error("the GGUF has no key `{key}`")]
     MissingKey { key: &'static str },
@@ -34,19 +33,19 @@ pub enum TokenizerError {
     UnknownId { id: u32, len: usize },
 }
 
-/// How special tokens (`<|im_start|>`, `<s>`) are treated while encoding.
+/// How special tokens (`<|im_start|>`, `<s>`) are handled while encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Special {
-    /// Add what the tokenizer's own post-processor adds, such as a leading `<s>`.
+    /// Add the tokens of the tokenizer's post-processor, such as a leading `<s>`.
     pub add: bool,
-    /// Read special tokens that are spelled out in the text as such, instead of as ordinary characters.
+    /// Parse special tokens in the text, instead of reading them as ordinary characters.
     pub parse: bool,
 }
 
 impl Special {
-    /// What a plain completion wants: add the tokenizer's own, and read those in the text.
+    /// For a plain completion: add the tokenizer's own, and parse those in the text.
     pub const ALL: Special = Special { add: true, parse: true };
-    /// What a rendered chat template wants: it spells out its special tokens itself.
+    /// For a rendered chat template, which contains its special tokens.
     pub const PARSE: Special = Special { add: false, parse: true };
     /// Ordinary text only.
     pub const NONE: Special = Special { add: false, parse: false };
@@ -65,7 +64,7 @@ enum Inner {
 
 struct FileTokenizer {
     parsing: tokenizers::Tokenizer,
-    // The same tokenizer, told to read special tokens in the text as plain characters; built on first use.
+    // The same tokenizer, set to read special tokens in the text as plain characters; built on first use.
     plain: OnceLock<tokenizers::Tokenizer>,
 }
 
@@ -79,9 +78,10 @@ impl Tokenizer {
     /// Reads the bytes of a `tokenizer.json`.
     pub fn from_json(bytes: &[u8]) -> Result<Tokenizer, TokenizerError> {
         let Decoding { decoder } = serde_json::from_slice(bytes).map_err(TokenizerError::Json)?;
-        // The library asserts some of what it expects of a file, and this one comes from a stranger.
+        // The library panics on some invalid files, and this file is untrusted.
         let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes));
-        let read = read.unwrap_or_else(|_| Err("the file breaks an assumption of its reader".into()));
+        let read =
+            read.unwrap_or_else(|_| Err("the file violates an assumption of the tokenizers library".into()));
         let mut inner = read.map_err(TokenizerError::Format)?;
         inner.with_truncation(None).map_err(TokenizerError::Format)?;
         inner.with_padding(None);
@@ -94,12 +94,12 @@ impl Tokenizer {
         Tokenizer { inner: Inner::Gguf(Box::new(tokenizer)), vocabulary }
     }
 
-    /// Text to ids. `special` both adds the tokenizer's own special tokens and reads those spelled in the text.
+    /// Text to ids. `special` both adds the tokenizer's own special tokens and parses those in the text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
         self.encode_with(text, if special { Special::ALL } else { Special::NONE })
     }
 
-    /// Text to ids, with adding and reading of special tokens chosen apart.
+    /// Text to ids, with separate settings for adding and parsing special tokens.
     pub fn encode_with(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizerError> {
         let file = match &self.inner {
             Inner::File(file) => file,
@@ -118,9 +118,9 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Ids to the bytes they stand for, special tokens spelled out; the reverse of [`Tokenizer::encode`].
+    /// Ids to their bytes, with special tokens as text; the reverse of [`Tokenizer::encode`].
     ///
-    /// For a byte-level vocabulary this gives back exactly the bytes that were encoded.
+    /// For a byte-level vocabulary this returns exactly the encoded bytes.
     pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
         let len = self.len();
         if let Some(&id) = ids.iter().find(|&&id| self.vocabulary.entry(id).is_none()) {
@@ -141,12 +141,12 @@ impl Tokenizer {
         Ok(bytes)
     }
 
-    /// The bytes of every id: all that is needed to turn generated ids into text.
+    /// The bytes of every id, for converting generated ids to text.
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// The special tokens that these texts are spelled with.
+    /// The special tokens that occur in these texts.
     pub fn special_in(&self, texts: &[&str]) -> Vec<u32> {
         let is_spelled = |bytes: &[u8]| match std::str::from_utf8(bytes) {
             Ok(token) if !token.is_empty() => texts.iter().any(|text| text.contains(token)),
@@ -157,7 +157,8 @@ impl Tokenizer {
         spelled.take(MAX_SPELLED).collect()
     }
 
-    /// The bytes of one id as they appear in running text; a special token's name for a special token, nothing for an unknown id.
+    /// The bytes of one id as they appear in running text; a special token's name for a special token,
+    /// nothing for an unknown id.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.vocabulary.bytes(id)
     }
@@ -170,8 +171,8 @@ impl Tokenizer {
         }
     }
 
-    /// The id that every text has to begin with, template or not: GGUF files say so apart from their template, while that of a
-    /// checkpoint spells it out.
+    /// The id that every text has to begin with, even a rendered template. GGUF files specify it separately;
+    /// a checkpoint's template contains it.
     pub fn begin(&self) -> Option<u32> {
         match &self.inner {
             Inner::File(_) => None,
@@ -179,7 +180,7 @@ impl Tokenizer {
         }
     }
 
-    /// True for tokens such as `<|im_end|>` that are never part of an answer's text.
+    /// True for tokens such as `<|im_end|>` that are never part of a response's text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.is_special(id)
     }
@@ -195,22 +196,24 @@ impl Tokenizer {
     }
 }
 
-/// Special tokens that the marks of a reply may be spelled with.
+/// Maximum number of special tokens in the markers of a response.
 const MAX_SPELLED: usize = 256;
 
-/// The bytes of every id, worked out once from the vocabulary and the decoder's steps.
+/// The bytes of every id, computed once from the vocabulary and the decoder's steps.
 #[derive(Debug)]
 pub struct Vocabulary {
-    /// The bytes of all ids, one after the other: an answer waits for them, and there are hundreds of thousands.
+    /// The concatenated bytes of all ids. There are hundreds of thousands, and building them delays the first
+    /// response.
     bytes: Vec<u8>,
     ids: Vec<Place>,
-    /// The decoder drops the blank in front of a text.
+    /// Whether the decoder drops a leading space.
     strip_first: bool,
-    /// The decoder works on whole texts (WordPiece and the like); `bytes` is then only an approximation for one id.
+    /// Whether the decoder works on whole texts (as for WordPiece), so that `bytes` is only an approximation
+    /// for an id.
     whole_text: bool,
 }
 
-/// Where the bytes of an id end; those of the one before it end where they begin.
+/// The end of an id's bytes; they begin at the end of the previous id's.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     end: usize,
@@ -219,7 +222,7 @@ struct Place {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A number that no token has.
+    /// An id without a token.
     Absent,
     Text,
     Special,
@@ -231,7 +234,8 @@ pub(crate) struct Entry<'a> {
     pub(crate) special: bool,
 }
 
-/// Ids beyond this are refused: no vocabulary comes near, and a forged id must not size an allocation.
+/// Higher ids are refused: no vocabulary is that large, and a forged id must not determine the size of an
+/// allocation.
 const MAX_ID: u32 = 4 << 20;
 
 impl Vocabulary {
@@ -242,12 +246,13 @@ impl Vocabulary {
         Some(Entry { bytes: &self.bytes[start..place.end], special: place.kind == Kind::Special })
     }
 
-    /// The bytes of one id as they appear in running text; a special token's name for a special token, nothing for an unknown id.
+    /// The bytes of one id as they appear in running text; a special token's name for a special token,
+    /// nothing for an unknown id.
     pub fn bytes(&self, id: u32) -> &[u8] {
         self.entry(id).map(|entry| entry.bytes).unwrap_or_default()
     }
 
-    /// True for tokens such as `<|im_end|>` that are never part of an answer's text.
+    /// True for tokens such as `<|im_end|>` that are never part of a response's text.
     pub fn is_special(&self, id: u32) -> bool {
         self.entry(id).is_some_and(|entry| entry.special)
     }
@@ -262,13 +267,13 @@ impl Vocabulary {
         self.ids.is_empty()
     }
 
-    /// A detokenizer for one answer: it continues a prompt, so no leading blank is dropped; special tokens are silent, but for those to
-    /// be shown.
+    /// A detokenizer for one response. It continues a prompt, so no leading space is dropped. Special tokens
+    /// produce no text, except those in `shown`.
     pub fn detokenizer(self: &Arc<Self>, shown: &[u32]) -> Detokenizer {
         Detokenizer::new(self.clone(), shown)
     }
 
-    /// The form in which it goes from one process to another; [`Vocabulary::from_wire`] reads it.
+    /// Serialises the vocabulary for another process; [`Vocabulary::from_wire`] reads it.
     pub fn to_wire(&self) -> Vec<u8> {
         let mut wire = Vec::with_capacity(5 + self.ids.len() * 4 + self.bytes.len());
         wire.push(u8::from(self.strip_first) | u8::from(self.whole_text) << 1);
@@ -288,7 +293,7 @@ impl Vocabulary {
         wire
     }
 
-    /// Reads what [`Vocabulary::to_wire`] wrote; `None` where it is anything else.
+    /// Reads the output of [`Vocabulary::to_wire`]; `None` if it is invalid.
     pub fn from_wire(wire: &[u8]) -> Option<Vocabulary> {
         let (&[flags], rest) = wire.split_first_chunk::<1>()?;
         let (len, rest) = rest.split_first_chunk::<4>()?;
@@ -312,18 +317,18 @@ impl Vocabulary {
         is_whole.then(|| Vocabulary { bytes: bytes.to_vec(), ids, strip_first, whole_text })
     }
 
-    /// A vocabulary without ids, whose bytes are known one by one.
+    /// An empty vocabulary in which each id has its own bytes.
     pub(super) fn new(strip_first: bool) -> Vocabulary {
         Vocabulary { bytes: Vec::new(), ids: Vec::new(), strip_first, whole_text: false }
     }
 
-    /// The next id.
+    /// Adds the next id.
     pub(super) fn push(&mut self, bytes: &[u8], special: bool) {
         self.bytes.extend_from_slice(bytes);
         self.close(if special { Kind::Special } else { Kind::Text });
     }
 
-    /// The next id, in the alphabet that writes bytes as characters. One outside of it makes the whole token literal.
+    /// Adds the next id, in the byte-level alphabet. A character outside of it makes the whole token literal.
     pub(super) fn push_byte_level(&mut self, text: &str) {
         let start = self.bytes.len();
         for c in text.chars() {
@@ -356,7 +361,7 @@ impl Vocabulary {
         for (token, id) in tokenizer.get_vocab(false) {
             put(id, (decoder.bytes(&token), false));
         }
-        // Added tokens are stored as they are written, outside the model's alphabet.
+        // Added tokens are stored literally, outside of the model's alphabet.
         for (id, token) in tokenizer.get_added_tokens_decoder() {
             put(id, (token.content.as_bytes().to_vec(), token.special));
         }
@@ -379,14 +384,14 @@ impl Vocabulary {
     }
 }
 
-/// What is read here of a tokenizer.json: most of the rest is a vocabulary, which the library reads.
+/// The part of a tokenizer.json that is read here; the library reads the rest.
 #[derive(Deserialize)]
 struct Decoding {
     #[serde(default)]
     decoder: Value,
 }
 
-/// What the `decoder` of a tokenizer.json does to one token, as far as it can be said token by token.
+/// The effect of a tokenizer.json's `decoder` on a single token, as far as it is defined per token.
 #[derive(Debug, Default)]
 struct DecoderSteps {
     byte_level: bool,
@@ -403,7 +408,7 @@ impl DecoderSteps {
         let mut steps = DecoderSteps::default();
         match decoder.is_object() {
             true => steps.add(decoder, 0),
-            // Without a decoder the library joins tokens with blanks.
+            // Without a decoder the library joins tokens with spaces.
             false => steps.whole_text = true,
         }
         steps
@@ -450,7 +455,8 @@ impl DecoderSteps {
 
     fn bytes(&self, token: &str) -> Vec<u8> {
         if self.byte_level {
-            // A character outside the byte alphabet makes the whole token literal, as the library does.
+            // A character outside of the byte-level alphabet makes the whole token literal, as in the
+            // library.
             let bytes: Option<Vec<u8>> = token.chars().map(byte_of_char).collect();
             return bytes.unwrap_or_else(|| token.as_bytes().to_vec());
         }
@@ -478,8 +484,8 @@ impl DecoderSteps {
     }
 }
 
-/// The byte that a character of the byte-level alphabet stands for: printable Latin-1 stands for itself,
-/// the other 68 bytes, in order, for U+0100 and up (as the GPT-2 tokenizer defined it).
+/// The byte of a character of the byte-level alphabet: printable Latin-1 is itself; U+0100 and up are the
+/// other 68 bytes in order (as in the GPT-2 tokenizer).
 pub(super) fn byte_of_char(c: char) -> Option<u8> {
     let code = c as u32;
     match code {

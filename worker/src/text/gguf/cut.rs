@@ -1,5 +1,5 @@
-//! Special tokens spelled out in a text. The longest token is looked for first, wherever it stands, then the next in what is
-//! left: not the same as reading from the left where tokens overlap.
+//! Finds special tokens in a text. The longest token is matched first, anywhere in the text, then shorter
+//! ones in the rest. Where tokens overlap, the result differs from matching from left to right.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,18 +20,18 @@ struct Node {
     token: Option<u32>,
 }
 
-/// The special tokens of a vocabulary, as a tree of their bytes.
+/// The special tokens of a vocabulary, as a trie of their bytes.
 pub(super) struct Cutter {
     nodes: Vec<Node>,
     rules: BTreeMap<u32, Rule>,
 }
 
 struct Rule {
-    /// Cut out even where special tokens are to be read as plain text.
+    /// Whether the token is matched even if special tokens are read as plain text.
     always: bool,
-    /// White space before it goes with it.
+    /// Whether it includes whitespace before it.
     strips_left: bool,
-    /// White space after it goes with it.
+    /// Whether it includes whitespace after it.
     strips_right: bool,
 }
 
@@ -71,11 +71,11 @@ impl Cutter {
         cutter
     }
 
-    /// The text in its order, cut at special tokens.
+    /// Splits the text at special tokens, in order.
     pub(super) fn cut<'a>(&self, text: &'a str, parse: bool) -> Vec<Fragment<'a>> {
         let mut matches = self.matches(text.as_bytes(), parse);
         matches.sort_unstable();
-        // Start of each stretch that a token takes, to its end and the token.
+        // Maps the start of each matched range to its end and its token.
         let mut taken: BTreeMap<usize, (usize, u32)> = BTreeMap::new();
         for Match { len: Reverse(len), id, start } in matches {
             let end = start + len;
@@ -129,7 +129,8 @@ impl Cutter {
     }
 }
 
-/// Which tokens take the white space around them along: a file does not say, so the model's name decides, as in llama.cpp.
+/// Which tokens include the whitespace around them. GGUF files do not specify this, so it depends on the
+/// model's name, as in llama.cpp.
 struct Strips {
     left: Option<&'static str>,
     right: bool,

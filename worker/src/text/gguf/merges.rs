@@ -1,5 +1,6 @@
-//! Byte-level BPE: a text is cut by the model's patterns, and in each piece the neighbours whose merge stands first in the file
-//! become one, until none is left. Merges are looked up by their texts, so that a file's list of them is used as it is.
+//! Byte-level BPE: the model's patterns split a text into pieces. In each piece, the adjacent tokens whose
+//! merge is first in the file's list are merged, until no merge applies. Merges are looked up by their texts,
+//! so a file's list is used unchanged.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,16 +15,16 @@ use super::tokens::Tokens;
 use crate::text::tokenizer::{TokenizerError, byte_of_char};
 
 pub(super) struct Merges {
-    /// `left right`, in the order in which they count.
+    /// `left right`, in order of priority.
     merges: Texts,
     patterns: Vec<Split>,
-    /// A piece that is a token as a whole is taken whole.
+    /// Whether a piece that is a token becomes that token without merges.
     takes_whole: bool,
-    /// How each byte is written, and which token that is; bytes without one are left out.
+    /// The character and the token of each byte; bytes without a token are skipped.
     bytes: Vec<(char, Option<u32>)>,
 }
 
-/// A token that may still become one with its neighbours.
+/// A token that can still be merged with its neighbours.
 struct Symbol {
     id: u32,
     before: Option<usize>,
@@ -31,7 +32,7 @@ struct Symbol {
     is_merged: bool,
 }
 
-/// Two neighbours that can become one: ordered by the place of their merge in the list, then from the left.
+/// Two neighbours that can be merged, ordered by the rank of their merge, then from the left.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     rank: u32,
@@ -107,7 +108,7 @@ impl Merges {
         let mut queue: BinaryHeap<Reverse<Pair>> =
             (0..symbols.len()).filter_map(|left| pair(&symbols, left)).map(Reverse).collect();
         while let Some(Reverse(Pair { left, id, .. })) = queue.pop() {
-            // One of the two may have become part of something else.
+            // One of the two may already be part of another merge.
             if symbols[left].is_merged || pair(&symbols, left).is_none_or(|now| now.id != id) {
                 continue;
             }
@@ -124,8 +125,8 @@ impl Merges {
         ids.extend(symbols.iter().filter(|symbol| !symbol.is_merged).map(|symbol| symbol.id));
     }
 
-    /// The place in the list of the merge of two tokens, and the token that they become. A merge without a token to show for
-    /// it does not count.
+    /// The rank of the merge of two tokens, and the resulting token. A merge whose result is not a token is
+    /// ignored.
     fn merge(&self, tokens: &Tokens, left: u32, right: u32, key: &mut Vec<u8>) -> Option<(u32, u32)> {
         let (left, right) = (tokens.text(left)?.as_bytes(), tokens.text(right)?.as_bytes());
         key.clear();

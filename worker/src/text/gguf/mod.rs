@@ -1,5 +1,5 @@
-//! Tokenizers as GGUF files carry them: tokens, their kinds, and scores or merges, under `tokenizer.ggml.`.
-//! What the keys mean is what llama.cpp makes of them (src/llama-vocab.cpp), and the ids are its ids.
+//! Tokenizers of GGUF files: tokens, their kinds, and scores or merges, in the keys under `tokenizer.ggml.`.
+//! The keys are interpreted as in llama.cpp (src/llama-vocab.cpp), with the same ids as the result.
 
 mod cut;
 mod merges;
@@ -24,10 +24,10 @@ use super::special::SpecialTokens;
 use super::template::{ChatTemplate, TemplateError};
 use super::tokenizer::{Special, Tokenizer, TokenizerError, Vocabulary};
 
-/// How SentencePiece writes a blank.
+/// SentencePiece's character for a space.
 const BLANK: char = '\u{2581}';
 
-/// A tokenizer and its special tokens, from the metadata of a GGUF.
+/// Reads a tokenizer and its special tokens from the metadata of a GGUF.
 pub fn read(metadata: &Metadata) -> Result<(Tokenizer, SpecialTokens), TokenizerError> {
     let kind = metadata.str("tokenizer.ggml.model").ok_or(TokenizerError::NoVocabulary)?;
     let flag = |key: &str, default: bool| metadata.bool(&format!("tokenizer.ggml.{key}")).unwrap_or(default);
@@ -87,7 +87,7 @@ pub fn chat_template(
     metadata.chat_template().map(|source| ChatTemplate::new(source, special)).transpose()
 }
 
-/// What is put around a text where special tokens are wanted.
+/// Which special tokens are added around a text.
 struct Ends {
     begin: bool,
     end: bool,
@@ -96,11 +96,11 @@ struct Ends {
 struct Roles {
     bos: Option<u32>,
     eos: Option<u32>,
-    /// What is put behind a text.
+    /// The token added after a text.
     end: Option<u32>,
 }
 
-/// Special tokens are cut out first; what is left between them goes to the model.
+/// Splits a text at special tokens, then encodes the text between them with the model.
 pub(super) struct GgufTokenizer {
     model: Model,
     cutter: Cutter,
@@ -119,7 +119,7 @@ impl GgufTokenizer {
     pub(super) fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
         ids.extend(self.begin.filter(|_| special.add));
-        // A text that begins, or goes on after a special token, is what gets a blank in front.
+        // A leading space is added at the beginning and after a special token.
         let mut begins = true;
         for fragment in self.cutter.cut(text, special.parse) {
             match fragment {
@@ -145,7 +145,7 @@ impl GgufTokenizer {
     }
 }
 
-/// The bytes of every id.
+/// Builds the bytes of every id.
 fn vocabulary(tokens: &Tokens, byte_level: bool, leading_blank: bool) -> Vocabulary {
     let mut vocabulary = Vocabulary::new(leading_blank);
     for (id, text) in tokens.all() {
@@ -166,7 +166,7 @@ fn vocabulary(tokens: &Tokens, byte_level: bool, leading_blank: bool) -> Vocabul
     vocabulary
 }
 
-/// `<0xE2>` stands for that byte.
+/// The byte of a token such as `<0xE2>`.
 fn byte_of_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
     u8::from_str_radix(digits, 16).ok()

@@ -1,5 +1,6 @@
-//! SentencePiece's BPE: the neighbours whose union is the token of the highest score become one, the leftmost first, until none
-//! is left; a character without a token becomes bytes. Scores, not merges, decide, so no list of merges says the same.
+//! SentencePiece's BPE: the neighbours whose union is the token with the highest score are merged, the
+//! leftmost first, until none is left. A character without a token becomes bytes. Scores determine the order,
+//! so a list of merges cannot express it.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -11,7 +12,7 @@ use super::{BLANK, byte_of_token};
 use crate::text::tokenizer::TokenizerError;
 
 pub(super) struct Pieces {
-    /// Of each token.
+    /// The score of each token.
     scores: Vec<f32>,
     longest: usize,
     bytes: Vec<Option<u32>>,
@@ -19,7 +20,8 @@ pub(super) struct Pieces {
     adds_blank: bool,
 }
 
-/// A run of the text that stands for one token until it is merged with a neighbour; empty once the one before it has taken it in.
+/// A range of the text that is one token until it is merged with a neighbour; empty once merged into the one
+/// before it.
 struct Symbol {
     start: usize,
     end: usize,
@@ -27,7 +29,7 @@ struct Symbol {
     after: Option<usize>,
 }
 
-/// Two neighbours that could become one.
+/// Two neighbours that can be merged.
 struct Pair {
     score: f32,
     left: usize,
@@ -68,13 +70,13 @@ impl Pieces {
             None => None,
             Some(scores) => {
                 let scores = scores.as_array().filter(|scores| scores.len() >= tokens.len());
-                let expected = "a number for each token";
+                let expected = "a list of one number per token";
                 Some(scores.ok_or(TokenizerError::BadKey { key: SCORES, expected })?)
             }
         };
         let score = |id: u32| {
             let score = scores.and_then(|scores| scores.get(id as usize)?.as_f64()).unwrap_or_default();
-            // Both zeros are the same score.
+            // Makes -0 and 0 the same score.
             score as f32 + 0.0
         };
         let mut bytes = vec![None; 256];

@@ -1,12 +1,13 @@
-//! The pre-tokenisers that `tokenizer.ggml.pre` names: how a text is split before its bytes are merged. One that is unknown is
-//! refused, because a wrong split gives wrong ids without a word. The patterns are those of the models' own tokenizer.json.
+//! The pre-tokenisers named by `tokenizer.ggml.pre`, which split a text before its bytes are merged. An
+//! unknown one is refused, because a wrong split silently gives wrong ids. The patterns are those of the
+//! models' tokenizer.json.
 
-/// Patterns that split one after the other, and what else goes with a name.
+/// The patterns of a pre-tokeniser, applied in order, and its settings.
 pub(super) struct Pre {
     pub(super) patterns: &'static [&'static str],
-    /// A piece that is a token as a whole is taken whole, whatever the merges say.
+    /// Whether a piece that is a token becomes that token regardless of the merges.
     pub(super) ignore_merges: bool,
-    /// A text begins with the beginning-of-text token unless the file says otherwise.
+    /// The file's default for adding the beginning-of-text token.
     pub(super) add_bos: bool,
 }
 
@@ -21,7 +22,8 @@ const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^
 const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
 const KANA: &str = r"[一-龥぀-ゟ゠-ヿ]+";
 const HAN_HANGUL: &str = r"[一-龥ࠀ-一가-퟿]+";
-// Letters that have cases, as of the Unicode of its day; escaped, because editors normalise some of them to others.
+// Letters with case, as of the Unicode version of that model; escaped, because editors normalise some of
+// them.
 const DEEPSEEK_LETTERS: &str = "\\s?[A-Za-z\u{b5}\u{c0}-\u{d6}\u{d8}-\u{f6}\u{f8}-\u{1ba}\u{1bc}-\u{1bf}\u{1c4}-\u{293}\u{295}-\u{2af}\
     \u{370}-\u{373}\u{376}\u{377}\u{37b}-\u{37d}\u{37f}\u{386}\u{388}-\u{38a}\u{38c}\u{38e}-\u{3a1}\
     \u{3a3}-\u{3f5}\u{3f7}-\u{481}\u{48a}-\u{52f}\u{531}-\u{556}\u{10a0}-\u{10c5}\u{13a0}-\u{13f5}\
@@ -45,7 +47,7 @@ const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]
 const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 const MINICPM_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The pre-tokeniser of that name; a file without a name means the oldest one, `default`.
+/// Returns the pre-tokeniser with this name; a file without a name uses the oldest one, `default`.
 pub(super) fn find(name: &str) -> Option<Pre> {
     let plain = |patterns| Some(Pre { patterns, ignore_merges: false, add_bos: false });
     let whole = |patterns, add_bos| Some(Pre { patterns, ignore_merges: true, add_bos });
@@ -104,7 +106,7 @@ pub(super) fn find(name: &str) -> Option<Pre> {
     }
 }
 
-/// Every name that [`find`] knows, for its test.
+/// Every name that [`find`] supports, for its test.
 #[cfg(test)]
 pub(super) const NAMES: &[&str] = &[
     "",

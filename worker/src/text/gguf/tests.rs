@@ -16,8 +16,9 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
-/// Texts and the ids that llama.cpp gives them, as the folder `models` of its repository has them: `*.gguf` beside `.inp` and
-/// `.out`. They are another project's: this asks those that `LODE_VOCAB_DIR` names, and the ones below are our own.
+/// Compares with the texts and ids of llama.cpp's vocabulary tests: `*.gguf` with `.inp` and `.out` in the
+/// folder `models` of its repository. `LODE_VOCAB_DIR` names that folder; the vocabularies of the tests below
+/// are our own.
 #[test]
 fn llama_cpp_vocabularies() {
     let Some(folder) = std::env::var_os("LODE_VOCAB_DIR") else { return };
@@ -44,13 +45,13 @@ fn llama_cpp_vocabularies() {
     }
 }
 
-/// Small vocabularies of each kind; `generate.py` beside them says how the ids came about.
+/// Small vocabularies of each kind; `generate.py` in their folder generates the expected ids.
 #[test]
 fn small_vocabularies() {
     let expected: Value =
         serde_json::from_slice(&std::fs::read(fixture("vocab-small/expected.json")).unwrap()).unwrap();
     for (name, cases) in expected.as_object().unwrap() {
-        // One file serves every pre-tokeniser.
+        // All pre-tokenisers share one file.
         let (file, pre) =
             name.split_once('-').filter(|(file, _)| *file == "gpt2").unwrap_or((name, "default"));
         let mut metadata = header(&fixture(&format!("vocab-small/{file}.gguf"))).metadata;
@@ -95,7 +96,7 @@ fn encode(tokenizer: &Tokenizer, text: &str, special: Special) -> Vec<u32> {
 fn what_a_file_leaves_out() {
     let mut metadata = tiny("llama");
     let (tokenizer, special) = read(&metadata).unwrap();
-    // Beginning and end of text have numbers by default, and `<|im_end|>` ends an answer wherever it is found.
+    // The ids of beginning and end of text have defaults, and `<|im_end|>` always ends a response.
     assert_eq!((special.bos, special.eos), (Some(1), [2, 6].into()));
     assert_eq!(encode(&tokenizer, "ab<|im_end|>", Special::ALL), [1, 7, 4, 6]);
     assert_eq!(encode(&tokenizer, "a\u{e9}", Special::NONE), [7, 0, 0]);

@@ -1,5 +1,6 @@
-//! Texts by their number and numbers by their text. A vocabulary has hundreds of thousands of short ones, and the first answer
-//! waits for it: they lie one after the other, and what finds them holds numbers only.
+//! Maps numbers to texts and texts to numbers. A vocabulary has hundreds of thousands of short texts, and
+//! loading it delays the first response. The texts are therefore stored contiguously, and the hash table has
+//! only numbers.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -8,19 +9,19 @@ use lode_model::gguf::Strings;
 
 pub(super) struct Texts {
     strings: Strings,
-    /// Files come from strangers, who must not know which texts collide.
+    /// Files are untrusted: their authors must not be able to predict collisions.
     hasher: RandomState,
-    /// A power of two of them, at least half of them empty.
+    /// A power of two of slots, at least half of them empty.
     slots: Vec<Slot>,
-    /// Numbers whose text has a later number, too.
+    /// Numbers whose text has a higher number as well.
     replaced: BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    /// A part of the text's hash, so that few other texts are looked at.
+    /// Part of the text's hash, so that few texts are compared.
     tag: u32,
-    /// One more than the number; 0 where there is none.
+    /// The number plus one; 0 for an empty slot.
     next: u32,
 }
 
@@ -46,18 +47,18 @@ impl Texts {
         self.strings.get(number as usize).unwrap_or_default()
     }
 
-    /// The last number of a text.
+    /// The highest number of a text.
     pub(super) fn find(&self, text: &[u8]) -> Option<u32> {
         let (at, _) = self.slot(text);
         self.slots[at].next.checked_sub(1)
     }
 
-    /// Whether [`Texts::find`] gives another number for this one's text.
+    /// Whether [`Texts::find`] returns another number for this one's text.
     pub(super) fn is_replaced(&self, number: u32) -> bool {
         self.replaced.contains(&number)
     }
 
-    /// The slot that a text has, or that is free for it, and its tag.
+    /// The slot of a text, or the free slot for it, and its tag.
     fn slot(&self, text: &[u8]) -> (usize, u32) {
         let mut hasher = self.hasher.build_hasher();
         hasher.write(text);

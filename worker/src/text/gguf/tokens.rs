@@ -1,5 +1,5 @@
-//! The tokens of a GGUF: their texts, their kinds, and which of them are special.
-//! Files leave much unsaid, or say it wrong; what llama.cpp reads out of the texts themselves is read here as well.
+//! The tokens of a GGUF: their texts, their kinds, and which of them are special. Files often omit this or
+//! have it wrong, so some tokens are recognised by their texts, as in llama.cpp.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::super::special::SpecialTokens;
 use super::super::tokenizer::TokenizerError;
 use super::texts::Texts;
 
-/// What a token is, by its number in `tokenizer.ggml.token_type`.
+/// The kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Normal,
@@ -20,7 +20,7 @@ pub(super) enum Kind {
     Byte,
 }
 
-/// Tokens that end an answer whatever the file calls them.
+/// Tokens that end a response regardless of their kind in the file.
 const END_TEXTS: [&str; 22] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -46,8 +46,8 @@ const END_TEXTS: [&str; 22] = [
     "[e~[",
 ];
 
-/// Tokens for filling in the middle: control tokens even where the file does not say so. Of the last three kinds, with their
-/// keys, an answer ends as well.
+/// Fill-in-the-middle tokens by metadata key: control tokens even if the file has another kind. Those with
+/// `true` also end a response.
 const FILL_IN: [(&str, bool, &[&str]); 6] = [
     (
         "fim_pre",
@@ -96,7 +96,7 @@ const FILL_IN: [(&str, bool, &[&str]); 6] = [
     ("fim_sep", true, &["<|file_sep|>"]),
 ];
 
-/// The names under which templates ask for special tokens, and the keys that hold their ids.
+/// The names of special tokens in templates, and the keys of their ids.
 const NAMES: [(&str, &str); 7] = [
     ("bos_token", "bos"),
     ("eos_token", "eos"),
@@ -108,10 +108,10 @@ const NAMES: [(&str, &str); 7] = [
 ];
 
 pub(super) struct Tokens {
-    /// All of them UTF-8.
+    /// All are UTF-8.
     texts: Texts,
     kinds: Vec<Kind>,
-    /// Generating one of these ends the answer.
+    /// Generating one of these ends the response.
     ends: BTreeSet<u32>,
 }
 
@@ -128,10 +128,10 @@ impl Tokens {
             None => None,
             Some(types) => {
                 let types = types.as_array().filter(|types| types.len() >= texts.len());
-                Some(
-                    types
-                        .ok_or(TokenizerError::BadKey { key: TYPES, expected: "a number for each token" })?,
-                )
+                Some(types.ok_or(TokenizerError::BadKey {
+                    key: TYPES,
+                    expected: "a list of one number per token",
+                })?)
             }
         };
         let kind = |at: usize| match types.and_then(|types| types.get(at)?.as_i64()) {
@@ -148,7 +148,7 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Marks the tokens that are special by their text.
+    /// Marks the tokens that are special because of their text.
     fn find_special(&mut self, metadata: &Metadata) {
         for (key, ends, texts) in FILL_IN {
             let named = self.id_of_key(metadata, key);
@@ -168,14 +168,14 @@ impl Tokens {
                 self.ends.insert(id);
             }
         }
-        // Parts of a message in OpenAI's harmony format, which have to be seen.
+        // Parts of a message in OpenAI's harmony format, which have to be in the text.
         for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
             if let Some(id) = self.id(text) {
                 self.kinds[id as usize] = Kind::UserDefined;
             }
         }
         let has = |tokens: &Tokens, text: &str| tokens.id(text).is_some();
-        // There, a message ends with `<|end|>`, the answer does not.
+        // In that format `<|end|>` ends a message, but not the response.
         let calls = has(self, "<|call|>") || has(self, "<|calls|>");
         if calls
             && (has(self, "<|return|>") || has(self, "<|flush|>"))
@@ -196,7 +196,7 @@ impl Tokens {
         }
     }
 
-    /// What ends an answer, and what templates may name.
+    /// The tokens that end a response, and those that templates may name.
     pub(super) fn special(&self, metadata: &Metadata, bos: Option<u32>, eos: Option<u32>) -> SpecialTokens {
         let mut special = SpecialTokens { eos: self.ends.clone(), bos, ..SpecialTokens::default() };
         special.eos.extend(eos);
@@ -235,12 +235,12 @@ impl Tokens {
         (0..self.len() as u32).map(|id| (id, self.text(id).unwrap_or_default()))
     }
 
-    /// Every text with the one id that it becomes: of tokens of the same text, the last.
+    /// Every text with its id; of several tokens with the same text, the last.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
         self.all().filter(|(id, _)| !self.texts.is_replaced(*id))
     }
 
-    /// What `tokenizer.ggml.KEY_token_id` says, where it is a token's id.
+    /// The id in `tokenizer.ggml.KEY_token_id`, if it is a token's.
     pub(super) fn id_of_key(&self, metadata: &Metadata, key: &str) -> Option<u32> {
         let id = metadata.u64(&format!("tokenizer.ggml.{key}_token_id"))?;
         u32::try_from(id).ok().filter(|id| (*id as usize) < self.len())

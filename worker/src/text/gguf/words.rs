@@ -1,5 +1,6 @@
-//! WordPiece: a text is normalised and split into words as BERT does, and each word is made of the longest tokens that fit, from
-//! its beginning on. A GGUF writes the beginning of a word as `U+2581 word`, and what goes on as it is.
+//! WordPiece: a text is normalised and split into words as in BERT, and each word is split from its beginning
+//! into the longest matching tokens. In a GGUF the first token of a word starts with `U+2581`; continuations
+//! have no prefix.
 
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -13,7 +14,7 @@ use crate::text::tokenizer::TokenizerError;
 
 pub(super) struct Words {
     longest: usize,
-    /// Stands for a word that no tokens cover.
+    /// The id for a word that has no tokens.
     unknown: u32,
     normalizer: BertNormalizer,
 }

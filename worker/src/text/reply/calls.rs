@@ -1,5 +1,5 @@
-//! Calls of tools, taken out of an answer. A call that cannot be read is text, with all that marks it: nothing is lost but the marks
-//! of calls that were read, and blanks around them.
+//! Extracts tool calls from a response. A call that cannot be parsed remains text, including its markers.
+//! Only the markers of parsed calls and the whitespace around them are removed.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use super::json::{self, Progress, Scanner};
 use super::tagged::{self, Tagged, TaggedCall};
 use super::{Call, MAX_BLANKS, ParameterKind, blanks_before, overlap};
 
-/// A longer call is text.
+/// A longer call remains text.
 const MAX_CALL_BYTES: usize = 4 << 20;
-/// What may stand between a mark and the arguments: the name, and more marks.
+/// Maximum length between a marker and the arguments, for the name and more markers.
 const MAX_HEAD_BYTES: usize = 512;
 
 /// The keys under which models write the name and the arguments of a call.
@@ -22,32 +22,33 @@ const ARGUMENT_KEYS: [&str; 3] = ["arguments", "parameters", "args"];
 /// Tools by their names.
 type Known = BTreeMap<String, BTreeMap<String, ParameterKind>>;
 
-/// How a model writes calls. The default is the bare JSON that Llama 3 writes: nothing marks it, so it has to begin the answer and name
-/// a tool that the request has.
+/// The format of a model's tool calls. The default is the bare JSON of Llama 3. It has no markers, so it has
+/// to be at the beginning of the response and name a tool of the request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallFormat {
-    /// What begins the calls of an answer; empty for bare JSON.
+    /// The marker before the calls of a response; empty for bare JSON.
     pub(super) open: String,
-    /// What begins each of them behind that; empty where nothing does, or `open` again.
+    /// The marker before each call, after `open`; empty if there is none, or if `open` is repeated.
     pub(super) each: String,
     pub(super) shape: Shape,
-    /// What may follow a call and is no text.
+    /// Markers that may follow a call.
     pub(super) closers: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Shape {
-    /// An object with name and arguments, or a list of such.
+    /// An object with name and arguments, or a list of such objects.
     #[default]
     Json,
-    /// A name, then the arguments as JSON; between the two stand one text and, behind an id, perhaps another.
+    /// A name, then the arguments as JSON. `between` separates the two; if an id follows, `behind_id` comes
+    /// after it.
     Named { between: String, behind_id: String },
-    /// A name, then keys and values between tags.
+    /// A name, then keys and values in tags.
     Tagged(Tagged),
 }
 
 impl CallFormat {
-    /// All texts that the reader has to see.
+    /// All markers, which the reader has to see as text.
     pub(super) fn marks(&self) -> Vec<&str> {
         let mut marks = vec![self.open.as_str(), &self.each];
         match &self.shape {
@@ -63,37 +64,37 @@ impl CallFormat {
     }
 }
 
-/// Takes the calls out of one answer.
+/// Extracts the calls from one response.
 #[derive(Debug)]
 pub(super) struct Calls {
     format: CallFormat,
-    /// The tools that the request has, with their parameters.
+    /// The tools of the request, with their parameters.
     known: Known,
     state: State,
-    /// What is not settled yet.
+    /// Text that may be part of a call.
     held: String,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Bare JSON may begin the answer.
+    /// The response may begin with bare JSON.
     Beginning,
-    /// A mark may come.
+    /// A marker may follow.
     Text,
-    /// A mark, or what bare JSON begins with, stands in `held`.
+    /// `held` has a marker or the beginning of bare JSON.
     Called(Body),
-    /// Behind a call.
+    /// After a call.
     Between,
-    /// Nothing more can come.
+    /// No more calls are possible.
     Over,
 }
 
-/// A call that is not complete yet.
+/// An incomplete call.
 #[derive(Debug)]
 struct Body {
-    /// Where it begins in `held`, behind its mark.
+    /// Its offset in `held`, after its marker.
     at: usize,
-    /// Nothing marks it, so it has to name a known tool.
+    /// It has no marker, so it has to name a known tool.
     is_bare: bool,
     name: Option<String>,
     value: Option<Inside>,
@@ -102,23 +103,23 @@ struct Body {
 #[derive(Debug)]
 enum Inside {
     Json(JsonBody),
-    /// Where its name begins in `held`.
+    /// The offset of its name in `held`.
     Tagged(usize, TaggedCall),
 }
 
 #[derive(Debug)]
 struct JsonBody {
-    /// Where it begins in `held`, and up to where it is scanned.
+    /// Its offset in `held`, and the end of the scanned part.
     at: usize,
     scanned: usize,
     scanner: Scanner,
 }
 
-/// What a body is so far.
+/// The state of a body so far.
 enum Reading {
     More,
     Broken,
-    /// Calls, and where they end in `held`.
+    /// Complete calls, and their end in `held`.
     Calls(Vec<Call>, usize),
 }
 
@@ -128,7 +129,7 @@ impl Calls {
         Calls { format, known, state, held: String::new() }
     }
 
-    /// Text that is no part of a call, and the calls that are complete.
+    /// Adds text. Returns the text outside of calls, and the complete calls.
     pub(super) fn push(&mut self, piece: &str) -> (String, Vec<Call>) {
         let (mut text, mut calls) = (String::new(), Vec::new());
         self.held.push_str(piece);
@@ -136,7 +137,7 @@ impl Calls {
         (text, calls)
     }
 
-    /// What was held back, at the end of the answer.
+    /// Returns the text that was held back, at the end of the response.
     pub(super) fn finish(&mut self) -> (String, Vec<Call>) {
         let (mut text, mut calls) = (String::new(), Vec::new());
         while self.advance(true, &mut text, &mut calls) {}
@@ -144,7 +145,7 @@ impl Calls {
         (text, calls)
     }
 
-    /// Takes one step; false where more text is needed for the next. At the end there is no more.
+    /// Makes one step; returns false if more text is needed. With `at_end` there is no more text.
     fn advance(&mut self, at_end: bool, text: &mut String, calls: &mut Vec<Call>) -> bool {
         match &mut self.state {
             State::Beginning => {
@@ -162,7 +163,7 @@ impl Calls {
                 match body.read(&self.held, &self.format, &self.known) {
                     Reading::More if !at_end => return false,
                     Reading::More | Reading::Broken => {
-                        // The mark is text, and what follows may hold another.
+                        // The marker is text; the text after it may contain another one.
                         let given = body.at;
                         text.extend(self.held.drain(..given));
                         self.state = self.no_call();
@@ -202,7 +203,7 @@ impl Calls {
         true
     }
 
-    /// Another call, a mark that closes one, or text again.
+    /// Expects another call, a closing marker, or text.
     fn behind_a_call(&mut self, at_end: bool) -> bool {
         let blanks = self.held.len() - self.held.trim_start().len();
         self.held.drain(..blanks);
@@ -224,7 +225,7 @@ impl Calls {
             }
             return true;
         }
-        // `{...}; {...}`, or the same without a word between.
+        // `{...}; {...}`, or without a separator.
         let rest = self.held.strip_prefix([';', ',']).unwrap_or(&self.held).trim_start();
         if rest.is_empty() && !at_end {
             return false;
@@ -271,7 +272,7 @@ impl Body {
                     tagged::Reading::More if held.len() - self.at <= MAX_CALL_BYTES => Reading::More,
                     tagged::Reading::Complete(len) if *at + len - self.at <= MAX_CALL_BYTES => {
                         let (name, arguments) = std::mem::take(call).finish(known);
-                        // A word between two marks may be meant as one.
+                        // A single word between two markers may be text.
                         if tags.name_end.is_empty() && !known.contains_key(&name) {
                             return Reading::Broken;
                         }
@@ -308,16 +309,16 @@ impl Body {
     }
 }
 
-/// What stands before the JSON of a call.
+/// The part of a call before its JSON.
 enum Head {
     More,
     Broken,
-    /// The name, where the JSON has none, and where the JSON begins.
+    /// The name, if it is outside of the JSON, and the offset of the JSON.
     Read {
         name: Option<String>,
         len: usize,
     },
-    /// Where the name of a call with tags begins.
+    /// The offset of the name of a tagged call.
     Tagged {
         len: usize,
     },
@@ -340,7 +341,7 @@ fn head(body: &str, format: &CallFormat) -> Head {
     let (name, len) = match &format.shape {
         _ if rest.starts_with(['{', '[']) => (None, before),
         Shape::Json => return Head::Broken,
-        // Its own mark, or a name at once.
+        // A name has to follow directly.
         Shape::Tagged(_) if rest.starts_with('<') => return Head::Broken,
         Shape::Tagged(_) if before <= MAX_HEAD_BYTES => return Head::Tagged { len: before },
         Shape::Tagged(_) => return Head::Broken,
@@ -366,7 +367,7 @@ fn name_in(head: &str, between: &str, behind_id: &str) -> Option<String> {
     (!name.is_empty() && !name.contains(char::is_whitespace)).then(|| name.to_owned())
 }
 
-/// One call, or a list of nothing but calls.
+/// One call, or a list of calls.
 pub(super) fn calls_of(value: Value) -> Option<Vec<Call>> {
     match value {
         Value::Array(values) if values.is_empty() => None,
@@ -377,7 +378,7 @@ pub(super) fn calls_of(value: Value) -> Option<Vec<Call>> {
 
 fn call_of(value: Value) -> Option<Call> {
     let Value::Object(mut object) = value else { return None };
-    // As OpenAI writes them.
+    // OpenAI's format.
     if object.get("function").is_some_and(Value::is_object) {
         return call_of(object.remove("function")?);
     }

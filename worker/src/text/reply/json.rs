@@ -1,26 +1,27 @@
-//! Where a JSON object or list ends in a text that arrives in pieces. What is no JSON is known with its first wrong character, so that
-//! nothing waits behind it; numbers and words are left to the parser.
+//! Finds the end of a JSON object or list in a text that arrives in pieces. Invalid JSON is detected at its
+//! first wrong character, so that the text after it is not delayed. Numbers and literals are left to the
+//! parser.
 
 use serde_json::Value;
 
-/// Deeper ones are not read, here and by the parser.
+/// Maximum nesting depth, here and in the parser.
 const MAX_DEPTH: usize = 100;
 
-/// How far a value has come.
+/// The progress of a value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It goes on behind what was read.
+    /// The value continues.
     More,
-    /// Only so many bytes of what was read last belong to it.
+    /// The value ends after this many bytes of the last piece.
     Complete(usize),
-    /// It is no JSON.
+    /// The text is not JSON.
     Broken,
 }
 
-/// One value, read from its first character on.
+/// Scans one value from its first character.
 #[derive(Debug)]
 pub(super) struct Scanner {
-    /// What closes the objects and lists that are open.
+    /// The closing characters of the open objects and lists.
     open: Vec<u8>,
     expects: Expects,
 }
@@ -47,7 +48,7 @@ impl Scanner {
         Scanner { open: Vec::new(), expects: Expects::Value }
     }
 
-    /// Reads on.
+    /// Reads the next piece.
     pub(super) fn read(&mut self, text: &str) -> Progress {
         for (at, byte) in text.bytes().enumerate() {
             match self.step(byte) {
@@ -59,7 +60,7 @@ impl Scanner {
         Progress::More
     }
 
-    /// Whether the value ends with this byte; `None` where it cannot stand here.
+    /// Whether the value ends with this byte; `None` if the byte is not valid here.
     fn step(&mut self, byte: u8) -> Option<bool> {
         match self.expects {
             Expects::Text { is_key, is_escaped } => {
@@ -88,7 +89,7 @@ impl Scanner {
             }
             (Expects::Value | Expects::ValueOrEnd, b'{') => self.begin(b'}', Expects::KeyOrEnd)?,
             (Expects::Value | Expects::ValueOrEnd, b'[') => self.begin(b']', Expects::ValueOrEnd)?,
-            // A string or a word is no call.
+            // A string or a literal is not a call.
             _ if self.open.is_empty() => return None,
             (Expects::Value | Expects::ValueOrEnd, b'"') => {
                 self.expects = Expects::Text { is_key: false, is_escaped: false };
@@ -115,7 +116,8 @@ impl Scanner {
     }
 }
 
-/// The value of a whole JSON text. Models write line ends into strings as they are, which JSON forbids and everybody understands.
+/// Parses a complete JSON text. Accepts unescaped line ends in strings, which models write although JSON
+/// forbids them.
 pub(super) fn parse(text: &str) -> Option<Value> {
     serde_json::from_str(text).or_else(|_| serde_json::from_str(&with_escapes(text))).ok()
 }

@@ -1,7 +1,8 @@
-//! A model's answer taken apart while it comes: what it thinks, what it says, and which tools it calls. Pure: pieces of text in, the
-//! same text in its three parts out, with no more held back than may still turn out to be something else.
+//! Splits a model's response as it arrives into reasoning, content and tool calls. Pure: takes pieces of text
+//! and returns the three parts. Only text that may belong to another part is held back.
 //!
-//! How a model marks the parts is read off its own template ([`ReplyFormat::of`]), which has to write them for earlier turns.
+//! The markers of the parts are derived from the model's template ([`ReplyFormat::of`]), which writes them
+//! for earlier turns.
 
 mod calls;
 mod json;
@@ -27,18 +28,18 @@ pub(super) use self::thinking::{Phase, Thinking};
 use super::prompt::PromptTemplate;
 use super::tokenizer::Tokenizer;
 
-/// Blanks that are held back to see what follows them.
+/// Maximum whitespace that is held back until the text after it is known.
 const MAX_BLANKS: usize = 256;
 
-/// A tool as a model called it.
+/// A tool call of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     pub name: String,
-    /// In the order in which the model wrote them.
+    /// In the model's order.
     pub arguments: Map<String, Value>,
 }
 
-/// What one or more pieces of an answer came to.
+/// The parts of one or more pieces of a response.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Said {
     pub thinking: String,
@@ -51,7 +52,7 @@ impl Said {
         self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty()
     }
 
-    /// Adds what was said next.
+    /// Appends the parts that follow.
     pub fn extend(&mut self, next: Said) {
         self.thinking.push_str(&next.thinking);
         self.text.push_str(&next.text);
@@ -59,19 +60,20 @@ impl Said {
     }
 }
 
-/// How a model writes thoughts and calls.
+/// The format of a model's reasoning and tool calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyFormat {
-    /// `None` for a model that does not think.
+    /// `None` for a model without reasoning.
     pub thinking: Option<Tags>,
     pub calls: CallFormat,
-    /// Special tokens that the tags of thoughts, and of calls, consist of: silent in any other answer.
+    /// Special tokens in the tags of reasoning and in the markers of calls. They are returned as text only if
+    /// the reader looks for them.
     thinking_ids: Vec<u32>,
     call_ids: Vec<u32>,
 }
 
 impl ReplyFormat {
-    /// The format that a template writes.
+    /// Derives the format from a template.
     pub fn of(template: &PromptTemplate, tokenizer: &Tokenizer) -> ReplyFormat {
         let (thinking, calls) = probe::read(template);
         let thinking_ids = match &thinking {
@@ -82,18 +84,19 @@ impl ReplyFormat {
         ReplyFormat { thinking, calls, thinking_ids, call_ids }
     }
 
-    /// Of a model that thinks and does no more.
+    /// The format of a model with reasoning and without tool calls.
     #[cfg(test)]
     pub(super) fn of_thoughts(tags: Tags) -> ReplyFormat {
         ReplyFormat { thinking: Some(tags), ..ReplyFormat::default() }
     }
 
-    /// Whether a prompt ends within thoughts, so that the answer begins with them.
+    /// Whether a prompt ends with the opening tag, so that the response begins with reasoning.
     pub fn ends_in_thoughts(&self, prompt: &str) -> bool {
         self.thinking.as_ref().is_some_and(|tags| prompt.trim_end().ends_with(&tags.open))
     }
 
-    /// Reads the answer to a prompt that ends within thoughts, or does not. Calls are looked for where the request names tools.
+    /// Creates the reader of a response. `in_thoughts`: the prompt ends with the opening tag. Tool calls are
+    /// extracted if the request has tools.
     pub fn reader(&self, in_thoughts: bool, tools: Option<KnownTools>) -> Reader {
         let thinking = self.thinking.as_ref().map(|tags| Thinking::new(tags.clone(), in_thoughts));
         let calls = tools.map(|tools| Calls::new(self.calls.clone(), tools.0));
@@ -104,11 +107,11 @@ impl ReplyFormat {
     }
 }
 
-/// The tools that a request has, with as much of their parameters as it takes to read a call.
+/// The tools of a request, with the types of their parameters as far as parsing a call needs them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct KnownTools(BTreeMap<String, BTreeMap<String, ParameterKind>>);
 
-/// What a parameter's value is written as.
+/// The format of a parameter's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ParameterKind {
@@ -118,7 +121,7 @@ pub enum ParameterKind {
 }
 
 impl KnownTools {
-    /// `None` where there are no tools.
+    /// `None` without tools.
     pub fn of(tools: &[Value]) -> Option<KnownTools> {
         let named = |tool: &Value| {
             let function = tool.get("function")?;
@@ -144,7 +147,7 @@ impl ParameterKind {
     }
 }
 
-/// Takes one answer apart.
+/// Splits one response into its parts.
 #[derive(Debug, Default)]
 pub struct Reader {
     thinking: Option<Thinking>,
@@ -153,12 +156,12 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The special tokens that it has to see as text.
+    /// The special tokens that this reader has to see as text.
     pub fn shown(&self) -> &[u32] {
         &self.shown
     }
 
-    /// What takes the thoughts out of it, where the model has any: for whoever asks where they end.
+    /// A copy of its reasoning parser, if the model has reasoning, to find the end of the reasoning.
     pub(super) fn thoughts(&self) -> Option<Thinking> {
         self.thinking.clone()
     }
@@ -175,7 +178,7 @@ impl Reader {
         Said { thinking, text, calls }
     }
 
-    /// What was held back, at the end of the answer.
+    /// Returns the text that was held back, at the end of the response.
     pub fn finish(&mut self) -> Said {
         let Split { thinking, mut text } = self.thinking.as_mut().map(Thinking::finish).unwrap_or_default();
         let mut calls = Vec::new();
@@ -189,7 +192,7 @@ impl Reader {
     }
 }
 
-/// The length of the longest end of `text` that is a proper beginning of `mark`.
+/// The length of the longest suffix of `text` that is a proper prefix of `mark`.
 fn overlap(text: &str, mark: &str) -> usize {
     let longest = mark.len().saturating_sub(1).min(text.len());
     (1..=longest)
@@ -198,7 +201,7 @@ fn overlap(text: &str, mark: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// The length of the blanks that a text ends with, as far as they are held back.
+/// The length of a text's trailing whitespace, up to the limit for holding it back.
 fn blanks_before(text: &str) -> usize {
     text.bytes().rev().take(MAX_BLANKS).take_while(u8::is_ascii_whitespace).count()
 }

@@ -1,5 +1,6 @@
-//! How a model writes thoughts and calls, read off its template: it writes a conversation with known ones in it, and what
-//! stands around them is what the model was trained to write. One way for Jinja and Go, instead of a list of families.
+//! Derives the format of a model's reasoning and tool calls from its template. The template renders a
+//! conversation with known reasoning and calls; the text around them is the format that the model was trained
+//! on. This works for Jinja and Go, without a list of families.
 
 use lode_model::prompt_template::THOUGHT_END;
 use serde_json::{Value, json};
@@ -18,20 +19,20 @@ const RESULT: &str = "probe-result";
 /// The only argument.
 const KEY: &str = "probe_argument";
 const VALUE: &str = "probe-value";
-/// Templates of Mistral insist on nine letters and digits.
+/// Mistral's templates require nine letters and digits.
 const IDS: [&str; 2] = ["probeid01", "probeid02"];
 const NAMES: [&str; 2] = ["probe_first", "probe_second"];
 
-/// The usual marks, for templates that tell of them and do not write them for earlier turns.
+/// The common markers, for templates that mention them but do not write them for earlier turns.
 const HERMES: (&str, &str) = ("<tool_call>", "</tool_call>");
 const THINK: (&str, &str) = ("<think>", THOUGHT_END);
 
-/// Marks are short. What is longer is a text that a template adds.
+/// Markers are short. A longer text is not a marker but was added by the template.
 const MAX_MARK_BYTES: usize = 128;
-/// A format has few of them: the reader of a reply looks for each at every token.
+/// Maximum number of markers per format: the reader searches for each of them at every token.
 const MAX_MARKS: usize = 32;
 
-/// The marks of thoughts, and of calls.
+/// The markers of reasoning and of tool calls.
 pub(super) fn read(template: &PromptTemplate) -> (Option<Tags>, CallFormat) {
     let probe = Probe { template };
     let thinking = probe.thinking();
@@ -63,11 +64,12 @@ impl Probe<'_> {
         self.template.render(&conversation).ok()
     }
 
-    /// The tags around a thought.
+    /// The tags around reasoning.
     fn thinking(&self) -> Option<Tags> {
         self.written_thinking().or_else(|| {
             let usual = Tags { open: THINK.0.into(), close: THINK.1.into() };
-            // Some cut what is before the end out of earlier turns, and never write the beginning.
+            // Some templates remove the text up to the closing tag from earlier turns and never write the
+            // opening tag.
             self.template.mentions(THINK.1).then_some(usual)
         })
     }
@@ -79,7 +81,7 @@ impl Probe<'_> {
         let (before, after) = text.split_once(THOUGHT)?;
         let (close, _) = after.split_once(ANSWER)?;
         let begun = self.write(&[question], false, true)?;
-        // Some prompts end with the tag.
+        // Some prompts end with the opening tag.
         let open = match before.strip_prefix(begun.trim_end()).map(str::trim) {
             Some("") | None => last_tag(before),
             Some(open) => open,
@@ -92,7 +94,7 @@ impl Probe<'_> {
     fn calls(&self, thinking: Option<&Tags>) -> Option<CallFormat> {
         let question = json!({"role": "user", "content": QUESTION});
         let begun = self.write(std::slice::from_ref(&question), true, true)?;
-        // Tools may be told in one place to a question with an answer, in another to one without.
+        // The position of the tools may depend on whether the user message has a response.
         let (_, begun) = begun.split_once(QUESTION)?;
         let turns = |count: usize, with_results: bool| {
             let calls = NAMES.iter().zip(IDS).take(count).map(|(name, id)| {
@@ -111,7 +113,7 @@ impl Probe<'_> {
             Some(text[begins(text, begun)..].to_owned())
         };
         let one = turns(1, true).or_else(|| turns(1, false))?;
-        // Not every template takes two calls at once.
+        // Not every template supports two calls in one message.
         let two = turns(2, true).or_else(|| turns(2, false));
         let first = Written::find(&one, 0, NAMES[0])?;
         let mut before = &one[..first.at];
@@ -122,7 +124,7 @@ impl Probe<'_> {
         }
         let before = before.trim();
         let mut format = CallFormat { open: before.to_owned(), shape: first.shape, ..CallFormat::default() };
-        // Two marks with a blank between may come without it, or the second alone.
+        // Models may omit the whitespace between two markers, or the first marker.
         let mut second = before.rmatch_indices(['<', '[']).map(|(at, _)| at);
         if format.shape != Shape::Json
             && let Some(at) = second.find(|&at| before[..at].ends_with(char::is_whitespace))
@@ -156,7 +158,7 @@ impl Probe<'_> {
         (is_bounded && format.marks().iter().all(|mark| mark.len() <= MAX_MARK_BYTES)).then_some(format)
     }
 
-    /// What ends a turn without calls.
+    /// The end of a turn without tool calls.
     fn turn_end(&self) -> Option<String> {
         let turns = [("user", QUESTION), ("assistant", ANSWER), ("user", QUESTION)];
         let turns = turns.map(|(role, content)| json!({"role": role, "content": content}));
@@ -166,14 +168,14 @@ impl Probe<'_> {
     }
 }
 
-/// The text up to a mark; nothing where it does not come.
+/// The text before a marker; all of it if the marker is absent.
 fn before_mark<'a>(text: &'a str, mark: Option<&str>) -> &'a str {
     mark.and_then(|mark| text.split_once(mark)).map_or("", |(before, _)| before)
 }
 
-/// A call in a text that a template wrote.
+/// A tool call in a template's output.
 struct Written {
-    /// Where its JSON begins, or its name.
+    /// The offset of its JSON, or of its name.
     at: usize,
     end: usize,
     shape: Shape,
@@ -209,7 +211,7 @@ impl Written {
         Some(Written { at: named, end, shape })
     }
 
-    /// A call whose argument stands between tags.
+    /// A call with its argument in tags.
     fn tagged(text: &str, named: usize, behind: usize) -> Option<Written> {
         let (before_key, rest) = text[behind..].split_once(KEY)?;
         let (key_end, rest) = rest.split_once(VALUE)?;
@@ -234,15 +236,15 @@ impl Written {
     }
 }
 
-/// The JSON object or list that begins at a place, and where it ends.
+/// The JSON object or list at an offset, and its end.
 fn json_at(text: &str, at: usize) -> Option<(Value, usize)> {
     let mut values = serde_json::Deserializer::from_str(&text[at..]).into_iter::<Value>();
     let value = values.next()?.ok()?;
     Some((value, at + values.byte_offset()))
 }
 
-/// Where a turn begins in a text, given the same text up to there with the beginning of another turn: not in the middle of a tag that both
-/// begin alike.
+/// The offset of a turn in `text`. `begun` is the same conversation with the beginning of another turn. A tag
+/// with the same beginning in both is not split.
 fn begins(text: &str, begun: &str) -> usize {
     let common = common_start(text, begun);
     match text[..common].rfind(['<', '[', '>', ']']) {
@@ -255,17 +257,17 @@ fn common_start(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
-/// The tags that both texts end with.
+/// The common tags at the end of both texts.
 fn common_end<'a>(a: &'a str, b: &str) -> &'a str {
     let len: usize =
         a.chars().rev().zip(b.chars().rev()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
     let end = &a[a.len() - len..];
-    // No half of a tag.
+    // Do not split a tag.
     let starts = if len == a.len() { Some(0) } else { end.find(['<', '[']) };
     starts.map_or("", |at| end[at..].trim())
 }
 
-/// The tag, or else the line, that a text ends with.
+/// The last tag of a text, or its last line.
 fn last_tag(text: &str) -> &str {
     let text = text.trim_end();
     let opens = match text.chars().last() {

@@ -1,4 +1,4 @@
-//! What is read off templates that are written as those of several families are.
+//! The formats derived from templates in the style of several families.
 
 use lode_model::prompt_template::JinjaSource;
 use serde_json::json;
@@ -43,7 +43,7 @@ fn named(between: &str, behind_id: &str) -> Shape {
     Shape::Named { between: between.into(), behind_id: behind_id.into() }
 }
 
-/// Hermes' marks, with thoughts of the last turn only, and an empty one where there is none.
+/// Hermes' markers, with reasoning only in the last turn, or an empty one.
 const QWEN: &str = r#"
 {%- if tools %}<|im_start|>system
 # Tools: call as <tool_call>
@@ -79,7 +79,7 @@ const QWEN: &str = r#"
 #[test]
 fn qwen() {
     check(&jinja(QWEN), THINK, "<tool_call>", "", Shape::Json, &["</tool_call>"]);
-    // One whose prompt begins the thought, and whose results come in a way that it does not know.
+    // A prompt that ends with the opening tag, and a template that fails on tool results.
     let thinks =
         QWEN.replace("assistant\n{% if enable_thinking", "assistant\n<think>\n{% if enable_thinking");
     let thinks = thinks
@@ -112,7 +112,7 @@ fn llama() {
 
 #[test]
 fn mistral() {
-    // Ids must have nine letters; a list of calls.
+    // Ids of nine letters; a list of calls.
     let list = r#"{{- bos_token }}
 {%- for message in messages %}
 {%- if message.role == "user" %}
@@ -132,7 +132,7 @@ fn mistral() {
 {%- endif %}
 {%- endfor %}"#;
     check(&jinja(list), None, "[TOOL_CALLS]", "", Shape::Json, &[]);
-    // Names outside of the JSON, and arguments that have to be text.
+    // Names outside of the JSON, and arguments as a string.
     let named_calls = r#"{{- bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
 {%- for message in messages %}
 {%- if message.role == "user" %}
@@ -152,7 +152,7 @@ fn mistral() {
 
 #[test]
 fn deepseek() {
-    // Calls are written where there is no content at all, with arguments as text; the prompt begins a thought.
+    // Calls in messages with null content, with arguments as a string; the prompt ends with the opening tag.
     let source = r#"{{- bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == "user" %}{{ "<｜User｜>" + message.content }}{% endif %}

@@ -1,4 +1,5 @@
-//! Calls whose arguments stand between tags, one by one, as Qwen3-Coder and GLM write them: no JSON, and values as they are.
+//! Tool calls with each argument in its own tags, as in Qwen3-Coder and GLM: not JSON, and with unescaped
+//! values.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +8,13 @@ use serde_json::{Map, Value};
 
 use super::{ParameterKind, json, overlap};
 
-/// A name or a key that is longer is none.
+/// Maximum length of a name or a key.
 const MAX_NAME_BYTES: usize = 256;
 
-/// What stands around name, keys and values. Blanks may stand between any two of them.
+/// The tags around name, keys and values. Whitespace is allowed between any two of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tagged {
-    /// Behind the name; empty where a blank or a tag ends it.
+    /// After the name; empty if whitespace or a tag ends it.
     pub(super) name_end: String,
     pub(super) key: String,
     /// Between a key and its value: at least one.
@@ -29,15 +30,15 @@ impl Tagged {
     }
 }
 
-/// One call as far as it is read.
+/// The parsed part of a call.
 #[derive(Debug, Default)]
 pub(super) struct TaggedCall {
-    /// What of the text is read.
+    /// Length of the parsed text.
     at: usize,
     name: Option<String>,
     /// The key whose value is being read.
     key: Option<String>,
-    /// Behind `at`: no value ends before this.
+    /// Offset after `at` before which no value ends.
     searched: usize,
     arguments: Vec<(String, String)>,
 }
@@ -45,12 +46,12 @@ pub(super) struct TaggedCall {
 pub(super) enum Reading {
     More,
     Broken,
-    /// Where the call ends.
+    /// The end of the call.
     Complete(usize),
 }
 
 impl TaggedCall {
-    /// Reads on in a text that begins with the name.
+    /// Continues parsing a text that begins with the name.
     pub(super) fn read(&mut self, text: &str, tags: &Tagged) -> Reading {
         loop {
             let rest = &text[self.at..];
@@ -105,7 +106,8 @@ impl TaggedCall {
         }
     }
 
-    /// Name and arguments. `known` are the parameters of the tools: what is no string there is JSON.
+    /// Returns name and arguments. `known` are the parameters of the tools: values that are not strings are
+    /// parsed as JSON.
     pub(super) fn finish(
         self,
         known: &BTreeMap<String, BTreeMap<String, ParameterKind>>,
@@ -139,7 +141,7 @@ enum Key {
     Read { key: String, len: usize },
 }
 
-/// A key, and all that stands before its value.
+/// A key, and the length of the text before its value.
 fn key(text: &str, tags: &Tagged) -> Key {
     let Some((first, others)) = tags.key_end.split_first() else { return Key::Broken };
     let Some(end) = text.find(first) else { return Key::More };

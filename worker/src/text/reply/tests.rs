@@ -1,4 +1,4 @@
-//! Answers as models of several families write them, whole and cut in pieces.
+//! Responses in the style of several families, whole and split into pieces.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -59,7 +59,7 @@ fn glm() -> CallFormat {
     CallFormat { open: "<tool_call>".into(), shape: Shape::Tagged(tags), ..CallFormat::default() }
 }
 
-/// Thoughts are marked, as Qwen3 marks them; the tools are `look` and `add`.
+/// Reasoning in the tags of Qwen3; the tools are `look` and `add`.
 fn reader(calls: CallFormat, prompt: &str) -> Reader {
     let tags = Tags { open: "<think>".into(), close: "</think>".into() };
     let format = ReplyFormat { thinking: Some(tags), calls, ..ReplyFormat::default() };
@@ -84,7 +84,7 @@ fn call(name: &str, arguments: Value) -> Call {
     Call { name: name.into(), arguments: arguments.as_object().unwrap().clone() }
 }
 
-/// The same whole, character by character, and in pieces of three.
+/// Checks the text as a whole, character by character, and in pieces of three.
 fn check(format: &CallFormat, answer: &str, thinking: &str, text: &str, calls: &[Call]) {
     let expect = Said { thinking: thinking.into(), text: text.into(), calls: calls.into() };
     let characters: Vec<char> = answer.chars().collect();
@@ -106,11 +106,11 @@ fn qwen() {
     let calls = [call("add", json!({"b": 1, "a": 2})), call("nobody", json!({}))];
     assert_eq!(calls[0].arguments.keys().collect::<Vec<_>>(), ["b", "a"]);
     check(both, "", "Done.", &calls);
-    // Arguments in a string, line ends in strings, a closing mark that is missing.
+    // Arguments in a string, line ends in strings, a missing closing marker.
     let add = [call("add", json!({"a": "1\n2"}))];
     check("<tool_call>{\"name\":\"add\",\"arguments\":\"{\\\"a\\\": \\\"1\\\\n2\\\"}\"}", "", "", &add);
     check("<tool_call>{\"name\":\"add\",\"arguments\":{\"a\":\"1\n2\"}}\n</tool_ca", "", "</tool_ca", &add);
-    // Braces and marks in strings.
+    // Braces and markers in strings.
     let add = [call("add", json!({"a": "</tool_call>{[\"<tool_call>"}))];
     check(
         "<tool_call>{\"name\":\"add\",\"arguments\":{\"a\":\"</tool_call>{[\\\"<tool_call>\"}}</tool_call>",
@@ -118,7 +118,7 @@ fn qwen() {
         "",
         &add,
     );
-    // What is no call stays text to the letter, and what follows it may be one.
+    // Invalid calls remain text unchanged, and a valid call may follow.
     for broken in [
         "say <tool_call> and </tool_call> ",
         "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}\n</tool_call>",
@@ -133,7 +133,7 @@ fn qwen() {
     }
     let mended = "<tool_call>{\"name\": add}</tool_call> <tool_call>{\"name\": \"add\"}</tool_call>";
     check(mended, "", "<tool_call>{\"name\": add}</tool_call>", &[call("add", json!({}))]);
-    // Thoughts are no calls.
+    // Calls within reasoning are ignored.
     let thought = "<think>I could <tool_call>{\"name\": \"add\"}</tool_call>";
     check(thought, "I could <tool_call>{\"name\": \"add\"}</tool_call>", "", &[]);
 }
@@ -151,7 +151,7 @@ fn llama() {
     let two = "{\"name\": \"look\", \"parameters\": {\"city\": \"Paris\"}}; {\"name\": \"add\", \"parameters\": {}}";
     check(two, "", &[look.clone(), call("add", json!({}))]);
     check("[{\"name\": \"look\", \"parameters\": {\"city\": \"Paris\"}}]", "", std::slice::from_ref(&look));
-    // JSON that names no tool of the request, or stands elsewhere, is an answer.
+    // JSON that names no tool of the request, or is not at the beginning, is content.
     for text in [
         "{\"name\": \"Ada\", \"parameters\": {}}",
         "{\"city\": \"Paris\"}",
@@ -198,7 +198,7 @@ fn arguments_between_tags() {
     let answer = "I look.\n\n<tool_call>\n<function=look>\n<parameter=city>\n12\n<b>\"\n</parameter>\n<parameter=other>3</parameter>\n\
         <parameter=a>\n4\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=nobody>\n</function>\n</tool_call>";
     check(&coder(), answer, "", "I look.", &calls);
-    // The first mark is often left out.
+    // Models often omit the first marker.
     check(&coder(), &answer.replace("<tool_call>\n", ""), "", "I look.", &calls);
     let answer = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>-1</arg_value>\n<arg_key>b</arg_key><arg_value>null</arg_value>\n</tool_call>\
         <tool_call>look<arg_key>a</arg_key><arg_value>one</arg_value></tool_call>Done.";
@@ -307,7 +307,7 @@ proptest! {
             at = end;
         }
         prop_assert_eq!(&read(reader(format, prompt), pieces), &whole);
-        // Where no part but text was found, the text is the answer to the letter.
+        // Without other parts, the content is the unchanged response.
         if whole.calls.is_empty() && !is_open && !text.trim_start().starts_with("<think>") {
             prop_assert_eq!(&whole.text, &text);
         }
@@ -330,7 +330,7 @@ proptest! {
                     text.push_str("<tool_call>{]");
                 }
                 _ => {
-                    // Behind a call JSON would be one more.
+                    // JSON after a call would be another call.
                     let said = format!("x{value}x");
                     answer.push_str(&said);
                     text.push_str(&said);

@@ -1,55 +1,56 @@
-//! What a model thinks before it answers, taken out of its text: from the opening tag (or from the start, where the prompt
-//! ends with it) to the closing one. Blanks beside the tags belong to neither side (ollama thinking/parser.go).
+//! Extracts the reasoning at the beginning of a response: from the opening tag, or from the start if the
+//! prompt ends with that tag, to the closing tag. Whitespace around the tags is dropped (ollama
+//! thinking/parser.go).
 
 use serde::{Deserialize, Serialize};
 
 use super::{MAX_BLANKS, blanks_before, overlap};
 
-/// What stands around thoughts.
+/// The tags around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tags {
     pub open: String,
     pub close: String,
 }
 
-/// Takes the thoughts out of one answer.
+/// Extracts the reasoning from one response.
 #[derive(Debug, Clone)]
 pub(in crate::text) struct Thinking {
     tags: Tags,
     state: State,
-    /// Text that may be a part of a tag, and blanks before it.
+    /// Text that may be part of a tag, and whitespace before it.
     held: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The opening tag may come; `is_open` where the prompt has it already.
+    /// The opening tag may follow; with `is_open`, the prompt already has it.
     Before {
         is_open: bool,
     },
-    /// The opening tag is read, and nothing but blanks since.
+    /// After the opening tag, with only whitespace since.
     Opened,
     Inside,
-    /// The closing tag is read, and nothing but blanks since.
+    /// After the closing tag, with only whitespace since.
     Closed,
     Over,
 }
 
-/// Where an answer is on its way through its thoughts.
+/// The position of a response relative to its reasoning.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::text) enum Phase<'a> {
-    /// The opening tag may come; so much of it is there.
+    /// The opening tag may follow; `begun` is its part so far.
     Before {
         open: &'a str,
         begun: &'a str,
     },
     Inside,
-    /// The closing tag is read, and nothing but blanks since, which belong to neither side.
+    /// After the closing tag, with only whitespace since, which is dropped.
     Behind,
     Over,
 }
 
-/// Thoughts and text, in this order.
+/// Reasoning, and the text after it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::text) struct Split {
     pub(in crate::text) thinking: String,
@@ -57,7 +58,7 @@ pub(in crate::text) struct Split {
 }
 
 impl Thinking {
-    /// `is_open` says that the prompt ends with the opening tag.
+    /// `is_open`: the prompt ends with the opening tag.
     pub(super) fn new(tags: Tags, is_open: bool) -> Thinking {
         Thinking { tags, state: State::Before { is_open }, held: String::new() }
     }
@@ -80,7 +81,7 @@ impl Thinking {
         split
     }
 
-    /// What was held back, at the end of the answer.
+    /// Returns the text that was held back, at the end of the response.
     pub(super) fn finish(&mut self) -> Split {
         let held = std::mem::take(&mut self.held);
         match self.state {
@@ -93,7 +94,7 @@ impl Thinking {
         }
     }
 
-    /// Takes one step; false where more text is needed for the next.
+    /// Makes one step; returns false if more text is needed.
     fn advance(&mut self, split: &mut Split) -> bool {
         let rest = self.held.trim_start();
         let blanks = self.held.len() - rest.len();
@@ -169,7 +170,7 @@ mod tests {
         check(true, "one</think>two</think>", "one", "two</think>");
         check(true, "\n<think>again</think>x", "again", "x");
         check(true, "<thinker</think>", "<thinker", "");
-        // It never ends, or ends within a tag.
+        // Reasoning that does not end, or a response that ends within a tag.
         check(false, "<think>one </thi", "one </thi", "");
         check(false, " <thi", "", " <thi");
         check(true, "<thi", "<thi", "");
@@ -200,7 +201,7 @@ mod tests {
             let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
             let (thoughts, rest) = read(is_open, &[&text]);
             prop_assert_eq!(read(is_open, &pieces), (thoughts.clone(), rest.clone()));
-            // Nothing but tags and blanks beside them is gone.
+            // Only tags and the whitespace around them are removed.
             let solid = |text: &str| text.replace("<think>", "").replace("</think>", "").replace(char::is_whitespace, "").len();
             prop_assert_eq!(solid(&text), solid(&thoughts) + solid(&rest));
         }
