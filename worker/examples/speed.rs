@@ -1,12 +1,13 @@
-//! Tokens a second of the native engine, for prompts and for generation, and the share of memory bandwidth reached.
+//! Measures tokens per second of the native engine, for prompts and for generation, and the share of memory
+//! bandwidth reached.
 //!
 //!     cargo run --release -p lode-worker --example speed -- 1b bf16 [threads]     a random llama of 1.1 billion parameters
 //!     cargo run --release -p lode-worker --example speed -- 1b Q4_K [threads]     the same as a GGUF of one type
 //!     cargo run --release -p lode-worker --example speed -- tests/models/lode-demo
 //!
-//! Types: bf16, int4, int8, nvfp4, mxfp4, mxfp8, and every block type of GGUF that can be made here.
+//! Types: bf16, int4, int8, nvfp4, mxfp4, mxfp8, and every GGUF block type that this program can generate.
 
-#![allow(clippy::print_stdout, reason = "a program for people")]
+#![allow(clippy::print_stdout, reason = "a command-line program")]
 
 use std::error::Error;
 use std::fs::File;
@@ -29,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let threads = args.get(2).map(|text| text.parse()).transpose()?;
     let folder = tempfile::tempdir()?;
     let files = match (model, dtype.parse::<ggml::Type>()) {
-        // `MXFP4` is ggml's, `mxfp4` that of tensor blobs.
+        // `MXFP4` is ggml's type, `mxfp4` that of tensor blobs.
         ("1b", Ok(ty)) if ty.as_str() == dtype && ty.is_quantised() => random_gguf(folder.path(), ty)?,
         ("1b", _) => random_1b(folder.path(), dtype)?,
         (path, _) => checkpoint(Path::new(path))?,
@@ -68,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (median, best) = (steps[GENERATED / 2], steps[0]);
         let rate = info.weights_bytes as f64 / median;
         println!(
-            "round {round}: prompt {:.1} tok/s; generation {:.2} tok/s (best {:.2}), {:.1} GB/s, {:.0}% of what memory gives",
+            "round {round}: prompt {:.1} tok/s; generation {:.2} tok/s (best {:.2}), {:.1} GB/s, {:.0}% of memory bandwidth",
             PROMPT as f64 / prompt,
             1.0 / median,
             1.0 / best,
@@ -97,7 +98,7 @@ fn batch(engine: &mut dyn Engine, tokens: &[u32]) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// Bytes a second that `threads` threads read from a buffer larger than the caches, the best of three.
+/// Bytes per second that `threads` threads read from a buffer larger than the caches, the best of three runs.
 fn bandwidth(threads: usize) -> f64 {
     let buffer: Vec<u64> = (0..1u64 << 27).collect();
     let pass = || {
@@ -126,7 +127,7 @@ fn checkpoint(folder: &Path) -> Result<ModelFiles, Box<dyn Error>> {
     Ok(ModelFiles { config_json: std::fs::read(folder.join("config.json"))?, tensors })
 }
 
-/// TinyLlama's shape with random weights, one blob a tensor.
+/// TinyLlama's shape with random weights, one blob per tensor.
 fn random_1b(folder: &Path, dtype: &str) -> Result<ModelFiles, Box<dyn Error>> {
     let config_json =
         br#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 5632,
@@ -191,7 +192,7 @@ fn random_1b(folder: &Path, dtype: &str) -> Result<ModelFiles, Box<dyn Error>> {
             let bytes = shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8;
             for _ in 0..bytes / 8 {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                // BF16 between 2^-7 and 2^-6 of either sign; codes are any bits.
+                // BF16 between 2^-7 and 2^-6 of either sign; codes are random bits.
                 let floats = (state >> 3) & 0x807f_807f_807f_807f | 0x3c00_3c00_3c00_3c00;
                 let bytes = match dtype {
                     Dtype::U32 => state ^ state >> 29,
@@ -214,7 +215,7 @@ fn random_1b(folder: &Path, dtype: &str) -> Result<ModelFiles, Box<dyn Error>> {
     Ok(ModelFiles { config_json: config_json.to_vec(), tensors })
 }
 
-/// The same shape as a GGUF whose matrices all have one type. Every row is one of a few.
+/// The same shape as a GGUF whose matrices all have one type. The rows are copies of a few.
 fn random_gguf(folder: &Path, ty: ggml::Type) -> Result<ModelFiles, Box<dyn Error>> {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "llama");

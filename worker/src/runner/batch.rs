@@ -1,6 +1,6 @@
-//! The loop that owns the engine: sequences join and leave at every step, and prompts are computed in pieces between them.
-//! Runs on a thread of its own. Requests take turns: one with many texts or windows leaves every other request a sequence and a part
-//! of each step.
+//! The loop that owns the engine: sequences join and leave at every step, and prompts are computed in pieces.
+//! Runs on a separate thread. Requests share fairly: one with many texts or windows leaves every other
+//! request a sequence and a part of each step.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,27 +17,28 @@ use super::slot::{Scoring, Slot, Work};
 use crate::engine::{Engine, Full, Logits, SequenceId, Slice, StepError, Want};
 use crate::text::sampler::LogSoftmax;
 
-/// Jobs that may wait inside a runner; the worker lets in far fewer.
+/// Maximum number of jobs that wait in a runner; the worker admits far fewer.
 const QUEUE: usize = 1024;
-/// Logits that one scoring step may produce: 16 MiB of them.
+/// Maximum number of logits of one scoring step: 16 MiB.
 const SCORE_FLOATS: usize = 4 << 20;
-/// How often a sequence is looked at whose reader does not keep up.
+/// Poll interval for a sequence whose reader does not keep up.
 const STALLED_POLL: Duration = Duration::from_millis(5);
-/// How long a step may take that several requests share; prompts are cut shorter where the model is slow.
+/// Target duration of a step that several requests share; with a slow model, prompts are computed in smaller
+/// pieces.
 const SHARED_STEP: Duration = Duration::from_millis(200);
-/// Prompt tokens of a shared step, however slow the model is.
+/// Minimum number of prompt tokens in a shared step.
 const MIN_SHARED_TOKENS: usize = 16;
-/// A shared beginning shorter than this is computed again rather than copied from another sequence.
+/// A shared prefix shorter than this is recomputed rather than copied from another sequence.
 const MIN_FORK: usize = 16;
 
-/// Hands work to the loop. The loop ends when the last handle is gone.
+/// Sends work to the loop, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub(crate) struct Batch {
     commands: SyncSender<Waiting>,
     last_request: Arc<AtomicU64>,
 }
 
-/// Tells the jobs of one request from those of another.
+/// Identifies the request that a job belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestId(u64);
 
@@ -51,20 +52,20 @@ enum Command {
     Generate(Box<Job>),
     Score(ScoreJob),
     Embed(EmbedJob),
-    /// A grammar has answered.
+    /// A grammar has sent its next mask.
     Wake,
 }
 
 /// Windows of ids to score.
 pub(crate) struct ScoreJob {
     pub(crate) windows: Vec<Vec<u32>>,
-    /// How many of the likeliest ids are wanted at each place.
+    /// How many of the likeliest ids to return at each position.
     pub(crate) top: usize,
     pub(crate) answer: oneshot::Sender<Result<Vec<WindowScores>, RunnerError>>,
 }
 
 impl Batch {
-    /// Starts the thread. `on_exit` runs on it when it ends, also when it panicked.
+    /// Starts the thread. `on_exit` runs on it when it ends, even after a panic.
     pub(crate) fn start(
         engine: Box<dyn Engine>,
         num_parallel: usize,
@@ -106,14 +107,14 @@ impl Batch {
         self.send(job.request, Command::Embed(job))
     }
 
-    /// Makes the loop look at what it waits for. One that does not sleep does so anyway.
+    /// Wakes the loop if it sleeps, so that it polls pending grammars.
     pub(crate) fn wake(&self) {
         let _ = self.commands.try_send(Waiting { request: RequestId::default(), command: Command::Wake });
     }
 
     fn send(&self, request: RequestId, command: Command) -> Result<(), RunnerError> {
         self.commands.try_send(Waiting { request, command }).map_err(|error| match error {
-            TrySendError::Full(_) => RunnerError::failed("too many requests wait for this model"),
+            TrySendError::Full(_) => RunnerError::failed("too many requests are waiting for this model"),
             TrySendError::Disconnected(_) => RunnerError::stopped("the model has stopped"),
         })
     }
@@ -137,7 +138,7 @@ struct Loop {
     num_parallel: usize,
     batch_tokens: usize,
     clock: u64,
-    /// How long a token of a prompt took lately.
+    /// Recent computation time per prompt token.
     token_time: Duration,
 }
 
@@ -164,7 +165,8 @@ impl Loop {
         }
     }
 
-    /// Takes what has arrived; waits only when there is nothing to compute. False when no more can come.
+    /// Receives commands; waits only when there is nothing to compute. Returns false when all senders are
+    /// dropped.
     fn receive(&mut self) -> bool {
         let busy = self.slots.iter().any(|slot| !matches!(slot.work, Work::Idle));
         if !busy && self.waiting.is_empty() {
@@ -194,7 +196,7 @@ impl Loop {
         }
     }
 
-    /// Goes on with answers whose grammar has said what may come next.
+    /// Resumes generations whose grammar has sent the next mask.
     fn resume(&mut self) {
         for at in 0..self.slots.len() {
             let Work::Generate(generation) = &mut self.slots[at].work else { continue };
@@ -222,7 +224,7 @@ impl Loop {
         }
     }
 
-    /// Gives waiting jobs a sequence each while there are any: first to the requests that have the fewest, then by age.
+    /// Assigns free sequences to waiting jobs: first to the requests with the fewest sequences, then by age.
     fn admit(&mut self) {
         while let Some(at) =
             (0..self.waiting.len()).min_by_key(|&at| self.sequences_of(self.waiting[at].request))
@@ -230,7 +232,7 @@ impl Loop {
             let Some(Waiting { request, command }) = self.waiting.remove(at) else { return };
             let prompt: &[u32] = match &command {
                 Command::Generate(job) => &job.prompt,
-                // Their rows are wanted from the first token on.
+                // These need the rows of all tokens, so no cached prefix can be used.
                 Command::Score(_) | Command::Embed(_) | Command::Wake => &[],
             };
             match self.sequence_for(prompt) {
@@ -246,12 +248,12 @@ impl Loop {
         }
     }
 
-    /// How many sequences work for a request.
+    /// Number of sequences in use by a request.
     fn sequences_of(&self, request: RequestId) -> usize {
         self.slots.iter().filter(|slot| !slot.is_idle() && slot.request == request).count()
     }
 
-    /// Frees a sequence for a request that has none, at the cost of one that embeds several texts at a time.
+    /// Frees a sequence for a request that has none, by suspending one text of a request that embeds several.
     fn displace(&mut self, request: RequestId) -> bool {
         if self.sequences_of(request) > 0 {
             return false;
@@ -259,7 +261,7 @@ impl Loop {
         let has_several =
             |slot: &Slot| matches!(slot.work, Work::Embed(_)) && self.sequences_of(slot.request) > 1;
         let candidates = (0..self.slots.len()).filter(|&at| has_several(&self.slots[at]));
-        // The one that loses the least work.
+        // The sequence that loses the least work.
         let Some(at) = candidates.min_by_key(|&at| self.slots[at].cached.len()) else { return false };
         let slot = &mut self.slots[at];
         let Some(job) = slot.take_embed() else { return false };
@@ -267,9 +269,9 @@ impl Loop {
         true
     }
 
-    /// A slot whose sequence holds as much of the prompt as any does; `None` when all are at work.
+    /// Returns a slot whose sequence shares the longest prefix with the prompt; `None` if all are in use.
     fn sequence_for(&mut self, prompt: &[u32]) -> Result<Option<usize>, Full> {
-        // The last token is always computed, for its logits.
+        // The last token is always computed, because its logits are needed.
         let reusable = &prompt[..prompt.len().saturating_sub(1)];
         let common = |slot: &Slot| common_prefix(&slot.cached, reusable);
         let is_idle = Slot::is_idle;
@@ -287,7 +289,7 @@ impl Loop {
             && shared >= MIN_FORK
         {
             let slot = &self.slots[best];
-            // In place, when that costs no other conversation what it has cached.
+            // Reuse it in place if no other conversation loses its cache by that.
             let in_place = is_idle(slot)
                 && (shared * 2 >= slot.cached.len() || (!has_room && oldest_idle(Some(best)).is_none()));
             if in_place {
@@ -309,7 +311,7 @@ impl Loop {
             match self.engine.open(self.engine.info().context_length) {
                 Ok(sequence) => return Ok(Some(self.add_slot(sequence, Vec::new()))),
                 Err(error) if self.slots.is_empty() => return Err(error),
-                // Others hold the room: reuse an idle one, or wait.
+                // Other sequences use the space: reuse an idle one, or wait.
                 Err(_) => {}
             }
         }
@@ -369,7 +371,7 @@ impl Loop {
         }
     }
 
-    /// Points a scoring slot at its next window that has anything to score, or answers.
+    /// Advances a scoring slot to its next window with at least two ids, or sends the result.
     fn next_window(&mut self, at: usize) {
         self.truncate(at, 0);
         let slot = &mut self.slots[at];
@@ -383,13 +385,13 @@ impl Loop {
             scoring.window += 1;
         }
         if let Work::Score(scoring) = std::mem::replace(&mut slot.work, Work::Idle) {
-            // A reader that has gone needs no answer.
+            // Ignore that the reader has disconnected.
             let _ = scoring.job.answer.send(Ok(scoring.done));
         }
         slot.rest();
     }
 
-    /// Divides one step: every running answer gets its token, prompts share what is left, each its fair part.
+    /// Divides a step: every running generation gets one token; prompts share the rest fairly.
     fn share(&self) -> Vec<Share> {
         let mut shares = Vec::new();
         let mut long = Vec::new();
@@ -402,9 +404,9 @@ impl Loop {
         let mut budget = self.step_tokens().saturating_sub(shares.len()).max(long.len());
         let is_encoder = self.engine.info().encoder;
         match is_encoder {
-            // Texts are computed whole; those that have waited longest come first.
+            // An encoder computes whole texts; the longest waiting come first.
             true => long.sort_by_key(|&at| self.slots[at].last_used),
-            // Shortest first, so that what one does not need goes to the next.
+            // Shortest first, so that tokens that one does not need are available to the next.
             false => long.sort_by_key(|&at| self.slots[at].pending.len()),
         }
         let vocab_size = self.engine.info().vocab_size.max(1);
@@ -435,14 +437,14 @@ impl Loop {
         shares
     }
 
-    /// How many tokens a step computes. One that several requests share ends soon, so that each of them gets on.
+    /// Number of tokens in a step. A step that several requests share is short, so that each makes progress.
     fn step_tokens(&self) -> usize {
         let mut working = self.slots.iter().filter(|slot| slot.is_runnable()).map(|slot| slot.request);
         let is_shared = working.next().is_some_and(|first| working.any(|other| other != first));
         if is_shared { shared_tokens(self.token_time, self.batch_tokens) } else { self.batch_tokens }
     }
 
-    /// Computes a step and deals its rows out. False when the engine is lost.
+    /// Computes a step and distributes its rows. Returns false if the engine has failed.
     fn step(&mut self, shares: &[Share]) -> bool {
         let slices: Vec<Slice<'_>> = shares
             .iter()
@@ -453,7 +455,7 @@ impl Loop {
             .collect();
         let started = Instant::now();
         let slots = &self.slots;
-        // Nobody waits for any of it.
+        // Cancel the step if no client waits for any part of it.
         let is_cancelled = || shares.iter().all(|share| slots[share.slot].is_cancelled());
         match self.engine.step_unless(&is_cancelled, &slices) {
             Ok(logits) => {
@@ -482,7 +484,7 @@ impl Loop {
                 }
                 let next = match logits.last(index) {
                     Ok(Some(row)) => generation.advance(row),
-                    Ok(None) => generation.fail(RunnerError::failed("the engine gave no logits")),
+                    Ok(None) => generation.fail(RunnerError::failed("the engine returned no logits")),
                     Err(error) => {
                         slot.cached.truncate(from);
                         generation.fail(RunnerError::failed(error))
@@ -528,7 +530,7 @@ impl Loop {
         }
     }
 
-    /// Queues a generated id, making room first where the sequence is full.
+    /// Queues a generated id. If the sequence is full, shifts the context first.
     fn feed(&mut self, at: usize, id: u32) {
         let slot = &mut self.slots[at];
         let Work::Generate(generation) = &mut slot.work else { return };
@@ -543,7 +545,7 @@ impl Loop {
             slot.rest();
             return;
         }
-        // Keep the front, drop the older half of the rest, and compute the younger half again where it now stands.
+        // Keep the front, drop the older half of the rest, and recompute the newer half at its new position.
         let keep = job.num_keep.min(limit - 2);
         let drop = ((limit - keep) / 2).max(1);
         slot.pending = slot.cached[keep + drop..].to_vec();
@@ -551,7 +553,7 @@ impl Loop {
         self.truncate(at, keep);
     }
 
-    /// An error that names a sequence ends that one; one that does not ends all, and the loop.
+    /// An error of one sequence ends that sequence; any other ends all of them and the loop.
     fn step_failed(&mut self, error: StepError) -> bool {
         let sequence = match &error {
             StepError::UnknownSequence(sequence)
@@ -561,7 +563,7 @@ impl Loop {
             | StepError::NotWhole(sequence)
             | StepError::TokenOutOfRange { sequence, .. }
             | StepError::TooLong { sequence, .. } => Some(*sequence),
-            // The loop drops the work of those who left.
+            // The loop drops the work of disconnected clients.
             StepError::Cancelled => return true,
             StepError::Device(_) => None,
         };
@@ -596,7 +598,7 @@ impl Command {
     }
 }
 
-/// Tokens of a step that several requests share, where one takes `token_time`.
+/// Number of tokens in a step that several requests share, if one takes `token_time`.
 pub(super) fn shared_tokens(token_time: Duration, batch_tokens: usize) -> usize {
     let tokens = SHARED_STEP.as_nanos() / token_time.as_nanos().max(1);
     usize::try_from(tokens).unwrap_or(usize::MAX).max(MIN_SHARED_TOKENS).min(batch_tokens)

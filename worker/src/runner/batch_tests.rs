@@ -1,4 +1,5 @@
-//! The batch loop over an engine whose answers are known: whatever joins, leaves, waits or fails, they must not change.
+//! The batch loop with a deterministic engine: results must not depend on other requests that join, leave,
+//! wait or fail.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -71,7 +72,7 @@ async fn read(mut events: mpsc::Receiver<Event>) -> (String, usize, Result<Done,
     let mut text = String::new();
     let mut tokens = 0;
     loop {
-        match events.recv().await.expect("every generation has a last event") {
+        match events.recv().await.expect("every generation ends with an event") {
             Event::Token { text: piece, .. } => {
                 tokens += 1;
                 text.push_str(&piece);
@@ -102,7 +103,7 @@ async fn one_answer() {
         assert_eq!(text, bench.text(&expected));
         assert_eq!(done.reason == DoneReason::Length, expected.len() == 24);
 
-        // The same in one piece, and a stop text counts there, too.
+        // The same as a whole, also with a stop text.
         let (whole, tokens, done) = read(bench.job(&ids, |job| job.whole = true)).await;
         assert_eq!(
             (whole.as_str(), tokens, done.unwrap().context.len()),
@@ -134,7 +135,7 @@ async fn answers_do_not_depend_on_company() {
         assert_eq!(done.context[ids.len()..], answer(ids, 24), "prompt of {}", ids.len());
         cached += done.cached_tokens;
     }
-    assert!(cached > 0, "a shared beginning is computed once");
+    assert!(cached > 0, "a shared prefix is computed once");
     assert!(bench.log.lock().unwrap().iter().all(|step| step.iter().sum::<usize>() <= 16 && step.len() <= 3));
 }
 
@@ -148,7 +149,7 @@ async fn a_conversation_goes_on_where_it_was() {
     let second = [context.clone(), prompt(2, 3)].concat();
     let (_, _, done) = read(bench.job(&second, |job| job.num_predict = 1)).await;
     let done = done.unwrap();
-    // The last id of an answer is never appended, so it is computed now.
+    // The last id of a response was not appended, so it is computed now.
     assert_eq!(done.cached_tokens, context.len() - 1);
     assert_eq!(*bench.log.lock().unwrap(), [[4]]);
     assert_eq!(done.context[second.len()..], answer(&second, 1));
@@ -166,10 +167,10 @@ async fn what_is_kept_gives_way_to_what_is_asked() {
     };
     let chat = |seed: u32, len: usize| [system.clone(), prompt(seed, len)].concat();
     assert_eq!(ask(chat(1, 200)).await, 0);
-    // Another chat takes over the system prompt, and the first one is still there to go on.
+    // Another chat reuses the system prompt, and the first one stays cached.
     assert_eq!(ask(chat(2, 20)).await, 100);
     assert_eq!(ask(chat(1, 230)).await, 300);
-    // Prompts that fill the context find room, one after the other and the least recently used first.
+    // Prompts that fill the context evict the least recently used sequences.
     let full = |seed: u32| prompt(seed, CONTEXT - 10);
     assert_eq!(ask(full(20)).await, 0);
     assert_eq!(ask(chat(1, 231)).await, 330);
@@ -182,7 +183,7 @@ async fn what_is_kept_gives_way_to_what_is_asked() {
 async fn a_long_prompt_does_not_hold_up_the_others() {
     let bench = bench(2, 8);
     let (long, short) = {
-        // The engine waits for its log, so both are there before the second step.
+        // The engine waits for its log, so both requests are queued before the second step.
         let _held = bench.log.lock().unwrap();
         let short = |job: &mut Job| job.num_predict = 10;
         (bench.job(&prompt(1, 400), |_| {}), bench.job(&prompt(2, 4), short))
@@ -218,7 +219,7 @@ async fn a_reader_that_is_slow_pauses_only_itself() {
         job.eos = Arc::default();
     });
     assert!(read(bench.job(&prompt(2, 4), |_| {})).await.2.is_ok());
-    // Far more than the queue holds, so it was paused on the way.
+    // Far more than the queue's capacity, so it was paused in between.
     let mut tokens = 0;
     while let Some(event) = slow.recv().await {
         tokens += 1;
@@ -239,7 +240,7 @@ async fn the_end_of_the_context() {
     };
     let (_, _, done) = read(bench.job(&ids, |job| full(job, false))).await;
     let done = done.unwrap();
-    // The last id needs no room of its own.
+    // The last id takes no space in the context.
     assert_eq!((done.reason, done.eval_tokens), (DoneReason::Length, 11));
     let (_, _, done) = read(bench.job(&ids, |job| full(job, true))).await;
     let done = done.unwrap();
@@ -267,7 +268,7 @@ async fn stop_texts_and_log_probabilities() {
     let (text, _, done) = read(bench.job(&ids, |job| job.stop = StopMatcher::new(vec![stop.clone()]))).await;
     let done = done.unwrap();
     assert_eq!((text.as_str(), done.reason), (&whole[..at], DoneReason::Stop));
-    assert!(done.context.len() <= ids.len() + 4, "the stop text's own ids are not part of the answer");
+    assert!(done.context.len() <= ids.len() + 4, "the ids of the stop text are not part of the response");
 
     let mut events = bench.job(&ids, |job| (job.top_logprobs, job.num_predict) = (Some(3), 5));
     let mut so_far = ids.clone();
@@ -294,9 +295,9 @@ async fn errors_stay_with_their_sequence() {
     let nan = bench.job(&[400, 401, NAN], |_| {});
     let error = read(poisoned).await.2.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Failed);
-    assert!(read(nan).await.2.unwrap_err().message.contains("not finite"));
+    assert!(read(nan).await.2.unwrap_err().message.contains("infinite or NaN"));
     assert_eq!(read(good).await.2.unwrap().context[8..], answer(&prompt(1, 8), 24));
-    // The places are free again.
+    // The sequences are free again.
     for seed in 0..4 {
         assert!(read(bench.job(&prompt(seed, 8), |_| {})).await.2.is_ok());
     }
@@ -356,7 +357,7 @@ async fn embeds() {
         bench.batch.embed(EmbedJob { request, ids: ids.to_vec(), pooling, answer }).unwrap();
         receiver
     };
-    // Longer than a step, and of one beginning: what another text has left in the cache is computed again.
+    // Longer than a step, and with a common prefix: the cache of another text is not reused.
     let texts = [prompt(1, 60), prompt(1, 61), prompt(1, 1), prompt(2, 33)];
     let asked = texts.iter().flat_map(|ids| {
         [Pooling::First, Pooling::Last, Pooling::Mean].map(|pooling| (ids, pooling, embed(ids, pooling)))
@@ -389,18 +390,18 @@ async fn a_request_with_many_texts_leaves_room_for_others() {
         receiver
     };
     let (texts, short) = {
-        // The engine waits for its log: all texts are there before the short request.
+        // The engine waits for its log, so all texts are queued before the short request.
         let _held = bench.log.lock().unwrap();
         let texts: Vec<_> = (0..100).map(embed).collect();
         (texts, bench.job(&prompt(500, 3), |job| job.num_predict = 8))
     };
     let done = read(short).await.2.unwrap();
     assert_eq!(done.context[3..], answer(&prompt(500, 3), 8));
-    // Its prompt was computed at once, not after the texts in front of it, of which each takes dozens of steps.
+    // Its prompt was computed at once, not after the queued texts, each of which takes dozens of steps.
     let step = bench.log.lock().unwrap().iter().position(|step| step.contains(&3));
     assert!(step.is_some_and(|step| step < 5), "{step:?}");
     for (seed, text) in (0..).zip(texts) {
-        // A text that gave up its sequence is embedded all the same.
+        // A text that lost its sequence is embedded later.
         let ids = prompt(seed, 200);
         let first = hidden(&ids[..1]).len();
         assert_eq!(text.await.unwrap().unwrap().len(), first);
@@ -426,7 +427,7 @@ async fn scores_leave_room_for_others() {
 #[tokio::test]
 async fn a_step_without_waiting_clients_is_cancelled() {
     let bench = bench(2, 64);
-    // Each of these steps ends only when it is cancelled.
+    // Each of these steps ends only when cancelled.
     let mut generation = bench.job(&[400, ENDLESS], |_| {});
     assert!(generation.try_recv().is_err());
     drop(generation);

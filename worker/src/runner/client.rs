@@ -1,5 +1,5 @@
-//! The worker's side of the socket: one connection a request, closed as soon as nobody wants the answer.
-//! That is how a generation is cancelled: drop its stream.
+//! The worker's side of the socket: one connection per request, closed when the response is dropped. Dropping
+//! the stream of a generation cancels it.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -20,24 +20,24 @@ use super::protocol::{
     RunnerError, ScoreRequest, ScoreResponse, Status,
 };
 
-/// An answer that is not a stream is at most this long.
+/// Size limit of a response that is not a stream.
 const MAX_ANSWER_BYTES: usize = 1 << 30;
-/// One line of a stream is at most this long; the last one carries the ids of a whole context.
+/// Size limit of one line of a stream; the last line has the ids of a whole context.
 const MAX_LINE_BYTES: usize = 64 << 20;
 
-/// Why a runner could not be asked.
+/// Why a call to a runner failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// It was asked and said no.
+    /// The runner returned an error.
     #[error(transparent)]
     Runner(#[from] RunnerError),
-    /// It cannot be reached, or went away: it has crashed or is being stopped.
-    #[error("the runner of this model went away")]
+    /// The runner cannot be reached, or the connection broke: it has crashed or is being stopped.
+    #[error("the connection to the model's runner broke")]
     Gone(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl CallError {
-    /// Whether there is no runner any more, whenever it went.
+    /// Whether the runner has ended, before or during the call.
     pub fn is_gone(&self) -> bool {
         matches!(self, CallError::Gone(_) | CallError::Runner(RunnerError { kind: ErrorKind::Stopped, .. }))
     }
@@ -47,7 +47,7 @@ fn gone(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CallError
     CallError::Gone(error.into())
 }
 
-/// Talks to the runner behind one socket.
+/// A client of the runner with this socket.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
@@ -74,7 +74,7 @@ impl Client {
         self.call(Method::POST, "/embed", request).await
     }
 
-    /// The text that a generation would begin with.
+    /// The prompt text of a generation.
     pub async fn render(
         &self,
         request: &GenerateRequest<impl Serialize, impl Serialize>,
@@ -82,8 +82,7 @@ impl Client {
         self.call(Method::POST, "/render", request).await
     }
 
-    /// Starts a generation. The stream ends after [`Event::Done`] or [`Event::Error`], and always has one of
-    /// them.
+    /// Starts a generation. The stream always ends with [`Event::Done`] or [`Event::Error`].
     pub async fn generate(
         &self,
         request: &GenerateRequest<impl Serialize, impl Serialize>,
@@ -118,11 +117,11 @@ impl Client {
         let body = serde_json::to_vec(body).map_err(gone)?;
         let stream = UnixStream::connect(&self.socket)
             .await
-            .map_err(|error| RunnerError::stopped(format!("the runner of this model is gone: {error}")))?;
+            .map_err(|error| RunnerError::stopped(format!("cannot reach the model's runner: {error}")))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(gone)?;
         let connection = Connection(tokio::spawn(async move {
-            // What goes wrong here also fails the request or the body.
+            // An error here also fails the request or the body.
             let _ = connection.await;
         }));
         let request = Request::builder()
@@ -131,9 +130,9 @@ impl Client {
             .header("host", "runner")
             .body(Full::new(Bytes::from(body)))
             .map_err(gone)?;
-        // It closed the connection before it began to answer: it was on its way out when we came.
+        // It closed the connection before it responded, so it was already stopping.
         let answer = sender.send_request(request).await.map_err(|error| {
-            RunnerError::stopped(format!("the runner of this model went away before it answered: {error}"))
+            RunnerError::stopped(format!("the model's runner closed the connection: {error}"))
         })?;
         let status = answer.status();
         let answer = answer.into_body();
@@ -142,7 +141,7 @@ impl Client {
         }
         let bytes = Limited::new(answer, MAX_ANSWER_BYTES).collect().await.map_err(gone)?.to_bytes();
         let error = serde_json::from_slice::<RunnerError>(&bytes).unwrap_or_else(|_| {
-            RunnerError::failed(format!("the runner answered {status}: {}", String::from_utf8_lossy(&bytes)))
+            RunnerError::failed(format!("the runner returned {status}: {}", String::from_utf8_lossy(&bytes)))
         });
         Err(error.into())
     }
@@ -163,7 +162,7 @@ impl Drop for Connection {
 pub struct EventStream {
     body: Incoming,
     buffer: BytesMut,
-    /// Bytes of the buffer that hold no line end.
+    /// Number of bytes of the buffer already searched for a line end.
     scanned: usize,
     ended: bool,
     _connection: Connection,
@@ -184,8 +183,8 @@ impl EventStream {
 }
 
 fn broken(detail: String) -> Event {
-    tracing::debug!(detail, "a runner's stream broke");
-    Event::Error(RunnerError::failed("the runner of this model went away while answering"))
+    tracing::debug!(detail, "stream of a runner broke");
+    Event::Error(RunnerError::failed("the model's runner exited during the response"))
 }
 
 impl Stream for EventStream {
@@ -200,7 +199,7 @@ impl Stream for EventStream {
                 break event;
             }
             if self.buffer.len() > MAX_LINE_BYTES {
-                break broken("a line is too long".into());
+                break broken("line too long".into());
             }
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => return Poll::Pending,
@@ -210,7 +209,7 @@ impl Stream for EventStream {
                     }
                 }
                 Poll::Ready(Some(Err(error))) => break broken(error.to_string()),
-                Poll::Ready(None) => break broken("it ended without a last event".into()),
+                Poll::Ready(None) => break broken("stream ended without a final event".into()),
             }
         };
         self.ended = matches!(event, Event::Done(_) | Event::Error(_));

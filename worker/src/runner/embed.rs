@@ -1,5 +1,5 @@
-//! Texts to vectors: which of a model's hidden states stand for a text, and what becomes of them.
-//! A checkpoint says so in sentence-transformers' files, a GGUF in `pooling_type`; where nothing is said, it is their mean.
+//! Embeddings: pools a model's hidden states into a vector per text. The pooling is configured by
+//! sentence-transformers' files in a checkpoint, and by `pooling_type` in a GGUF; the default is the mean.
 
 use lode_model::gguf::Metadata;
 use serde::{Deserialize, Serialize};
@@ -24,18 +24,18 @@ pub(crate) struct EmbedJob {
 pub(crate) enum Pooling {
     #[default]
     Mean,
-    /// The first token's: `[CLS]`.
+    /// The first token, `[CLS]`.
     First,
     Last,
 }
 
-/// How a model embeds.
+/// The embedding settings of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::runner) struct Embedding {
     pub(super) pooling: Pooling,
-    /// The longest text, special tokens included, where it is less than the model's context.
+    /// Maximum length of a text with its special tokens, if it is less than the model's context.
     pub(super) max_tokens: Option<usize>,
-    /// What the model does to its vectors that cannot be done here; said when it is asked for one.
+    /// An unsupported setting of the model; embedding requests fail with it.
     pub(super) refused: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl Embedding {
             let kinds = modules.as_array().into_iter().flatten();
             let kinds = kinds.filter_map(|module| module.get("type")?.as_str()?.rsplit('.').next());
             let mut unknown = kinds.filter(|kind| !["Transformer", "Pooling", "Normalize"].contains(kind));
-            embedding.refused = unknown.next().map(|kind| format!("its module `{kind}`"));
+            embedding.refused = unknown.next().map(|kind| format!("module `{kind}`"));
         }
         if let Some(pooling) = json("1_Pooling/config.json")? {
             let modes = pooling.as_object().into_iter().flatten();
@@ -57,8 +57,8 @@ impl Embedding {
                 (None | Some("pooling_mode_mean_tokens"), None) => {}
                 (Some("pooling_mode_cls_token"), None) => embedding.pooling = Pooling::First,
                 (Some("pooling_mode_lasttoken"), None) => embedding.pooling = Pooling::Last,
-                (Some(mode), None) => embedding.refused = Some(format!("`{mode}`")),
-                (_, Some(_)) => embedding.refused = Some("several pooling modes at once".to_owned()),
+                (Some(mode), None) => embedding.refused = Some(format!("pooling mode `{mode}`")),
+                (_, Some(_)) => embedding.refused = Some("a combination of pooling modes".to_owned()),
             }
         }
         let limit = json("sentence_bert_config.json")?;
@@ -70,7 +70,7 @@ impl Embedding {
     pub(super) fn of_gguf(metadata: &Metadata) -> Embedding {
         let mut embedding = Embedding::default();
         match metadata.hyper("pooling_type").and_then(|value| value.as_u64()) {
-            // 0 is no pooling, which for a text as a whole says nothing.
+            // 0 is no pooling, which does not define an embedding of a whole text, so the mean is used.
             None | Some(0 | 1) => {}
             Some(2) => embedding.pooling = Pooling::First,
             Some(3) => embedding.pooling = Pooling::Last,
@@ -81,7 +81,7 @@ impl Embedding {
     }
 }
 
-/// The hidden states of one text, as they come.
+/// The hidden states of one text, accumulated in pieces.
 pub(super) struct Pool {
     pub(super) job: EmbedJob,
     sum: Vec<f64>,
@@ -109,7 +109,7 @@ impl Pool {
     pub(super) fn finish(self) {
         let rows = if self.job.pooling == Pooling::Mean { self.rows.max(1) as f64 } else { 1.0 };
         let vector = self.sum.iter().map(|sum| (sum / rows) as f32).collect();
-        // A reader that has gone needs no answer.
+        // Ignore that the reader has disconnected.
         let _ = self.job.answer.send(Ok(vector));
     }
 
@@ -118,7 +118,7 @@ impl Pool {
     }
 }
 
-/// The first numbers of a vector, made one long. A vector of zeros has no direction and stays.
+/// The first `dimensions` values of a vector, L2-normalised. A zero vector is unchanged.
 pub(super) fn normalised(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
     vector.truncate(dimensions.filter(|dimensions| *dimensions > 0).unwrap_or(usize::MAX));
     let square: f64 = vector.iter().map(|value| f64::from(*value).powi(2)).sum();
@@ -129,19 +129,19 @@ pub(super) fn normalised(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec
     vector
 }
 
-/// Why a text cannot be embedded within a limit, in ollama's words.
+/// Why a text cannot be embedded within a limit, with ollama's messages.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum IdsError {
     #[error("{}", chain(.0))]
     Tokenizer(TokenizerError),
     #[error("the input length exceeds the context length")]
     TooLong,
-    /// Nothing of the text would be left between its special tokens.
+    /// The limit leaves no token of the text besides the special tokens.
     #[error("input after truncation exceeds maximum context length")]
     NothingLeft,
 }
 
-/// A text's ids with its special tokens, cut to the limit where that is allowed: the special tokens stay.
+/// A text's ids with its special tokens, truncated to the limit if allowed. The special tokens are kept.
 pub(super) fn ids_of(
     tokenizer: &Tokenizer,
     text: &str,
@@ -158,7 +158,7 @@ pub(super) fn ids_of(
     let bare = tokenizer.encode_with(text, Special::PARSE).map_err(IdsError::Tokenizer)?;
     let around = whole.len().saturating_sub(bare.len());
     let room = limit.saturating_sub(around);
-    // A limit of one token is refused by ollama for models without special tokens too.
+    // Ollama refuses a limit of one token even for models without special tokens.
     if room == 0 || limit == 1 {
         return Err(IdsError::NothingLeft);
     }

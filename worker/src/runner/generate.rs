@@ -1,5 +1,5 @@
-//! One answer in the making: from logits to an id, to text, to the events that its reader gets.
-//! Knows nothing of engines; the batch loop feeds it rows and asks whether to go on.
+//! One generation in progress: from logits to an id, to text, to the events for its reader. Independent of
+//! the engine: the batch loop passes it rows and asks whether to continue.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,38 +12,38 @@ use super::protocol::{Done, DoneReason, Event, RunnerError, TokenChance, TokenLo
 use crate::text::sampler::LogSoftmax;
 use crate::text::{Constraint, Detokenizer, Reader, Said, Sampler, StopMatcher, Vocabulary};
 
-/// Events that may wait for a slow reader before its sequence pauses.
+/// Maximum number of events queued for a slow reader before its sequence pauses.
 pub(crate) const EVENT_QUEUE: usize = 256;
 
-/// Everything about one answer that does not depend on where it is computed.
+/// A generation request, independent of the sequence that computes it.
 pub(crate) struct Job {
     /// At least one id, at most `limit`.
     pub(crate) prompt: Vec<u32>,
-    /// Tokens that the sequence may have.
+    /// Maximum length of the sequence in tokens.
     pub(crate) limit: usize,
     pub(crate) num_predict: usize,
     pub(crate) num_keep: usize,
     pub(crate) shift: bool,
     pub(crate) sampler: Sampler,
-    /// What the answer is constrained to.
+    /// The constraint of the response.
     pub(crate) format: Option<Format>,
     pub(crate) stop: StopMatcher,
-    /// Takes thoughts and calls out of the text.
+    /// Extracts reasoning and tool calls from the text.
     pub(crate) reader: Reader,
     pub(crate) eos: Arc<BTreeSet<u32>>,
     pub(crate) vocabulary: Arc<Vocabulary>,
-    /// How many alternatives to report, where log-probabilities are asked for.
+    /// How many alternatives to report, if log-probabilities are requested.
     pub(crate) top_logprobs: Option<usize>,
-    /// Nobody reads along: the text comes at the end, in one piece.
+    /// Whether to send the text at the end, in one piece, instead of streaming it.
     pub(crate) whole: bool,
     pub(crate) events: mpsc::Sender<Event>,
 }
 
-/// The format of an answer: the ids that may come, and the grammar in the helper process that follows the answer.
+/// The format of a response: the constraint, and the session with its grammar in the text helper.
 pub(crate) struct Format {
     constraint: Constraint,
     session: Session,
-    /// The id that the grammar has been told and not answered yet.
+    /// The id that was sent to the grammar, without a reply so far.
     taken: Option<u32>,
 }
 
@@ -62,14 +62,14 @@ impl Format {
     }
 }
 
-/// A job that has begun.
+/// A job in progress.
 pub(crate) struct Generation {
     pub(crate) job: Job,
     detokenizer: Detokenizer,
     answer: Vec<Generated>,
-    /// What waits for the end.
+    /// The output that is held back until the end.
     said: Said,
-    /// Bytes of text so far, held back or not.
+    /// Length of the text so far in bytes, including held back text.
     text_len: usize,
     cached_tokens: usize,
     started: Instant,
@@ -78,18 +78,18 @@ pub(crate) struct Generation {
 
 struct Generated {
     id: u32,
-    /// Where its text begins, in bytes of the answer.
+    /// The offset of its text in the response, in bytes.
     at: usize,
 }
 
 /// What the loop does next with a sequence.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Append this id and ask again.
+    /// Append this id and compute the next row.
     Feed(u32),
-    /// Ask [`Generation::resume`]: it is not known yet what may come next.
+    /// Call [`Generation::resume`] later: the next mask is pending.
     Wait,
-    /// The reader has its last event, or is gone.
+    /// The last event was sent, or the reader has disconnected.
     Finished,
 }
 
@@ -110,12 +110,12 @@ impl Generation {
         }
     }
 
-    /// The reader has gone away.
+    /// Whether the reader has disconnected.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.job.events.is_closed()
     }
 
-    /// The reader does not keep up: computing more would only pile up.
+    /// Whether the reader does not keep up, so that more events would only fill the queue.
     pub(crate) fn is_stalled(&self) -> bool {
         self.job.events.capacity() < 4
     }
@@ -170,12 +170,12 @@ impl Generation {
         Next::Feed(id)
     }
 
-    /// Its grammar has not said yet what may come next.
+    /// Whether it waits for the next mask of its grammar.
     pub(crate) fn is_waiting(&self) -> bool {
         self.job.format.as_ref().is_some_and(|format| format.taken.is_some())
     }
 
-    /// Goes on once the grammar has answered.
+    /// Continues if the next mask has arrived.
     pub(crate) fn resume(&mut self) -> Next {
         let Some(format) = &mut self.job.format else { return Next::Wait };
         let (Some(id), Poll::Ready(result)) = (format.taken, format.session.poll()) else {
@@ -191,12 +191,12 @@ impl Generation {
         }
     }
 
-    /// Ends the answer for want of room.
+    /// Ends the response because the context is full.
     pub(crate) fn out_of_context(&mut self) -> Next {
         self.finish(DoneReason::Length)
     }
 
-    /// Ends the answer with an error.
+    /// Ends the response with an error.
     pub(crate) fn fail(&mut self, error: RunnerError) -> Next {
         self.send(Event::Error(error));
         Next::Finished
@@ -252,7 +252,8 @@ impl Generation {
     }
 
     fn send(&self, event: Event) -> bool {
-        // `is_stalled` leaves room for an answer's last two events, so this fails only when the reader is gone.
+        // `is_stalled` reserves space for a response's last two events, so this fails only if the reader has
+        // disconnected.
         self.job.events.try_send(event).is_ok()
     }
 }

@@ -1,5 +1,5 @@
-//! One process a loaded model: its protocol, the process seen from the worker, and the server inside it.
-//! The worker's scheduler starts runners; nobody else talks to them.
+//! Runners: one process per loaded model. Contains the protocol, the worker's handle on the process, and the
+//! server in the process. The worker's scheduler starts runners; only the worker connects to them.
 
 mod batch;
 pub mod client;

@@ -1,4 +1,4 @@
-//! A loaded model as its runner sees it: what the helper process says of its text data, and how a request becomes a job.
+//! A loaded model in its runner: its text data from the text helper, and the conversion of requests to jobs.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use super::text_side::{chain, parse_json, read_file_up_to};
 use crate::engine::{BlobFile, Engine, KvType, LoadError, LoadOptions, ModelFiles, ModelInfo, native};
 use crate::text::{Constraint, Reader, Sampler, StopMatcher, Think, Vocabulary};
 
-/// "Until the model stops" means at most so many contexts.
+/// Maximum number of generated contexts for a request without `num_predict`.
 const MAX_CONTEXTS: usize = 10;
-/// Numbers that the vectors of one request may have together, which takes some 20 bytes for each.
+/// Maximum number of values in all embeddings of a request; each takes about 20 bytes.
 const MAX_EMBEDDED: usize = 1 << 25;
-/// A configuration is some kilobytes, and takes many times its length once it is parsed.
+/// Size limit of config.json: it usually has some kilobytes, but takes many times its length once parsed.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
-/// Texts to embed, and bytes of them, that are tokenized by one call.
+/// Maximum number and total size of the texts to embed that are tokenized in one call.
 const MAX_CALL_TEXTS: usize = 512;
 const MAX_CALL_BYTES: usize = 256 << 10;
 
-/// What a loaded model needs to turn requests into jobs.
+/// The data of a loaded model for converting requests to jobs.
 pub(crate) struct Model {
     name: String,
     info: ModelInfo,
@@ -35,22 +35,22 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Reads everything a model consists of and hands its weights to an engine.
+    /// Reads all files of a model and loads its weights into an engine.
     pub(crate) fn load(request: &LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> {
         let spec = &request.model;
         let config_json = match read_file_up_to(spec, "config.json", MAX_CONFIG_BYTES)? {
             Some(bytes) => bytes,
-            // A GGUF's metadata is all of that.
+            // A GGUF has its configuration in its metadata.
             None if spec.is_gguf() => b"{}".to_vec(),
             None => {
                 return Err(RunnerError::unsupported(format!(
-                    "{}: has no config.json, so its architecture is unknown",
+                    "{}: no config.json, so the architecture is unknown",
                     spec.name
                 )));
             }
         };
         if spec.tensors.is_empty() {
-            return Err(RunnerError::unsupported(format!("{}: has no tensors", spec.name)));
+            return Err(RunnerError::unsupported(format!("{}: no tensors", spec.name)));
         }
         let config = parse_json("config.json", &config_json)?;
         let blob = |tensor: &super::protocol::TensorFile| BlobFile {
@@ -72,19 +72,19 @@ impl Model {
         let refused = |error: LoadError| {
             let message = format!("{}: {}", spec.name, chain(&error));
             match error {
-                // No fault of the model's.
+                // Not an error of the model.
                 LoadError::File { .. } | LoadError::Device(_) => RunnerError::failed(message),
                 _ => RunnerError::unsupported(message),
             }
         };
         let opened = native::open(&files).map_err(refused)?;
         let runtime = Handle::current();
-        // A vocabulary of a hundred thousand tokens takes longer to read than its weights to map.
+        // Reading a vocabulary of a hundred thousand tokens takes longer than mapping the weights.
         let (engine, text) = std::thread::scope(|scope| {
             let text = scope.spawn(|| runtime.block_on(Helper::start(spec, &config, request.text)));
             let engine = opened.load(options).map_err(refused);
             let text =
-                text.join().unwrap_or_else(|_| Err(RunnerError::failed("reading the tokenizer failed")));
+                text.join().unwrap_or_else(|_| Err(RunnerError::failed("failed to read the tokenizer")));
             (engine, text)
         });
         let engine = engine?;
@@ -92,7 +92,7 @@ impl Model {
         Ok((model, engine))
     }
 
-    /// The text data of a checkpoint alone.
+    /// Reads only the text data of a checkpoint.
     #[cfg(test)]
     pub(crate) fn read(request: &LoadRequest, config: &Value, info: ModelInfo) -> Result<Model, RunnerError> {
         let text = Handle::current().block_on(Helper::start(&request.model, config, request.text))?;
@@ -116,8 +116,8 @@ impl Model {
         }
     }
 
-    /// Turns a request, as its body is, into a job: the helper renders and encodes its prompt and fits it into the context. `wake` is
-    /// called when a job that waits for its grammar may continue.
+    /// Converts the body of a request to a job: the helper renders and tokenizes its prompt and fits it into
+    /// the context. `wake` is called when a job that waits for its grammar may continue.
     pub(crate) async fn prepare(
         &self,
         body: Bytes,
@@ -164,7 +164,7 @@ impl Model {
         })
     }
 
-    /// The text of the prompt of a request, as its body is.
+    /// Renders the prompt of a request from its body.
     pub(super) async fn render(&self, body: &[u8]) -> Result<String, RunnerError> {
         self.helper.render(self.facts(), body).await
     }
@@ -191,7 +191,7 @@ impl Model {
         if request.inputs.len() > most {
             let n = request.inputs.len();
             return Err(RunnerError::invalid(format!(
-                "{n} texts are too many for one request: {most} at most"
+                "{n} texts are too many for one request (at most {most})"
             )));
         }
         let own = embedding.max_tokens.unwrap_or(usize::MAX).min(self.info.context_length);
@@ -221,11 +221,11 @@ impl Model {
 
     fn vocabulary(&self) -> Result<Arc<Vocabulary>, RunnerError> {
         self.text.vocabulary.clone().ok_or_else(|| {
-            RunnerError::unsupported(format!("{}: has no tokenizer, so it cannot read text", self.name))
+            RunnerError::unsupported(format!("{}: no tokenizer, so it does not support text", self.name))
         })
     }
 
-    /// A tokenizer may have more ids than the model.
+    /// Checks ids, because a tokenizer may have more than the model.
     fn check(&self, ids: &[u32]) -> Result<(), RunnerError> {
         match ids.iter().find(|&&id| id as usize >= self.info.vocab_size) {
             Some(id) => Err(RunnerError::invalid(format!(

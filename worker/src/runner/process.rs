@@ -1,5 +1,5 @@
-//! A runner as the worker sees it: started, loaded, watched, and gone when it should be.
-//! A runner that dies on its own fails the requests it was answering and nothing else.
+//! The worker's handle on a runner process: start, watch, stop. A runner that dies fails only the requests in
+//! progress.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,25 +14,25 @@ use tokio::sync::{oneshot, watch};
 
 use super::client::Client;
 
-/// A runner that has not opened its socket by then is given up.
+/// How long to wait for a runner to open its socket.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 const READY_POLL: Duration = Duration::from_millis(5);
-/// How long a runner may take to leave by itself before it is killed.
+/// How long a runner may take to exit before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sockets lie in folders `lode-runner-*/s` that only their owner may enter.
+/// Sockets are at `lode-runner-*/s`, in folders that only their owner may enter.
 const FOLDER_PREFIX: &str = "lode-runner-";
 const SOCKET: &str = "s";
 
 /// Why a runner did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// Which program it is, the log tells.
-    #[error("cannot start a runner")]
+    /// The log has the program's path.
+    #[error("failed to start a runner")]
     Spawn(#[source] io::Error),
-    #[error("cannot make a folder for the runner's socket")]
+    #[error("cannot create a folder for the runner's socket")]
     Socket(#[source] io::Error),
-    #[error("the runner ended before it was ready")]
+    #[error("the runner exited before it was ready")]
     Ended,
     #[error("the runner was not ready after {} seconds", READY_TIMEOUT.as_secs())]
     NotReady,
@@ -40,7 +40,7 @@ pub enum ProcessError {
 
 /// Starts runners. The scheduler's tests start theirs in process.
 pub trait Launch: Send + Sync + 'static {
-    /// A new, empty runner that answers.
+    /// Starts a new runner without a model and waits until it responds.
     fn launch(&self) -> BoxFuture<'static, Result<Runner, ProcessError>>;
 }
 
@@ -48,7 +48,7 @@ pub trait Launch: Send + Sync + 'static {
 #[derive(Debug, Clone)]
 pub struct Program {
     pub path: PathBuf,
-    /// What they have in their environment beyond what this process has.
+    /// Environment variables for them, in addition to those of this process.
     pub env: Vec<(String, String)>,
 }
 
@@ -61,11 +61,11 @@ pub struct Runner {
 
 /// The process behind a socket.
 pub trait Control: Send + Sync + 'static {
-    /// Asks it to leave. Called at least once, from `stop` or from drop.
+    /// Asks it to exit. Called at least once, from `stop` or from drop.
     fn close(&self);
-    /// Makes it leave.
+    /// Kills it.
     fn kill(&self);
-    /// The memory that it uses now, apart from files that it maps.
+    /// The memory that it uses now, without the files that it maps.
     fn anonymous_bytes(&self) -> u64;
 }
 
@@ -76,7 +76,7 @@ impl std::fmt::Debug for Runner {
 }
 
 impl Runner {
-    /// `ended` turns true when it has gone.
+    /// `ended` turns true when the process has ended.
     pub fn new(client: Client, ended: watch::Receiver<bool>, control: Arc<dyn Control>) -> Runner {
         Runner { client, ended, control }
     }
@@ -89,22 +89,23 @@ impl Runner {
         !*self.ended.borrow()
     }
 
-    /// Measures the memory that the runner uses, apart from files that it maps.
+    /// Returns a function that measures the memory that the runner uses, without the files that it maps.
     pub fn anonymous_bytes(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
         let control = self.control.clone();
         move || control.anonymous_bytes()
     }
 
-    /// Returns when the runner has gone, for whatever reason.
+    /// Resolves when the runner has ended, for whatever reason.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.clone();
         async move {
-            // An error means that the watcher is gone, and the runner with it.
+            // An error means that the watcher has ended, and so has the runner.
             let _ = ended.wait_for(|ended| *ended).await;
         }
     }
 
-    /// Asks the runner to leave, kills it if it does not, and returns when it has gone: its memory is free then.
+    /// Asks the runner to exit, kills it if it does not, and returns when it has ended and its memory is
+    /// free.
     pub async fn stop(&self) {
         self.control.close();
         if tokio::time::timeout(STOP_TIMEOUT, self.ended()).await.is_err() {
@@ -122,7 +123,7 @@ impl Drop for Runner {
 }
 
 struct Process {
-    /// The runner leaves when this closes, so it also leaves when this process dies.
+    /// The runner exits when this closes, so it also exits when this process dies.
     stdin: Mutex<Option<ChildStdin>>,
     pid: u32,
     pidfd: rustix::fd::OwnedFd,
@@ -134,7 +135,7 @@ impl Control for Process {
     }
 
     fn kill(&self) {
-        // Fails only when it has gone already.
+        // Fails only if the process has already ended.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
@@ -160,7 +161,8 @@ impl Launch for Program {
             let (ended_sender, ended) = watch::channel(false);
             let (spawned_sender, spawned) = oneshot::channel();
             let child_socket = socket.clone();
-            // The thread that starts a runner stays with it: the kernel's parent-death signal follows that thread.
+            // The thread that starts a runner waits for its end: the kernel's parent-death signal is tied to
+            // that thread.
             std::thread::Builder::new()
                 .name("runner".into())
                 .spawn(move || {
@@ -177,7 +179,7 @@ impl Launch for Program {
     }
 }
 
-/// Starts the child, hands out the means to end it, and waits for it.
+/// Starts the child, sends its handle to `spawned`, and waits for its end.
 fn keep(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Process, ProcessError>>) {
     let failed = |source| {
         tracing::error!(program = %program.path.display(), error = %source, "failed to start a runner");
@@ -204,7 +206,7 @@ fn keep(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Proces
         .and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
     match pidfd {
         Ok(pidfd) => {
-            // When nobody waits any more the pipe closes here, and the child leaves.
+            // If the receiver was dropped, the pipe closes here and the child exits.
             let _ =
                 spawned.send(Ok(Process { stdin: Mutex::new(child.stdin.take()), pid: child.id(), pidfd }));
         }
@@ -213,11 +215,11 @@ fn keep(program: &Program, socket: &Path, spawned: oneshot::Sender<Result<Proces
             let _ = spawned.send(Err(failed(error)));
         }
     }
-    // `wait` would close the child's standard input first; it has been handed out, so it does not.
+    // `wait` does not close the child's standard input, because it was taken out above.
     match child.wait() {
-        Ok(status) if status.success() => tracing::debug!(pid = child.id(), "runner ended"),
-        Ok(status) => tracing::warn!(pid = child.id(), %status, "runner ended"),
-        Err(error) => tracing::error!(pid = child.id(), %error, "cannot wait for a runner"),
+        Ok(status) if status.success() => tracing::debug!(pid = child.id(), "runner exited"),
+        Ok(status) => tracing::warn!(pid = child.id(), %status, "runner exited"),
+        Err(error) => tracing::error!(pid = child.id(), %error, "failed to wait for runner"),
     }
 }
 
@@ -233,10 +235,11 @@ async fn wait_until_ready(runner: &Runner) -> Result<(), ProcessError> {
     }
 }
 
-/// A folder that only we may enter, with a path short enough for a socket address; removed when dropped.
+/// Creates a folder that only this user may enter, with a path short enough for a socket address. It is
+/// removed when dropped.
 fn socket_folder() -> io::Result<SocketFolder> {
     let base = std::env::temp_dir();
-    // A socket address holds 108 bytes.
+    // A socket address has at most 108 bytes.
     let base = if base.as_os_str().len() > 64 { PathBuf::from("/tmp") } else { base };
     sweep(&base);
     let id = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
@@ -245,7 +248,7 @@ fn socket_folder() -> io::Result<SocketFolder> {
     Ok(SocketFolder(folder))
 }
 
-/// Removes the folders of workers that were killed: those whose socket nobody answers any more.
+/// Removes the folders of killed workers: those whose socket refuses connections.
 fn sweep(base: &Path) {
     for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(FOLDER_PREFIX));
@@ -277,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    /// A program that does what the script says, and leaves its process id beside it.
+    /// A program that runs `body` and writes its process id into the same folder.
     fn script(folder: &Path, body: &str) -> Program {
         let path = folder.join("program");
         let pid = folder.join("pid");
@@ -315,7 +318,7 @@ mod tests {
     #[tokio::test]
     async fn a_runner_nobody_waits_for_ends() {
         let folder = tempfile::tempdir().unwrap();
-        // Opens no socket, and leaves when its standard input closes.
+        // Opens no socket, and exits when its standard input closes.
         let launch = script(folder.path(), "exec cat > /dev/null").launch();
         let pid_file = folder.path().join("pid");
         let started = async {

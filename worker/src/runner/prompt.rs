@@ -1,5 +1,6 @@
-//! In the helper process: from a request to the text of its prompt and its ids, fitted into the context as ollama does it: a conversation loses its oldest
-//! messages, then the text its middle, and what must not be cut is refused.
+//! Runs in the text helper: converts a request to the text and the ids of its prompt, and fits them into the
+//! context as ollama does. A conversation loses its oldest messages first; then the middle of the text is
+//! removed. A request that forbids truncation is refused.
 
 use serde_json::{Value, json};
 
@@ -9,29 +10,29 @@ use super::text_side::{TextSide, chain};
 use crate::text::template::Conversation;
 use crate::text::{GoChat, KnownTools, PromptTemplate, Special, Think, Tokenizer};
 
-/// What a model without a template of its own is given: as ollama does it.
+/// The template for a model without one, as in ollama.
 const PLAIN_PROMPT: &str = "{{ .Prompt }}";
 
 const TOO_LONG: &str = "the input length exceeds the context length";
 const TOO_LONG_TO_SHIFT: &str = "the prompt is longer than the context length currently available to the model; shorten the prompt, adjust \
     the context length (num_ctx), or use a model with a longer context length";
 
-/// A prompt as a model gets it.
+/// A prompt for a model.
 struct Prompt {
-    /// As the template made it; of a prompt whose middle was cut out, still the whole.
+    /// The template's output. Still complete if the middle of the ids was removed.
     text: String,
     /// At least one.
     ids: Vec<u32>,
 }
 
-/// Tokens that the sequence may have.
+/// Maximum length of the sequence in tokens.
 fn limit(request: &GenerateRequest, facts: EngineFacts) -> usize {
     let asked = request.num_ctx.unwrap_or(usize::MAX).max(MIN_CONTEXT);
     asked.min(facts.context_length).max(1)
 }
 
 impl TextSide {
-    /// A request with its prompt as ids.
+    /// Converts a request's prompt to ids.
     pub(super) fn prepare(
         &self,
         mut request: GenerateRequest,
@@ -46,7 +47,8 @@ impl TextSide {
         };
         let reading = match &request.input {
             Input::Chat { tools, .. } => reading(tools),
-            // What is as it is, or stands before a suffix, is read where that was asked for.
+            // A raw prompt is split into its parts only if thinking is requested, and one with a suffix
+            // never.
             Input::Raw { .. } if !request.think.is_some_and(Think::is_on) => None,
             Input::Prompt { suffix, .. } if !suffix.is_empty() => None,
             Input::Raw { .. } | Input::Prompt { .. } => reading(&[]),
@@ -56,7 +58,7 @@ impl TextSide {
         Ok((Prepared { request, limit, num_keep, reading }, ids))
     }
 
-    /// The text of a request's prompt.
+    /// Renders the text of a request's prompt.
     pub(super) fn render(
         &self,
         mut request: GenerateRequest,
@@ -66,7 +68,7 @@ impl TextSide {
         Ok(self.prompt(tokenizer, &request, limit(&request, facts))?.text)
     }
 
-    /// Checks what a request asks of the model. One that can think does, unless it is told not to.
+    /// Checks that the model supports the request. Thinking is on by default if the model supports it.
     fn can_generate(
         &self,
         request: &mut GenerateRequest,
@@ -85,7 +87,7 @@ impl TextSide {
         self.tokenizer()
     }
 
-    /// The prompt of a request in a context of `limit` tokens.
+    /// Builds the prompt of a request for a context of `limit` tokens.
     fn prompt(
         &self,
         tokenizer: &Tokenizer,
@@ -103,7 +105,7 @@ impl TextSide {
             }
         };
         if prompt.ids.is_empty() {
-            // Nothing to continue: begin as the model's texts begin.
+            // An empty prompt: start with the beginning-of-text token.
             prompt.ids.extend(self.special.bos);
         }
         if prompt.ids.is_empty() {
@@ -113,12 +115,13 @@ impl TextSide {
         Ok(prompt)
     }
 
-    /// Ids at the front that stay when room is made: those asked for, and the beginning of text.
+    /// Number of ids at the front that are kept when the context is shifted: `num_keep`, and the
+    /// beginning-of-text token.
     fn kept(&self, tokenizer: &Tokenizer, request: &GenerateRequest) -> usize {
         request.num_keep.saturating_add(usize::from(tokenizer.begin().is_some()))
     }
 
-    /// One turn of a conversation, through a template where there is one.
+    /// Builds the prompt of one turn, with a template if there is one.
     fn turn(
         &self,
         tokenizer: &Tokenizer,
@@ -127,7 +130,7 @@ impl TextSide {
     ) -> Result<Prompt, RunnerError> {
         let Input::Prompt { system, messages: earlier, prompt, context, template, suffix } = &request.input
         else {
-            return Err(RunnerError::invalid("the prompt is no turn"));
+            return Err(RunnerError::invalid("the input is not a single turn"));
         };
         let system = system.as_deref().filter(|system| !system.is_empty());
         let of_request = match template.as_deref().filter(|template| !template.is_empty()) {
@@ -169,7 +172,8 @@ impl TextSide {
         Ok(begun(tokenizer, encoded(tokenizer, text, special)?))
     }
 
-    /// Ids of earlier turns, the end of the last of them, then a new turn without a second beginning of text.
+    /// Joins the ids of earlier turns, the end of the last one, and a new turn without a second
+    /// beginning-of-text token.
     fn after(&self, context: &[u32], mut turn: Vec<u32>) -> Vec<u32> {
         let Some(last) = context.last() else { return turn };
         let mut ids = context.to_vec();
@@ -184,7 +188,8 @@ impl TextSide {
         ids
     }
 
-    /// Renders a conversation, without as many of its oldest messages as it takes to fit. System messages and the last one stay.
+    /// Renders a conversation. Drops its oldest messages until it fits, except system messages and the last
+    /// message.
     fn conversation(
         &self,
         tokenizer: &Tokenizer,
@@ -194,7 +199,7 @@ impl TextSide {
         limit: usize,
     ) -> Result<Prompt, RunnerError> {
         let plain;
-        // A template spells the special tokens of a prompt; without one, the tokenizer adds them.
+        // A template writes the special tokens of a prompt; without one, the tokenizer adds them.
         let (template, special) = match &self.template {
             Some(template) => (template, Special::PARSE),
             None => {
@@ -224,7 +229,8 @@ impl TextSide {
         if whole.ids.len() <= limit || !request.truncate {
             return Ok(whole);
         }
-        // The fewest messages to drop. A template may refuse a conversation that begins in the wrong place: that is no fit either.
+        // Search for the fewest messages to drop. A conversation that the template rejects, because of its
+        // first message for example, does not fit either.
         let (mut fewest, mut most) = (1, messages.len().saturating_sub(1));
         let mut fitting = None;
         while fewest < most {
@@ -246,7 +252,7 @@ fn encoded(tokenizer: &Tokenizer, text: String, special: Special) -> Result<Prom
     Ok(Prompt { text, ids })
 }
 
-/// With the beginning of text in front where every text of the model has one and this one has not.
+/// Adds the beginning-of-text token if the model requires one and the prompt has none.
 fn begun(tokenizer: &Tokenizer, mut prompt: Prompt) -> Prompt {
     if let Some(begin) = tokenizer.begin().filter(|begin| prompt.ids.first() != Some(begin)) {
         prompt.ids.insert(0, begin);
@@ -254,8 +260,8 @@ fn begun(tokenizer: &Tokenizer, mut prompt: Prompt) -> Prompt {
     prompt
 }
 
-/// Ids that leave room for an answer: of those that are too many, the first `keep` and then the last, so many that half of
-/// the rest of the context is free, as a shift would leave it.
+/// Truncates ids that do not fit into the context: keeps the first `keep` and as many of the last that half
+/// of the rest of the context is free, as after a shift.
 fn fit(
     mut ids: Vec<u32>,
     request: &GenerateRequest,

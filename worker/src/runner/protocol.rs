@@ -1,5 +1,5 @@
-//! What worker and runner say to each other: JSON over HTTP/1.1 on a Unix socket, generations as NDJSON.
-//! Both ends come from one build, so the types here may change freely; nothing else ever speaks this.
+//! The protocol between worker and runner: JSON over HTTP/1.1 on a Unix socket, generations as NDJSON. Both
+//! ends are from the same build and nothing else uses it, so the types may change freely.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,36 +13,38 @@ use super::helper::TextLimits;
 pub use crate::engine::{Extent, Format};
 use crate::text::{Call, SamplerOptions, Think};
 
-/// The shortest context that a request can have.
+/// The minimum context length of a request.
 pub const MIN_CONTEXT: usize = 4;
 
-/// `POST /load`: once in the life of a runner.
+/// `POST /load`: at most once per runner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LoadRequest {
     pub model: ModelSpec,
     /// `f32`, `f16` or `q8_0`.
     pub kv_cache_type: String,
-    /// Tokens a sequence may have; the model's own limit is applied on top.
+    /// Maximum length of a sequence in tokens; the model's own limit applies as well.
     pub context_length: usize,
-    /// Sequences that may run at once.
+    /// Maximum number of sequences that run at the same time.
     pub num_parallel: usize,
-    /// Prompt tokens computed between two steps of the running sequences.
+    /// Maximum number of prompt tokens computed between two steps of the running sequences.
     pub batch_tokens: usize,
     pub threads: Option<usize>,
-    /// What evaluating the model's text data and requests may cost.
+    /// Limits of evaluating the model's text data and requests.
     #[serde(default)]
     pub text: TextLimits,
 }
 
-/// A model as files on disk, whatever it was pushed as.
+/// A model as files on disk, regardless of the format in which it was pushed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// Stands for the model's name in messages: its manifest's digest, which the worker replaces.
+    /// The model's name in messages: its manifest's digest, which the worker replaces with the name from the
+    /// request.
     pub name: String,
-    /// Small files by their name in the checkpoint: `config.json`, `tokenizer.json`, `chat_template.jinja`, ...
+    /// Small files by their name in the checkpoint: `config.json`, `tokenizer.json`, `chat_template.jinja`,
+    /// ...
     pub files: BTreeMap<String, SmallFile>,
     pub tensors: Vec<TensorFile>,
-    /// A prompt template in Go's language, which the manifest puts on top of what the weights bring.
+    /// A prompt template in Go's language, which the manifest has in addition to that of the checkpoint.
     #[serde(default)]
     pub template: Option<SmallFile>,
     /// Whether the manifest names a renderer that is built into ollama.
@@ -51,7 +53,7 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Whether its tensors lie in GGUF files, whose metadata says what the model is.
+    /// Whether its tensors are in GGUF files, whose metadata has the configuration.
     pub fn is_gguf(&self) -> bool {
         self.tensors.iter().any(|file| file.format == Format::Gguf)
     }
@@ -74,16 +76,16 @@ impl From<PathBuf> for SmallFile {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TensorFile {
     pub path: PathBuf,
-    /// The layer's name, for blobs that are keyed `data`.
+    /// The layer's name, for blobs with the key `data`.
     pub name: Option<String>,
-    /// A checkpoint's own file with many tensors, rather than a blob of one.
+    /// Whether it is a checkpoint file with many tensors, rather than a tensor blob.
     pub whole_file: bool,
     #[serde(default)]
     pub format: Format,
     pub extent: Option<Extent>,
 }
 
-/// The answer to `/load`.
+/// The response to `/load`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Loaded {
     pub architecture: String,
@@ -92,13 +94,13 @@ pub struct Loaded {
     pub context_length: usize,
     pub weights_bytes: u64,
     pub kv_bytes_per_token: usize,
-    /// Whether the model has a tokenizer, and so can be given text.
+    /// Whether the model has a tokenizer, and so supports text.
     pub has_tokenizer: bool,
-    /// Whether the model has a chat template, and so can be given messages.
+    /// Whether the model has a chat template, and so supports messages.
     pub has_template: bool,
 }
 
-/// JSON as it was written; clones share it.
+/// Unparsed JSON; clones share it.
 #[derive(Debug, Clone)]
 pub struct SharedJson(Arc<Box<RawValue>>);
 
@@ -136,64 +138,65 @@ impl Serialize for SharedText {
     }
 }
 
-/// A request as the worker sends it: what the caller wrote passes through without being parsed or copied.
+/// A request as sent by the worker: the caller's JSON and text are passed through without being parsed or
+/// copied.
 pub type OutgoingRequest = GenerateRequest<SharedJson, SharedText>;
 
-/// `POST /generate`: answered with a stream of [`Event`], one JSON object a line.
+/// `POST /generate`: returns a stream of [`Event`], one JSON object per line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GenerateRequest<J = Value, T = String> {
     pub input: Input<J, T>,
     pub sampling: SamplerOptions,
-    /// Ids to generate at most; `None` until the model stops, bounded by ten contexts.
+    /// Maximum number of ids to generate; `None`: until the model stops, up to ten contexts.
     pub num_predict: Option<usize>,
-    /// Tokens this sequence may have; the loaded context length is applied on top.
+    /// Maximum length of this sequence in tokens; the loaded context length applies as well.
     pub num_ctx: Option<usize>,
-    /// Ids at the front that survive when a full context is shifted.
+    /// Number of ids at the front that are kept when a full context is shifted.
     pub num_keep: usize,
     pub stop: Vec<String>,
-    /// Whether a prompt that is too long is cut, or refused.
+    /// Whether a prompt that is too long is truncated or refused.
     pub truncate: bool,
-    /// Whether a full context makes room and goes on, or ends the answer.
+    /// Whether a full context is shifted, or ends the response.
     pub shift: bool,
-    /// Whether the answer is wanted at its end, in one piece, rather than token by token.
+    /// Whether to send the text at the end, in one piece, rather than token by token.
     #[serde(default)]
     pub whole: bool,
     /// Whether to report log-probabilities.
     pub logprobs: bool,
     pub top_logprobs: usize,
-    /// Whether the model is to think, where that was said; templates are told.
+    /// Whether the model should think, if specified; passed to templates.
     #[serde(default)]
     pub think: Option<Think>,
-    /// The JSON schema that the answer is held to.
+    /// The JSON schema that the response is constrained to.
     #[serde(default)]
     pub format: Option<Map<String, Value>>,
 }
 
-/// The answer to `POST /render`: the text that a generation would begin with.
+/// The response to `POST /render`: the prompt text of a generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rendered {
     pub text: String,
 }
 
-/// What to continue.
+/// The input of a generation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input<J = Value, T = String> {
-    /// Text as it is; the tokenizer adds what it always adds.
+    /// Unchanged text; the tokenizer adds only its own special tokens.
     Raw { prompt: T },
-    /// One turn: through the chat template where the model has one, after the messages that the model brings along, or after
-    /// the ids of earlier turns.
+    /// One turn, rendered with the chat template if the model has one. It follows the model's own messages,
+    /// or the ids of earlier turns.
     Prompt {
         system: Option<String>,
         messages: Vec<J>,
         prompt: T,
         context: Vec<u32>,
-        /// A Go template in place of the model's own.
+        /// A Go template instead of the model's own.
         template: Option<String>,
-        /// What comes behind the answer; empty where nothing does.
+        /// The text after the response, if any.
         suffix: String,
     },
-    /// A conversation, through the chat template.
+    /// A conversation, rendered with the chat template.
     Chat { messages: Vec<J>, tools: Vec<J> },
 }
 
@@ -201,7 +204,7 @@ pub enum Input<J = Value, T = String> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// One id was generated. All of it may be empty while a character, a stop text or a call is incomplete.
+    /// One id was generated. All fields may be empty while a character, a stop text or a call is incomplete.
     Token {
         text: String,
         #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -211,16 +214,16 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         logprob: Option<TokenLogprob>,
     },
-    /// The last line of a generation that ran to its end.
+    /// The last line of a completed generation.
     Done(Done),
-    /// The last line of one that did not.
+    /// The last line of a failed generation.
     Error(RunnerError),
 }
 
-/// How a generation ended and what it took.
+/// How a generation ended, and its statistics.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Done {
-    /// What was held back to the end.
+    /// Text that was held back until the end.
     pub text: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub thinking: String,
@@ -228,12 +231,12 @@ pub struct Done {
     pub calls: Vec<Call>,
     pub reason: DoneReason,
     pub prompt_tokens: usize,
-    /// Prompt tokens that were still in the cache from before.
+    /// Prompt tokens that were already in the KV cache.
     pub cached_tokens: usize,
     pub prompt_ns: u64,
     pub eval_tokens: usize,
     pub eval_ns: u64,
-    /// The ids of the prompt and of the answer.
+    /// The ids of the prompt and of the response.
     pub context: Vec<u32>,
 }
 
@@ -254,7 +257,7 @@ pub struct TokenLogprob {
     pub top_logprobs: Vec<TokenChance>,
 }
 
-/// An id as text and bytes (which may be no whole character), and how likely it was.
+/// An id as text and bytes (possibly an incomplete character), and its log-probability.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenChance {
     pub token: String,
@@ -262,16 +265,16 @@ pub struct TokenChance {
     pub bytes: Vec<u8>,
 }
 
-/// `POST /score`: how likely each id of each window is, given those before it in the window.
+/// `POST /score`: the log-probability of each id of each window, given the ids before it in the window.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ScoreRequest {
     pub windows: Vec<Vec<u32>>,
-    /// How many of the likeliest ids are wanted at each place.
+    /// How many of the likeliest ids to return at each position.
     #[serde(default)]
     pub top: usize,
 }
 
-/// The answer to `/score`, window by window.
+/// The response to `/score`, window by window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ScoreResponse {
     pub windows: Vec<WindowScores>,
@@ -281,28 +284,28 @@ pub struct ScoreResponse {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct WindowScores {
     pub logprobs: Vec<f32>,
-    /// The likeliest ids in each of these places, with their log-probabilities.
+    /// The likeliest ids at each of these positions, with their log-probabilities.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub top: Vec<Vec<(u32, f32)>>,
 }
 
-/// `POST /embed`: the vectors of texts.
+/// `POST /embed`: the embeddings of texts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EmbedRequest {
     pub inputs: Vec<String>,
-    /// Whether a text that is too long is cut, or refused.
+    /// Whether a text that is too long is truncated or refused.
     pub truncate: bool,
-    /// How many numbers of each vector are wanted; all of them where there are no more.
+    /// Number of dimensions to return of each embedding, at most all.
     pub dimensions: Option<usize>,
-    /// Tokens a text may have; what the model can do is applied on top.
+    /// Maximum length of a text in tokens; the model's limit applies as well.
     pub num_ctx: Option<usize>,
 }
 
-/// The answer to `/embed`, in the order of the texts.
+/// The response to `/embed`, in the order of the texts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EmbedResponse {
     pub vectors: Vec<Vec<f32>>,
-    /// The ids of all texts together.
+    /// Total number of ids of all texts.
     pub prompt_tokens: usize,
 }
 
@@ -312,7 +315,8 @@ pub struct Status {
     pub loaded: bool,
 }
 
-/// Why a runner did not do something. The body of every answer that is not 200, and the last line of a broken stream.
+/// Why a request to a runner failed. The body of every response other than 200, and the last line of a failed
+/// stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct RunnerError {
@@ -323,13 +327,13 @@ pub struct RunnerError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The request is at fault: 400.
+    /// The request is invalid: 400.
     Invalid,
-    /// The model cannot be run here, or cannot do this: 400.
+    /// The model is not supported, or does not support the request: 400.
     Unsupported,
-    /// The runner is at fault: 500.
+    /// The runner failed: 500.
     Failed,
-    /// The runner is at its end and has not begun to answer this request: another one may.
+    /// The runner is stopping and has not begun to respond: the request can be retried with another one.
     Stopped,
 }
 

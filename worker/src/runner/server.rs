@@ -1,5 +1,5 @@
-//! The inside of a runner process: HTTP on its Unix socket, one model, until its worker goes away.
-//! `lode runner` calls [`main`]; tests serve the router in process.
+//! The server in a runner process: HTTP on its Unix socket, for one model, until its worker exits. `lode
+//! runner` calls [`main`]; tests serve the router in process.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -28,17 +28,17 @@ use super::protocol::{
     ScoreResponse, Status,
 };
 
-/// Bodies come from our own worker, which has its own limits; these only bound memory.
+/// Bodies come from the worker, which has its own limits; these only bound memory.
 const MAX_BODY_BYTES: usize = 256 << 20;
 const BODY_BUDGET_BYTES: u64 = 512 << 20;
 
 /// Bodies above this size are parsed off the async threads.
 const LARGE_BYTES: usize = 256 << 10;
 
-/// Texts of one request that wait inside of the batch.
+/// Maximum number of texts of a request that are queued in the batch loop.
 const MAX_TEXTS_IN_FLIGHT: usize = 32;
 
-/// Numbers that an answer to `/score` may hold, which takes some 20 bytes for each.
+/// Maximum number of values in a response to `/score`; each takes about 20 bytes.
 const MAX_SCORES: usize = 1 << 24;
 
 /// Why a runner process could not start.
@@ -46,21 +46,21 @@ const MAX_SCORES: usize = 1 << 24;
 pub enum StartError {
     #[error("cannot listen on {}", .path.display())]
     Listen { path: PathBuf, source: std::io::Error },
-    #[error("cannot start")]
+    #[error("cannot start the async runtime")]
     Runtime(#[source] std::io::Error),
 }
 
-/// Runs a runner until its standard input closes, which is how it learns that its worker is gone.
+/// Runs a runner until its standard input closes, which happens when its worker exits.
 ///
-/// Call it before anything else starts a thread or a runtime. The kernel is also asked to kill us with our parent,
-/// but that signal follows the thread that spawned us; the pipe follows the process.
+/// Call it before anything else starts a thread or a runtime. The kernel also kills this process with its
+/// parent, but that signal is tied to the parent's thread that spawned it; the pipe is tied to the process.
 pub fn main(socket: PathBuf) -> Result<(), StartError> {
-    // Harmless where it fails: the pipe below says the same.
+    // Ignore errors: the pipe below has the same effect.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     std::thread::Builder::new()
         .name("parent".into())
         .spawn(|| {
-            // Nothing is ever written to it: the read returns when the other end closes.
+            // Nothing is written to it: the read returns when the other end closes.
             let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
             std::process::exit(0);
         })
@@ -76,7 +76,7 @@ pub fn main(socket: PathBuf) -> Result<(), StartError> {
         let (lost, engine_lost) = oneshot::channel();
         tokio::select! {
             result = serve(listener, Arc::new(Model::load), lost) => result.map_err(StartError::Runtime),
-            // The engine is gone: only a new process helps. A moment for the last events to be read.
+            // The engine has failed, so this process exits. Wait a moment so that the last events are read.
             _ = engine_lost => {
                 tokio::time::sleep(std::time::Duration::from_millis(200)).await;
                 std::process::exit(1);
@@ -85,7 +85,7 @@ pub fn main(socket: PathBuf) -> Result<(), StartError> {
     })
 }
 
-/// Turns files into a model and the engine that computes it; tests put an engine of their own behind it.
+/// Loads files into a model and its engine; tests use their own engine.
 pub(crate) type Loader = dyn Fn(&LoadRequest) -> Result<(Model, Box<dyn Engine>), RunnerError> + Send + Sync;
 
 /// The state of a runner: empty until loaded.
@@ -102,7 +102,7 @@ struct Served {
 }
 
 impl Runner {
-    /// `lost` is dropped when the engine has ended and the process should.
+    /// `lost` is dropped when the engine has ended, so that the process exits.
     fn new(loader: Arc<Loader>, lost: oneshot::Sender<Infallible>) -> Arc<Runner> {
         let (model, loading) = (OnceLock::new(), tokio::sync::Mutex::new(Some(lost)));
         Arc::new(Runner { loader, model, loading, bodies: BodyBudget::new(BODY_BUDGET_BYTES) })
@@ -144,7 +144,7 @@ async fn load(
 ) -> Result<Response, RunnerError> {
     let mut loading = runner.loading.lock().await;
     if loading.is_none() {
-        return Err(RunnerError::invalid("a model is loaded already"));
+        return Err(RunnerError::invalid("a model is already loaded"));
     }
     let (num_parallel, batch_tokens) = (request.num_parallel, request.batch_tokens);
     let loader = runner.loader.clone();
@@ -154,7 +154,7 @@ async fn load(
         Batch::start(engine, num_parallel, batch_tokens, move || drop(lost)).map_err(RunnerError::failed)?;
     let answer = json(StatusCode::OK, &model.loaded());
     if runner.model.set(Served { model, batch }).is_err() {
-        return Err(RunnerError::invalid("a model is loaded already"));
+        return Err(RunnerError::invalid("a model is already loaded"));
     }
     Ok(answer)
 }
@@ -163,16 +163,16 @@ async fn generate(State(runner): State<Arc<Runner>>, body: Received) -> Result<R
     let served = runner.served()?;
     let (events, receiver) = mpsc::channel(EVENT_QUEUE);
     let batch = served.batch.clone();
-    // Dropping this future, when the worker hangs up, kills what works on the prompt.
+    // When the worker disconnects, this future is dropped, which kills the evaluator of the prompt.
     let job = served.model.prepare(body.bytes, events, move || batch.wake()).await?;
     served.batch.generate(job)?;
-    // Dropping the receiver, when the worker hangs up, is what cancels.
+    // When the worker disconnects, the receiver is dropped, which cancels the generation.
     let lines = futures::stream::unfold(Some(receiver), |receiver| async move {
         let mut receiver = receiver?;
-        // What has piled up leaves together.
+        // Send all queued events together.
         let mut events = Vec::new();
         if receiver.recv_many(&mut events, EVENT_QUEUE).await == 0 {
-            events.push(Event::Error(RunnerError::failed("the model stopped while answering")));
+            events.push(Event::Error(RunnerError::failed("the model stopped while generating")));
         }
         let is_last = matches!(events.last(), Some(Event::Done(_) | Event::Error(_)));
         Some((Ok::<_, Infallible>(lines(&events)), (!is_last).then_some(receiver)))
@@ -209,7 +209,7 @@ async fn score(
     let ids: usize = request.windows.iter().map(Vec::len).sum();
     if ids.saturating_mul(request.top.max(1)) > MAX_SCORES {
         return Err(RunnerError::invalid(format!(
-            "{ids} ids with {} of the likeliest beside each are too many for one answer; ask for fewer windows at a time",
+            "{ids} ids with {} of the likeliest each are too many for one response; send fewer windows at a time",
             request.top
         )));
     }
@@ -236,7 +236,7 @@ async fn embed(
         let vector = vector.await;
         vector.unwrap_or_else(|_| Err(RunnerError::failed("the model stopped while embedding")))
     });
-    // In order, and not all of a long list at once, so that others get their turn.
+    // In order, and with a limited number in the queue, so that other requests get their turn.
     let vectors: Vec<Vec<f32>> =
         futures::stream::iter(vectors).buffered(MAX_TEXTS_IN_FLIGHT).try_collect().await?;
     let vectors = vectors.into_iter().map(|vector| normalised(vector, dimensions)).collect();
@@ -258,7 +258,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, RunnerError> {
     tokio::task::spawn_blocking(work)
         .await
-        .unwrap_or_else(|_| Err(RunnerError::failed("the runner failed on this request")))
+        .unwrap_or_else(|_| Err(RunnerError::failed("the runner panicked while handling this request")))
 }
 
 /// The body of a request, charged to the budget until it is dropped.
@@ -277,7 +277,7 @@ impl FromRequest<Arc<Runner>> for Received {
     }
 }
 
-/// The parsed body of a request. Its text is dropped once it is parsed.
+/// The parsed body of a request. The unparsed body is dropped.
 struct Parsed<T>(T);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Runner>> for Parsed<T> {
@@ -299,7 +299,7 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response {
 fn lines(events: &[Event]) -> Bytes {
     let mut lines = Vec::new();
     for event in events {
-        // What is made of texts and numbers is always JSON.
+        // Serialising strings and numbers does not fail.
         serde_json::to_writer(&mut lines, event).unwrap_or_default();
         lines.push(b'\n');
     }

@@ -1,4 +1,4 @@
-//! A runner behind its socket, seen through the worker's client.
+//! A runner on its socket, called with the worker's client.
 
 use std::sync::Arc;
 
@@ -162,7 +162,7 @@ async fn what_does_not_fit() {
     raw.num_predict = Some(1);
     let ids = demo_tokenizer().encode(&long, true).unwrap();
     let got = context(&client, &raw).await.unwrap();
-    // Half of what is not kept is left free.
+    // Half of the context that is not kept is free.
     let len = CONTEXT - (CONTEXT - 4) / 2;
     assert_eq!(got[..len], [&ids[..4], &ids[ids.len() - len + 4..]].concat());
     assert_eq!(got.len(), len + 1);
@@ -170,7 +170,7 @@ async fn what_does_not_fit() {
     let error = refusal(context(&client, &raw).await.unwrap_err());
     assert!(error.kind == ErrorKind::Invalid && error.message.contains("longer than the context"), "{error}");
 
-    // Old turns go first, the system message and the last turn stay.
+    // Old turns are dropped first; the system message and the last turn are kept.
     let user = |content: &str| json!({"role": "user", "content": content});
     let messages = vec![json!({"role": "system", "content": "S"}), user(&long), user("old"), user("last")];
     let mut chat = request(Input::Chat { messages, tools: Vec::new() });
@@ -199,7 +199,7 @@ async fn what_does_not_fit() {
     let error = client.score(&ScoreRequest { windows: vec![vec![1, 9999]], top: 0 }).await.unwrap_err();
     assert!(refusal(error).message.contains("outside"));
     let error = client.score(&ScoreRequest { windows: vec![vec![1; 100]], top: 1 << 20 }).await.unwrap_err();
-    assert!(refusal(error).message.contains("100 ids with 1048576 of the likeliest"));
+    assert!(refusal(error).message.contains("100 ids with 1048576 of the likeliest each"));
     let scores =
         client.score(&ScoreRequest { windows: vec![vec![300; 100], vec![1]], top: 0 }).await.unwrap();
     assert_eq!(scores.windows.iter().map(|window| window.logprobs.len()).collect::<Vec<_>>(), [99, 0]);
@@ -215,7 +215,7 @@ async fn more_vectors_than_an_answer_can_hold_are_refused() {
         model.prepare_embed(EmbedRequest { inputs, truncate: true, dimensions: None, num_ctx: None }).await
     };
     assert_eq!(ask(2).await.unwrap().len(), 2);
-    assert_eq!(ask(3).await.unwrap_err().message, "3 texts are too many for one request: 2 at most");
+    assert_eq!(ask(3).await.unwrap_err().message, "3 texts are too many for one request (at most 2)");
 }
 
 #[tokio::test]
@@ -225,12 +225,12 @@ async fn dropping_the_stream_cancels() {
     let mut endless = request(Input::Raw { prompt: "x".into() });
     endless.num_predict = None;
     endless.sampling = SamplerOptions { temperature: 0.9, seed: 3, ..SamplerOptions::default() };
-    // Two places: without cancelling, the later ones would wait for ten contexts' worth of tokens.
+    // There are two sequences: without cancellation, later requests would wait for ten contexts of tokens.
     for _ in 0..6 {
         let mut events = client.generate(&endless).await.unwrap();
         assert!(matches!(events.next().await, Some(Event::Token { .. })));
     }
-    // One that is wanted whole says nothing before its end.
+    // A request with `whole` has no events before its end.
     endless.whole = true;
     for _ in 0..6 {
         drop(client.generate(&endless).await.unwrap());
@@ -251,8 +251,8 @@ async fn a_lost_engine_ends_the_streams() {
     let error = refusal(context(&client, &request(input)).await.unwrap_err());
     assert_eq!(
         (error.kind, error.message.as_str()),
-        (ErrorKind::Failed, "the model stopped while answering")
+        (ErrorKind::Failed, "the model stopped while generating")
     );
-    assert!(lost.await.is_err(), "main is told");
+    assert!(lost.await.is_err(), "`main` is notified");
     assert!(context(&client, &request(Input::Raw { prompt: "x".into() })).await.is_err());
 }

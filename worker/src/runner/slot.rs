@@ -1,4 +1,4 @@
-//! An open sequence of the engine and the work it does; the batch loop keeps a few.
+//! An open sequence of the engine and its work; the batch loop has a few.
 
 use super::batch::{RequestId, ScoreJob};
 use super::embed::{EmbedJob, Pool};
@@ -6,15 +6,15 @@ use super::generate::Generation;
 use super::protocol::{RunnerError, WindowScores};
 use crate::engine::SequenceId;
 
-/// An open sequence. Idle ones are kept, so that a prompt that begins alike need not be computed again.
+/// An open sequence. Idle ones stay open, so that their prefix can be reused for another prompt.
 pub(super) struct Slot {
     pub(super) sequence: SequenceId,
     /// The ids that the engine holds for it.
     pub(super) cached: Vec<u32>,
-    /// The ids that it is to take next.
+    /// The ids to compute next.
     pub(super) pending: Vec<u32>,
     pub(super) last_used: u64,
-    /// The request that it works for, or last worked for.
+    /// The request that uses it, or used it last.
     pub(super) request: RequestId,
     pub(super) work: Work,
 }
@@ -45,7 +45,7 @@ impl Slot {
         matches!(self.work, Work::Idle)
     }
 
-    /// Whether the client of its work has left.
+    /// Whether the client of its work has disconnected.
     pub(super) fn is_cancelled(&self) -> bool {
         match &self.work {
             Work::Idle => false,
@@ -55,7 +55,7 @@ impl Slot {
         }
     }
 
-    /// Gives up the embedding of a text, to be done again later. What is cached stays.
+    /// Suspends the embedding of a text, to be repeated later. The cached ids stay.
     pub(super) fn take_embed(&mut self) -> Option<EmbedJob> {
         match std::mem::replace(&mut self.work, Work::Idle) {
             Work::Embed(pool) => {
@@ -69,13 +69,13 @@ impl Slot {
         }
     }
 
-    /// Done with its work; what it has cached stays.
+    /// Ends its work; the cached ids stay.
     pub(super) fn rest(&mut self) {
         self.work = Work::Idle;
         self.pending.clear();
     }
 
-    /// Answers with the vector of a text.
+    /// Sends the embedding of its text.
     pub(super) fn finish(&mut self) {
         if let Work::Embed(pool) = std::mem::replace(&mut self.work, Work::Idle) {
             pool.finish();

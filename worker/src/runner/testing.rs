@@ -1,5 +1,5 @@
-//! An engine without a model, for tests: what comes next is a pure function of all the ids so far.
-//! Whatever the batch loop does with slots, pieces and prefixes must not show in any answer.
+//! An engine without a model, for tests: the next id is a pure function of all ids so far. The batch loop's
+//! use of slots, pieces and prefixes must not affect any result.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,15 +13,15 @@ pub(crate) const VOCAB: usize = 4096;
 pub(crate) const HIDDEN: usize = 8;
 /// The demo model's end-of-sequence id.
 pub(crate) const EOS: u32 = 2;
-/// A step with this id in it fails, naming the sequence.
+/// A step with this id fails with an error of its sequence.
 pub(crate) const POISON: u32 = 4000;
-/// The logits after this id are no numbers.
+/// The logits after this id are NaN.
 pub(crate) const NAN: u32 = 4001;
-/// A step with this id in it breaks the device.
+/// A step with this id fails with a device error.
 pub(crate) const BREAK: u32 = 4002;
-/// A step with this id in it runs until it is cancelled.
+/// A step with this id runs until it is cancelled.
 pub(crate) const ENDLESS: u32 = 4004;
-/// A step with this id in it panics.
+/// A step with this id panics.
 pub(crate) const PANIC: u32 = 4003;
 
 /// The tokens of each slice of each step.
@@ -32,7 +32,7 @@ pub(crate) struct FakeEngine {
     sequences: HashMap<SequenceId, Vec<u32>>,
     next: u64,
     max_sequences: usize,
-    /// What it answers to everything, where that is given.
+    /// The fixed output for every prompt, if not empty.
     pub(crate) script: Vec<u32>,
     pub(crate) log: StepLog,
 }
@@ -75,7 +75,7 @@ pub(crate) fn row(ids: &[u32]) -> Vec<f32> {
     hash ^= hash >> 29;
     let mut row: Vec<f32> =
         (0..VOCAB).map(|id| ((hash.wrapping_mul(id as u64 | 1) >> 40) % 100) as f32 / 100.0).collect();
-    // Ordinary tokens, and now and then the end.
+    // Ordinary tokens, and sometimes the end-of-sequence id.
     let best = if hash.is_multiple_of(41) { u64::from(EOS) } else { 300 + hash % 3000 };
     row[best as usize] = 6.0;
     if ids.last() == Some(&NAN) {
@@ -89,7 +89,7 @@ pub(crate) fn hidden(ids: &[u32]) -> Vec<f32> {
     row(ids)[..HIDDEN].to_vec()
 }
 
-/// The greedy answer to a prompt, without the end-of-sequence id.
+/// The greedy output for a prompt, without the end-of-sequence id.
 pub(crate) fn answer(prompt: &[u32], num_predict: usize) -> Vec<u32> {
     let mut ids = prompt.to_vec();
     while ids.len() < prompt.len() + num_predict {
@@ -162,7 +162,7 @@ impl Engine for FakeEngine {
             if slice.tokens.contains(&POISON) {
                 return Err(StepError::TokenOutOfRange { sequence, token: POISON, vocab_size: VOCAB });
             }
-            assert!(!slice.tokens.contains(&PANIC), "asked to");
+            assert!(!slice.tokens.contains(&PANIC), "step with the panic id");
             if slice.tokens.contains(&BREAK) {
                 return Err(StepError::Device(broken_device()));
             }

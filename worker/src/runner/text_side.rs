@@ -1,5 +1,6 @@
-//! A model's text data: its tokenizer, its chat template and its special tokens, from the small files of a checkpoint or from the
-//! metadata of a GGUF. All of it is a stranger's, so it is read and used in the runner's helper process alone.
+//! A model's text data: its tokenizer, its chat template and its special tokens, from the small files of a
+//! checkpoint or from the metadata of a GGUF. It is untrusted, so it is read and used only in the text
+//! helper.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,12 +18,12 @@ use crate::text::{
     ChatTemplate, GoChat, PromptTemplate, ReplyFormat, SpecialTokens, Tokenizer, TokenizerError, gguf,
 };
 
-/// Vocabularies of today have up to some tens of MiB.
+/// Size limit of tokenizer.json: current ones have up to some tens of MiB.
 pub(super) const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
-/// Other small files of a checkpoint are refused beyond this.
+/// Size limit of other small files of a checkpoint.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// What turns texts into ids. A model without a tokenizer can still be given ids.
+/// The text data. A model without a tokenizer still supports ids.
 #[derive(Debug, Default)]
 pub(super) struct TextSide {
     pub(super) name: String,
@@ -33,17 +34,18 @@ pub(super) struct TextSide {
     pub(super) embedding: Embedding,
 }
 
-/// Text data whose template is still to be read: that has a limit of its own.
+/// Text data without the template, which is read next, with a separate limit.
 pub(super) struct TextReader<'a> {
     spec: &'a ModelSpec,
     text: TextSide,
-    /// Of a GGUF that has a vocabulary.
+    /// The metadata of a GGUF that has a vocabulary.
     metadata: Option<Metadata>,
     tokenizer_config: Option<Value>,
 }
 
 impl<'a> TextReader<'a> {
-    /// Reads all but the template: from the metadata of a GGUF that has a vocabulary, else from the checkpoint's own files.
+    /// Reads all except the template: from the metadata of a GGUF that has a vocabulary, else from the
+    /// checkpoint's files.
     pub(super) fn read(spec: &'a ModelSpec, config: &Value) -> Result<TextReader<'a>, RunnerError> {
         match gguf_metadata(spec)? {
             Some(metadata) => match gguf::read(&metadata) {
@@ -85,7 +87,7 @@ impl<'a> TextReader<'a> {
         &self.text
     }
 
-    /// Reads the template, and from what it writes how the model marks the parts of its replies.
+    /// Reads the template, and derives the format of the model's responses from its output.
     pub(super) fn read_template(self) -> Result<TextSide, RunnerError> {
         let TextReader { spec, mut text, metadata, tokenizer_config } = self;
         let template = match &metadata {
@@ -139,7 +141,7 @@ impl TextSide {
 
     pub(super) fn tokenizer(&self) -> Result<&Tokenizer, RunnerError> {
         self.tokenizer.as_ref().ok_or_else(|| {
-            RunnerError::unsupported(format!("{}: has no tokenizer, so it cannot read text", self.name))
+            RunnerError::unsupported(format!("{}: no tokenizer, so it does not support text", self.name))
         })
     }
 }
@@ -148,7 +150,7 @@ fn unusable(spec: &ModelSpec, error: &dyn std::error::Error) -> RunnerError {
     RunnerError::unsupported(format!("{}: {}", spec.name, chain(error)))
 }
 
-/// The metadata of the GGUF that a model is, read without mapping the file.
+/// The metadata of a GGUF model, read without mapping the file.
 fn gguf_metadata(spec: &ModelSpec) -> Result<Option<Metadata>, RunnerError> {
     let files = spec.tensors.iter().filter(|file| file.format == Format::Gguf);
     for TensorFile { path, extent, .. } in files {
@@ -158,7 +160,7 @@ fn gguf_metadata(spec: &ModelSpec) -> Result<Option<Metadata>, RunnerError> {
         let Extent { offset, size } = extent.unwrap_or(Extent { offset: 0, size: len });
         let header = Header::read(&Part { file: opened, offset, len: size });
         let header = header.map_err(|error| unusable(spec, &error))?;
-        // Of a split one, the first part has it all.
+        // In a split GGUF, the first part has all metadata.
         if header.metadata.u64("split.no").unwrap_or(0) == 0 {
             return Ok(Some(header.metadata));
         }
@@ -166,7 +168,7 @@ fn gguf_metadata(spec: &ModelSpec) -> Result<Option<Metadata>, RunnerError> {
     Ok(None)
 }
 
-/// A file, or one that lies in it.
+/// A file, or a part of it.
 struct Part {
     file: File,
     offset: u64,
@@ -185,17 +187,14 @@ impl ReadAt for Part {
     }
 }
 
-/// The checkpoint's own template, or the one that its manifest put on top.
+/// Chooses between the checkpoint's template and that of the manifest.
 fn chosen(spec: &ModelSpec, jinja: Option<ChatTemplate>) -> Result<Option<PromptTemplate>, RunnerError> {
     let on_top = match &spec.template {
         Some(file) => {
             let source = read_limited("the prompt template", file, MAX_FILE_BYTES)?;
             let source = String::from_utf8_lossy(&source);
             Some(GoChat::new(&source).map_err(|error| {
-                RunnerError::unsupported(format!(
-                    "{}: the prompt template cannot be read: {error}",
-                    spec.name
-                ))
+                RunnerError::unsupported(format!("{}: cannot parse the prompt template: {error}", spec.name))
             })?)
         }
         None => None,
@@ -203,7 +202,7 @@ fn chosen(spec: &ModelSpec, jinja: Option<ChatTemplate>) -> Result<Option<Prompt
     Ok(PromptTemplate::choose(on_top, jinja, spec.has_renderer))
 }
 
-/// A small file in JSON.
+/// Reads a small JSON file.
 pub(super) fn read_json(spec: &ModelSpec, name: &str) -> Result<Option<Value>, RunnerError> {
     read_file(spec, name)?.map(|bytes| parse_json(name, &bytes)).transpose()
 }

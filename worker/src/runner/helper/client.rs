@@ -1,4 +1,5 @@
-//! The runner's side: starts the helper, has evaluators forked, and kills those that exceed a limit or whose caller has gone.
+//! The runner's side: starts the text helper, has it fork evaluators, and kills those that exceed a limit or
+//! whose caller has disconnected.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
@@ -29,10 +30,10 @@ use super::{TextLimits, frame};
 use crate::text::grammar::Allowed;
 use crate::text::{ReplyFormat, Vocabulary};
 
-/// Evaluators without a call that are kept for the next ones.
+/// Maximum number of idle evaluators that are kept for later calls.
 const MAX_IDLE: usize = 2;
 
-/// A model's helper. Dropping it ends the process and all of its evaluators.
+/// A model's text helper. Dropping it ends the process and all of its evaluators.
 pub(crate) struct Helper {
     request: ReadText,
     limits: TextLimits,
@@ -42,11 +43,11 @@ pub(crate) struct Helper {
 
 struct State {
     process: Process,
-    /// Why the model has no structured output, once that is known.
+    /// Why structured output failed for this model, if it did.
     no_grammars: Option<RunnerError>,
 }
 
-/// What the runner itself needs of a model's text data.
+/// The part of a model's text data that the runner itself needs.
 #[derive(Debug, Default)]
 pub(crate) struct TextData {
     /// `None` without a tokenizer.
@@ -58,7 +59,7 @@ pub(crate) struct TextData {
 }
 
 impl Helper {
-    /// Starts the process, and reads the model's text data in it.
+    /// Starts the process, which reads the model's text data.
     pub(crate) async fn start(
         model: &ModelSpec,
         config: &Value,
@@ -72,29 +73,29 @@ impl Helper {
         Ok((Helper { request, limits, state, idle: Mutex::default() }, data))
     }
 
-    /// The ids of a request's prompt, and the request without it.
+    /// Returns the ids of a request's prompt, and the request without it.
     pub(in crate::runner) async fn prepare(
         &self,
         facts: EngineFacts,
         request: &[u8],
     ) -> Result<(Prepared, Vec<u32>), RunnerError> {
-        let what = "the prompt, as the chat template and the tokenizer make it,";
+        let what = "rendering and tokenizing the prompt";
         let (prepared, ids) = self.call(what, &Call::Prepare(facts), request).await?;
         Ok((prepared, frame::from_bytes(&ids)))
     }
 
-    /// The text of a request's prompt.
+    /// Returns the text of a request's prompt.
     pub(in crate::runner) async fn render(
         &self,
         facts: EngineFacts,
         request: &[u8],
     ) -> Result<String, RunnerError> {
-        let what = "the prompt, as the chat template makes it,";
+        let what = "rendering the prompt";
         let ((), text) = self.call(what, &Call::Render(facts), request).await?;
         String::from_utf8(text).map_err(|_| RunnerError::failed("the prompt is not UTF-8"))
     }
 
-    /// The ids of texts to embed.
+    /// Returns the ids of texts to embed.
     pub(in crate::runner) async fn encode(
         &self,
         texts: Vec<String>,
@@ -115,13 +116,13 @@ impl Helper {
         if texts.len() == expected { Ok(texts) } else { Err(broken()) }
     }
 
-    /// Begins a grammar in an evaluator of its own. `wake` is called whenever the session has news.
+    /// Starts a grammar in a separate evaluator. `wake` is called whenever the session has a result.
     pub(crate) async fn begin(
         &self,
         schema: Map<String, Value>,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Result<(Session, Allowed), RunnerError> {
-        let what = "the grammar of the format";
+        let what = "compiling the grammar of the format";
         let mut evaluator = self.fork(true).await?;
         let call = Call::Begin { schema };
         let allowed = match timeout(self.limits.timeout, evaluator.call::<AllowedNext>(&call, &[])).await {
@@ -132,7 +133,7 @@ impl Helper {
         Ok((Session::start(evaluator, self.limits, wake), allowed))
     }
 
-    /// A call to an evaluator. Dropping the future kills it.
+    /// Calls an evaluator. Dropping the future kills it.
     async fn call<T: DeserializeOwned>(
         &self,
         what: &str,
@@ -148,7 +149,7 @@ impl Helper {
             };
             match timeout(self.limits.timeout, evaluator.call(call, body)).await {
                 Err(_) => return Err(self.limits.too_slow(what)),
-                // It has ended since, or had less memory left than a fresh one.
+                // A reused evaluator may have ended, or has less memory left than a fresh one: retry.
                 Ok(Err(_)) if !is_fresh => {}
                 Ok(Err(_)) => return Err(self.limits.too_large(what)),
                 Ok(Ok((answer, bytes))) => {
@@ -161,7 +162,7 @@ impl Helper {
         }
     }
 
-    /// A fresh evaluator, of a process that is started again where it has ended.
+    /// Forks a fresh evaluator. Restarts the helper if it has ended.
     async fn fork(&self, with_grammars: bool) -> Result<Evaluator, RunnerError> {
         let mut state = self.state.lock().await;
         if let Some(error) = state.no_grammars.as_ref().filter(|_| with_grammars) {
@@ -171,7 +172,7 @@ impl Helper {
             let is_new = state.process.is_ended();
             if is_new {
                 self.idle().clear();
-                tracing::warn!(model = %self.request.model.name, "the helper process ended; starting another");
+                tracing::warn!(model = %self.request.model.name, "text helper ended; starting another");
                 state.process = Process::start(&self.request, &self.limits).await?.0;
             }
             if with_grammars && let Err(error) = state.process.make_grammars(&self.limits).await {
@@ -181,17 +182,17 @@ impl Helper {
             match state.process.fork(&self.limits).await {
                 Ok(evaluator) => return Ok(evaluator),
                 Err(error) if is_new || !state.process.is_ended() => return Err(failed(&error)),
-                // It ended a moment ago.
+                // It ended just now: start another.
                 Err(_) => {}
             }
         }
     }
 
-    /// The process id of the helper, which has evaluators for children.
+    /// The process id of the helper, whose children are the evaluators.
     #[cfg(test)]
     pub(super) fn pid(&self) -> u32 {
         use std::os::fd::AsRawFd;
-        let state = self.state.try_lock().expect("nothing is being forked");
+        let state = self.state.try_lock().expect("no fork in progress");
         let fdinfo = format!("/proc/self/fdinfo/{}", state.process.killed.0.as_raw_fd());
         let fdinfo = std::fs::read_to_string(fdinfo).expect("it is open");
         let pid = fdinfo.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
@@ -200,7 +201,7 @@ impl Helper {
 
     #[cfg(test)]
     pub(super) fn kill_process(&self) {
-        self.state.try_lock().expect("nothing is being forked").process.killed.kill();
+        self.state.try_lock().expect("no fork in progress").process.killed.kill();
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Evaluator>> {
@@ -209,11 +210,11 @@ impl Helper {
 }
 
 fn broken() -> RunnerError {
-    RunnerError::failed("the helper process gave a broken answer")
+    RunnerError::failed("the text helper sent an invalid reply")
 }
 
 fn failed(error: &io::Error) -> RunnerError {
-    RunnerError::failed(format!("the helper process of this model cannot be used: {error}"))
+    RunnerError::failed(format!("call to the model's text helper failed: {error}"))
 }
 
 pub(super) fn allowed(next: AllowedNext, mask: &[u8]) -> Allowed {
@@ -231,7 +232,8 @@ impl Process {
     async fn start(request: &ReadText, limits: &TextLimits) -> Result<(Process, TextData), RunnerError> {
         let (control, theirs) = StdStream::pair().map_err(|error| failed(&error))?;
         let (spawned, pidfd) = oneshot::channel();
-        // The thread that starts the process stays with it: the kernel's parent-death signal follows that thread.
+        // The thread that starts the process waits for its end: the kernel's parent-death signal is tied to
+        // that thread.
         std::thread::Builder::new()
             .name("helper".into())
             .spawn(move || keep(command(), theirs.into(), spawned))
@@ -253,7 +255,7 @@ impl Process {
             Ok(Err(_)) => return Err(unusable(limits.too_large(&what))),
             Ok(Ok((read, vocabulary))) => (read?, vocabulary),
         };
-        let what = format!("{name}: its chat template");
+        let what = format!("{name}: reading its chat template");
         let read = frame::receive::<Result<TemplateRead, RunnerError>>(&mut control);
         let template = match timeout(limits.timeout, read).await {
             Err(_) => return Err(unusable(limits.too_slow(&what))),
@@ -274,12 +276,12 @@ impl Process {
         Ok((Process { control, killed, has_grammars: false }, data))
     }
 
-    /// Nothing comes from it without being asked for, but its end.
+    /// Whether the process has ended: the socket is only readable without a call at its end.
     fn is_ended(&self) -> bool {
         !matches!(self.control.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// A fresh evaluator.
+    /// Forks a fresh evaluator.
     async fn fork(&self, limits: &TextLimits) -> io::Result<Evaluator> {
         let forked = async {
             let (ours, theirs) = StdStream::pair()?;
@@ -289,18 +291,18 @@ impl Process {
             drop(theirs);
             let (hello, _): (Hello, _) = frame::receive(&mut stream).await?;
             let pid = Pid::from_raw(hello.pid).ok_or(io::ErrorKind::InvalidData)?;
-            // It waits for us, or is not waited for yet: the number is still its own.
+            // The evaluator still runs or has not been reaped, so its process id is still valid.
             Ok(Evaluator { stream, _killed: Killed(pidfd_open(pid, PidfdFlags::empty())?) })
         };
         timeout(limits.read_timeout(), forked).await?
     }
 
-    /// Has the helper make what all grammars share, once.
+    /// Has the helper build the data shared by all grammars, once.
     async fn make_grammars(&mut self, limits: &TextLimits) -> Result<(), RunnerError> {
         if self.has_grammars {
             return Ok(());
         }
-        let what = "structured output with the model's vocabulary";
+        let what = "preparing structured output for the model's vocabulary";
         let made = async {
             self.send(MAKE_GRAMMARS, None).await?;
             frame::receive::<Result<(), RunnerError>>(&mut self.control).await
@@ -334,17 +336,17 @@ impl Process {
     }
 }
 
-/// How the helper is started.
+/// The command that starts the helper.
 #[cfg(not(test))]
 fn command() -> Command {
-    // This program, also where its file has been replaced since.
+    // This program, even if its file has been replaced since.
     let mut command = Command::new("/proc/self/exe");
-    // What is evaluated there has no use for the server's secrets.
+    // The helper does not need the server's secrets.
     command.args(["runner", "--text"]).env_clear();
     command
 }
 
-/// The tests' program is the helper, too, in a test that does nothing else.
+/// In tests, the test program runs the helper, in a test that does nothing else.
 #[cfg(test)]
 fn command() -> Command {
     let mut command = Command::new("/proc/self/exe");
@@ -353,14 +355,14 @@ fn command() -> Command {
     command
 }
 
-/// Starts the process, hands out the means to kill it, and waits for its end.
+/// Starts the process, sends its pidfd to `spawned`, and waits for its end.
 fn keep(mut command: Command, control: OwnedFd, spawned: oneshot::Sender<io::Result<OwnedFd>>) {
-    // The tokenizer library may otherwise start threads, and a process with threads cannot fork.
+    // Otherwise the tokenizers library may start threads, and a process with threads must not fork.
     command.env("TOKENIZERS_PARALLELISM", "false");
-    // A process that is out of memory has none for a backtrace.
+    // A process that is out of memory cannot print a backtrace.
     command.env_remove("RUST_BACKTRACE");
     let child = command.stdin(control).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn();
-    // It holds our end of the socket.
+    // It owns our end of the socket.
     drop(command);
     let mut child = match child {
         Ok(child) => child,
@@ -377,17 +379,17 @@ fn keep(mut command: Command, control: OwnedFd, spawned: oneshot::Sender<io::Res
         let _ = child.kill();
     }
     match child.wait() {
-        Ok(status) => tracing::debug!(pid = child.id(), %status, "helper ended"),
-        Err(error) => tracing::error!(pid = child.id(), %error, "cannot wait for a helper"),
+        Ok(status) => tracing::debug!(pid = child.id(), %status, "text helper ended"),
+        Err(error) => tracing::error!(pid = child.id(), %error, "failed to wait for text helper"),
     }
 }
 
-/// A process that is killed when this is dropped.
+/// Kills a process when dropped.
 struct Killed(OwnedFd);
 
 impl Killed {
     fn kill(&self) {
-        // Fails only when it has gone already.
+        // Fails only if the process has already ended.
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
     }
 }
@@ -398,7 +400,7 @@ impl Drop for Killed {
     }
 }
 
-/// A forked copy of the helper that answers one call at a time.
+/// A forked copy of the helper that evaluates one call at a time.
 pub(super) struct Evaluator {
     stream: UnixStream,
     _killed: Killed,

@@ -1,15 +1,15 @@
-//! Copies the helper. It is the only place that calls fork(2).
+//! Forks the helper. This is the only place that calls fork(2).
 #![allow(unsafe_code)] // fork(2) is unsafe in a process with several threads, and has no safe wrapper.
 
 use std::io;
 
-/// Which of the two processes we are.
+/// Which of the two processes this is.
 pub(super) enum Forked {
     Parent,
     Child,
 }
 
-/// Copies this process. The caller has no other threads.
+/// Forks this process. The process must have a single thread.
 pub(super) fn fork() -> io::Result<Forked> {
     // SAFETY: the helper never starts a thread, so no lock is held by one that is missing in the child.
     match unsafe { libc::fork() } {

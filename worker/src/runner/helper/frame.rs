@@ -1,4 +1,5 @@
-//! What goes between a runner and its helper: a header in JSON, and bytes behind it (ids, masks, texts, bodies).
+//! Frames between a runner and its text helper: a header in JSON, followed by bytes (ids, masks, texts,
+//! bodies).
 
 use std::io::{self, Read, Write};
 
@@ -6,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// A helper's answers are data of a stranger, and bounded. Its headers name tools, options and a schema.
+/// A helper's replies are untrusted, so their size is limited. Headers have tools, options and a schema.
 const MAX_HEADER_BYTES: usize = 4 << 20;
 /// A vocabulary, a prompt's text, or ids.
 const MAX_BYTES: usize = 64 << 20;
@@ -15,7 +16,7 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// The header on the wire, with the lengths of both parts in front.
+/// Encodes the header, after the lengths of both parts.
 fn header(head: &impl Serialize, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut wire = vec![0; 8];
     serde_json::to_writer(&mut wire, head).map_err(invalid)?;
@@ -31,17 +32,17 @@ fn lengths(wire: [u8; 8]) -> (usize, usize) {
     (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]) as usize)
 }
 
-/// Sends a frame from the helper; one that the runner would not take is an error before anything is sent.
+/// Sends a frame from the helper. A frame that exceeds the runner's limits is an error, and nothing is sent.
 pub(super) fn write(mut socket: impl Write, head: &impl Serialize, bytes: &[u8]) -> io::Result<()> {
     let wire = header(head, bytes)?;
     if wire.len() - 8 > MAX_HEADER_BYTES || bytes.len() > MAX_BYTES {
-        return Err(invalid("the answer is too long"));
+        return Err(invalid("the reply is too long"));
     }
     socket.write_all(&wire)?;
     socket.write_all(bytes)
 }
 
-/// Reads a frame in the helper: of its runner, which it trusts.
+/// Reads a frame in the helper, from its trusted runner.
 pub(super) fn read<T: DeserializeOwned>(mut socket: impl Read) -> io::Result<(T, Vec<u8>)> {
     let mut wire = [0; 8];
     socket.read_exact(&mut wire)?;
@@ -71,7 +72,7 @@ pub(super) async fn receive<T: DeserializeOwned>(
     socket.read_exact(&mut wire).await?;
     let (head_len, bytes_len) = lengths(wire);
     if head_len > MAX_HEADER_BYTES || bytes_len > MAX_BYTES {
-        return Err(invalid("the helper's answer is too long"));
+        return Err(invalid("the text helper's reply is too long"));
     }
     let mut head = vec![0; head_len];
     socket.read_exact(&mut head).await?;

@@ -1,9 +1,11 @@
-//! The helper process of a runner: everything that a model's files or a request make us evaluate (tokenizers, chat templates, regular
-//! expressions, JSON schemas) is evaluated there, within limits, in a process that maps no weights.
+//! The text helper of a runner: a process that evaluates all data of a model's files or a request
+//! (tokenizers, chat templates, regular expressions, JSON schemas), within limits and without mapping
+//! weights.
 //!
-//! The helper reads the model's text data once. For each call, and for each answer with a format, it forks an evaluator, which shares
-//! what was read and is ready at once. An evaluator that exceeds a limit is killed, and only its call fails; another is forked for the
-//! next one. Neither process maps weights, opens a socket or starts a thread.
+//! The helper reads the model's text data once. For each call, and for each response with a format, it forks
+//! an evaluator, which shares that data and is ready at once. An evaluator that exceeds a limit is killed,
+//! and only its call fails; the next call gets another one. Neither process maps weights, opens a socket or
+//! starts a thread.
 
 mod client;
 mod fork;
@@ -26,13 +28,14 @@ pub(crate) use session::{Poll, Session};
 use super::protocol::{ModelSpec, RunnerError};
 use super::text_side::MAX_TOKENIZER_BYTES;
 
-/// How much longer than a call the reading of tokenizer data may take: a vocabulary has hundreds of thousands of tokens.
+/// Reading tokenizer data may take this many times the timeout of a call: a vocabulary has hundreds of
+/// thousands of tokens.
 const READ_FACTOR: u32 = 5;
-/// Bytes of memory that reading a tokenizer.json may take beyond the limit, for each byte of the file: one of 28 MB with 262,144 tokens
-/// and 508,048 merges took 470 MiB, of which 190 stayed.
+/// Bytes of memory beyond the limit that reading a tokenizer.json may take for each byte of the file. One of
+/// 28 MB with 262,144 tokens and 508,048 merges took 470 MiB, of which 190 remained in use.
 const READ_BYTES_FACTOR: u64 = 12;
 
-/// What a model's files or a request may cost, each time that they are evaluated.
+/// Limits of each evaluation of data from a model's files or a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextLimits {
     /// `LODE_TEXT_TIMEOUT`.
@@ -61,27 +64,25 @@ impl TextLimits {
         self.memory.saturating_add(file_bytes.min(MAX_TOKENIZER_BYTES).saturating_mul(READ_BYTES_FACTOR))
     }
 
-    /// The error of what took too long.
+    /// The error of an evaluation that exceeded the timeout.
     fn too_slow(&self, what: &str) -> RunnerError {
         let timeout = humantime::format_duration(self.timeout);
-        RunnerError::invalid(format!(
-            "{what} takes longer than the limit LODE_TEXT_TIMEOUT ({timeout}) allows"
-        ))
+        RunnerError::invalid(format!("{what} took longer than the limit LODE_TEXT_TIMEOUT ({timeout})"))
     }
 
-    /// The error of reading what took too long.
+    /// The error of reading data that exceeded the timeout.
     fn too_slow_to_read(&self, what: &str) -> RunnerError {
         let (allowed, timeout) =
             (humantime::format_duration(self.read_timeout()), humantime::format_duration(self.timeout));
         RunnerError::unsupported(format!(
-            "{what} takes longer than {allowed}, {READ_FACTOR} times the limit LODE_TEXT_TIMEOUT ({timeout})"
+            "{what} took longer than {allowed}, {READ_FACTOR} times the limit LODE_TEXT_TIMEOUT ({timeout})"
         ))
     }
 
-    /// The error of what ended its process: allocations beyond the limit do.
+    /// The error of an evaluation whose process ended, as it does when an allocation exceeds the limit.
     fn too_large(&self, what: &str) -> RunnerError {
         RunnerError::invalid(format!(
-            "{what} needs more memory than the limit LODE_TEXT_MEMORY ({} MiB) allows",
+            "{what} needed more memory than the limit LODE_TEXT_MEMORY ({} MiB)",
             self.memory >> 20
         ))
     }

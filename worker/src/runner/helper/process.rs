@@ -1,4 +1,4 @@
-//! The inside of the helper process and of the evaluators that it forks. `lode runner --text` calls [`main`].
+//! The text helper's process and the evaluators that it forks. `lode runner --text` calls [`main`].
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,12 +21,14 @@ use super::protocol::{
 };
 use crate::text::{Grammars, Matching};
 
-/// An evaluator that has mapped more than this part of its limit ends after its call, so that the next one has all of it.
+/// An evaluator that has mapped more than one part in this many of its limit ends after its call, so that the
+/// next call has the full limit.
 const KEPT_PART: u64 = 8;
 
-/// Runs the helper until its standard input, the socket of its runner, closes. Call it before anything starts a thread.
+/// Runs the helper until its standard input, the socket of its runner, closes. Call it before any thread is
+/// started.
 pub fn main() -> io::Result<()> {
-    // Nothing that a stranger makes fail is worth a file, and what is read must not stay behind a runner that was killed.
+    // No core dumps for failures that untrusted input causes, and no helper left behind by a killed runner.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -37,7 +39,7 @@ pub fn main() -> io::Result<()> {
     helper.serve(&control, memory)
 }
 
-/// Lets this process map so many bytes beyond what it has mapped.
+/// Limits this process to this many bytes beyond those that it has already mapped.
 fn limit_memory(bytes: u64) -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::As);
     let wanted = mapped_bytes()?.saturating_add(bytes);
@@ -52,14 +54,14 @@ fn mapped_bytes() -> io::Result<u64> {
     kibibytes.map(|size| size << 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// A model's text data, read.
+/// A model's parsed text data.
 struct Helper {
     text: TextSide,
     grammars: Option<Result<Grammars, RunnerError>>,
 }
 
 impl Helper {
-    /// Reads the text data, and says what it found; `None` where it cannot be used.
+    /// Reads the text data and sends the results; `None` if it is unusable.
     fn read(control: &UnixStream, request: ReadText) -> io::Result<Option<Helper>> {
         limit_memory(request.read_memory)?;
         let reader = match caught(|| TextReader::read(&request.model, &request.config)) {
@@ -96,7 +98,7 @@ impl Helper {
         }
     }
 
-    /// Forks an evaluator for each socket that comes, until no more can.
+    /// Forks an evaluator for each received socket, until the control socket closes.
     fn serve(&mut self, control: &UnixStream, memory: u64) -> io::Result<()> {
         while let Some((command, socket)) = receive(control)? {
             // Reap the evaluators that have ended.
@@ -123,13 +125,13 @@ impl Helper {
         let TextSide { tokenizer, special, .. } = &self.text;
         let made = self.grammars.get_or_insert_with(|| {
             let tokenizer =
-                tokenizer.as_ref().ok_or_else(|| RunnerError::unsupported("it has no tokenizer"))?;
+                tokenizer.as_ref().ok_or_else(|| RunnerError::unsupported("the model has no tokenizer"))?;
             caught(|| Grammars::new(tokenizer.vocabulary(), &special.eos).map_err(RunnerError::invalid))
         });
         made.as_ref().map(|_| ()).map_err(Clone::clone)
     }
 
-    /// Answers the calls of one runner's socket, in a process of its own.
+    /// Evaluates the calls from one socket, in a separate process.
     fn evaluate(&self, socket: &UnixStream, memory: u64) -> io::Result<()> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         limit_memory(memory)?;
@@ -137,7 +139,7 @@ impl Helper {
         frame::write(socket, &Hello { pid: getpid().as_raw_pid() }, &[])?;
         let mut matching = None;
         loop {
-            // The runner is done with it, or gone.
+            // The runner has closed the socket or ended.
             let Ok((call, body)) = frame::read::<Call>(socket) else { return Ok(()) };
             let is_last = || mapped_bytes().is_ok_and(|now| now.saturating_sub(mapped) > memory / KEPT_PART);
             match call {
@@ -166,7 +168,7 @@ impl Helper {
                 }
                 Call::Begin { schema } => {
                     let begun = caught(|| {
-                        let missing = || RunnerError::failed("no grammar was made");
+                        let missing = || RunnerError::failed("the grammars were not prepared");
                         let grammars = self.grammars.as_ref().ok_or_else(missing)?;
                         let grammars = grammars.as_ref().map_err(Clone::clone)?;
                         grammars.begin(schema).map_err(RunnerError::invalid)
@@ -180,7 +182,7 @@ impl Helper {
                 Call::Take { id } => {
                     let allowed = caught(|| {
                         let matching: &mut Matching =
-                            matching.as_mut().ok_or_else(|| RunnerError::failed("no grammar was begun"))?;
+                            matching.as_mut().ok_or_else(|| RunnerError::failed("no grammar was started"))?;
                         matching.take(id).map_err(RunnerError::invalid)
                     });
                     let allowed = allowed.map(|allowed| {
@@ -197,7 +199,7 @@ fn parse(body: Vec<u8>) -> Result<GenerateRequest, RunnerError> {
     serde_json::from_slice(&body).map_err(RunnerError::invalid)
 }
 
-/// What comes of it, also where it panics: libraries assert what they expect of their input.
+/// Runs `work` and turns a panic into an error: libraries panic on some invalid input.
 fn caught<T>(work: impl FnOnce() -> Result<T, RunnerError>) -> Result<T, RunnerError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(RunnerError::invalid("the model's text data or the request cannot be evaluated"))
@@ -223,7 +225,8 @@ fn answer<T: Serialize>(
     if is_last { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
 }
 
-/// The next command of the runner, with the socket that comes with it; `None` once the runner has gone.
+/// Receives the runner's next command and the socket sent with it; `None` once the runner has closed the
+/// connection.
 fn receive(control: &UnixStream) -> io::Result<Option<(u8, Option<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

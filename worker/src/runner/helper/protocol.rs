@@ -1,4 +1,4 @@
-//! The headers of the frames between a runner and its helper. Both ends come from one build.
+//! The headers of the frames between a runner and its text helper. Both ends are from the same build.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -8,18 +8,18 @@ use super::super::protocol::{GenerateRequest, ModelSpec, RunnerError};
 use crate::engine::ModelInfo;
 use crate::text::{KnownTools, ReplyFormat};
 
-/// The first frame: what the helper is to read.
+/// The first frame: the data for the helper to read.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ReadText {
     pub(super) model: ModelSpec,
     /// The checkpoint's config.json.
     pub(super) config: Value,
     pub(super) memory: u64,
-    /// While the tokenizer is read.
+    /// The memory limit while the tokenizer is read.
     pub(super) read_memory: u64,
 }
 
-/// The first answer; behind it is the vocabulary, where there is a tokenizer.
+/// The first reply, followed by the vocabulary if there is a tokenizer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TokenizerRead {
     pub(super) has_tokenizer: bool,
@@ -27,16 +27,16 @@ pub(super) struct TokenizerRead {
     pub(super) embedding: Embedding,
 }
 
-/// The second answer.
+/// The second reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TemplateRead {
     pub(super) has_template: bool,
     pub(super) reply: ReplyFormat,
 }
 
-/// What the runner asks of the helper itself from then on: single bytes.
+/// Single-byte commands of the runner to the helper itself: fork an evaluator.
 pub(super) const FORK: u8 = b'F';
-/// To make what all grammars of the vocabulary share.
+/// Build the data shared by all grammars of the vocabulary.
 pub(super) const MAKE_GRAMMARS: u8 = b'G';
 
 /// The first frame of an evaluator.
@@ -45,23 +45,23 @@ pub(super) struct Hello {
     pub(super) pid: i32,
 }
 
-/// What an evaluator is asked.
+/// A call to an evaluator.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Call {
-    /// The prompt of the [`GenerateRequest`] in the bytes: answered with a [`Prepared`], and ids.
+    /// Prepare the prompt of the [`GenerateRequest`] in the bytes. Returns a [`Prepared`], and ids.
     Prepare(EngineFacts),
-    /// The text of that prompt: answered with the text.
+    /// Render the prompt of that request. Returns the text.
     Render(EngineFacts),
-    /// Texts to embed: answered with how many ids each has, and all ids.
+    /// Tokenize texts to embed. Returns the number of ids of each, and all ids.
     Encode { texts: Vec<String>, limit: usize, truncate: bool },
-    /// A grammar: answered with an [`AllowedNext`].
+    /// Start a grammar. Returns an [`AllowedNext`].
     Begin { schema: Map<String, Value> },
-    /// The next id of the answer that the grammar follows: answered with an [`AllowedNext`].
+    /// Advance the grammar by an id of the response. Returns an [`AllowedNext`].
     Take { id: u32 },
 }
 
-/// What the engine knows of the model.
+/// Facts about the model from the engine.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(in crate::runner) struct EngineFacts {
     pub(in crate::runner) context_length: usize,
@@ -74,35 +74,35 @@ impl EngineFacts {
     }
 }
 
-/// A request whose prompt is ids.
+/// A request whose prompt was converted to ids.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::runner) struct Prepared {
     /// Without its input.
     pub(in crate::runner) request: GenerateRequest,
-    /// Tokens that the sequence may have.
+    /// Maximum length of the sequence in tokens.
     pub(in crate::runner) limit: usize,
-    /// Ids at the front that stay when room is made.
+    /// Number of ids at the front that are kept when the context is shifted.
     pub(in crate::runner) num_keep: usize,
     pub(in crate::runner) reading: Option<Reading>,
 }
 
-/// How the reply is read; one that is not is text as it is.
+/// How to split the response into its parts; `None`: it is plain text.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::runner) struct Reading {
     pub(in crate::runner) in_thoughts: bool,
     pub(in crate::runner) tools: Option<KnownTools>,
 }
 
-/// What a grammar allows next: the mask is in the bytes.
+/// The ids that a grammar allows next; the mask is in the bytes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct AllowedNext {
     pub(super) is_complete: bool,
 }
 
-/// The answer to a [`Call`].
+/// The reply to a [`Call`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Answer<T> {
     pub(super) result: Result<T, RunnerError>,
-    /// The evaluator has grown and ends behind this answer.
+    /// Whether the evaluator has grown and ends after this reply.
     pub(super) is_last: bool,
 }

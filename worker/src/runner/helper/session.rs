@@ -1,5 +1,5 @@
-//! One answer with a format: its grammar lives in an evaluator of its own, which computes the next mask while the batch continues, and ends
-//! with the answer.
+//! The grammar of one response. It runs in a separate evaluator, which computes the next mask while the batch
+//! continues, and ends with the response.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,20 +12,20 @@ use super::client::{Evaluator, allowed};
 use super::protocol::{AllowedNext, Call};
 use crate::text::grammar::Allowed;
 
-/// A grammar that follows one answer. Dropping it kills its evaluator.
+/// The grammar of one response. Dropping it kills its evaluator.
 pub(crate) struct Session {
     ids: mpsc::UnboundedSender<u32>,
     next: Arc<Mutex<Option<Result<Allowed, RunnerError>>>>,
 }
 
-/// Whether it is known what comes next.
+/// The state of the next mask.
 pub(crate) enum Poll {
     Pending,
     Ready(Result<Allowed, RunnerError>),
 }
 
 impl Session {
-    /// `wake` is called whenever there is news to poll.
+    /// `wake` is called whenever a result can be polled.
     pub(super) fn start(
         mut evaluator: Evaluator,
         limits: TextLimits,
@@ -35,14 +35,14 @@ impl Session {
         let next = Arc::<Mutex<Option<Result<Allowed, RunnerError>>>>::default();
         let news = next.clone();
         tokio::spawn(async move {
-            let what = "following the grammar of the format";
-            // Ends with the session, and the evaluator with it.
+            let what = "evaluating the grammar of the format";
+            // The task and the evaluator end with the session.
             while let Some(id) = taken.recv().await {
                 let call = Call::Take { id };
                 let answer = timeout(limits.timeout, evaluator.call::<AllowedNext>(&call, &[]));
                 let answer = tokio::select! {
                     answer = answer => answer,
-                    // The answer has ended meanwhile.
+                    // The response has ended meanwhile.
                     _ = taken.recv() => return,
                 };
                 let result = match answer {
@@ -57,13 +57,13 @@ impl Session {
         Session { ids, next }
     }
 
-    /// Tells the grammar the next id of the answer.
+    /// Sends the next id of the response to the grammar.
     pub(crate) fn take(&mut self, id: u32) {
-        // The task ends after the session.
+        // The task ends after the session, so this does not fail.
         let _ = self.ids.send(id);
     }
 
-    /// What the grammar allows behind the id that it took last; once for each.
+    /// Returns the ids that the grammar allows after the last id; once for each id.
     pub(crate) fn poll(&mut self) -> Poll {
         lock(&self.next).take().map_or(Poll::Pending, Poll::Ready)
     }

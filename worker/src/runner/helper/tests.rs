@@ -1,4 +1,5 @@
-//! The helper process as it is: forked, limited and killed. The process that the runner starts in tests is this program, in [`process`].
+//! Tests with real text helpers: forked, limited and killed. In tests, the runner starts this program as the
+//! helper, in [`process`].
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,10 +11,10 @@ use super::super::testing::demo_file;
 use super::{EngineFacts, Helper, Poll, TextLimits};
 use crate::text::SamplerOptions;
 
-/// Set in the environment of the process that is to be the helper.
+/// Set in the environment of the helper's process.
 pub(super) const IS_HELPER: &str = "LODE_TEST_IS_HELPER";
 
-/// No test, but the helper of all others.
+/// Not a test, but the helper for all other tests.
 #[test]
 fn process() {
     if std::env::var_os(IS_HELPER).is_some() {
@@ -22,21 +23,21 @@ fn process() {
 }
 
 const FACTS: EngineFacts = EngineFacts { context_length: 2048, encoder: false };
-/// Longer than any test may take.
+/// Longer than any test takes.
 const NEVER: Duration = Duration::from_secs(3600);
 
 fn limits(timeout: Duration, mebibytes: u64) -> TextLimits {
     TextLimits { timeout, memory: mebibytes << 20 }
 }
 
-/// A grown text, and what works on it for minutes.
+/// Builds a large text, and processes it for minutes.
 const GROWN: &str =
     "{% set n = namespace(x='ab') %}{% for i in range(22) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
 const REPLACES: &str = "{% for i in range(100000) %}{% set q = n.x|replace('b','c')|length %}{% endfor %}";
-/// Grows beyond any limit.
+/// Exceeds any memory limit.
 const DOUBLES: &str = "{% set n = namespace(x='ab') %}{% for i in range(32) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x|length }}";
 
-/// The demo model, with one of its files as it is not.
+/// The demo model with one of its files changed.
 fn demo_with(folder: &Path, name: &str, edit: impl FnOnce(&mut Value)) -> ModelSpec {
     let mut file: Value = serde_json::from_slice(&std::fs::read(demo_file(name)).unwrap()).unwrap();
     edit(&mut file);
@@ -53,7 +54,7 @@ fn demo() -> ModelSpec {
     ModelSpec { name: "demo".into(), files, ..ModelSpec::default() }
 }
 
-/// A template that does this to a message that says `boom`.
+/// A template that runs `charge` for a message `boom`.
 fn armed(folder: &Path, charge: &str) -> ModelSpec {
     let template = format!(
         "{{% if messages[-1].content == 'boom' %}}{charge}{{% endif %}}{{{{ messages[-1].content }}}}"
@@ -90,7 +91,7 @@ async fn ids(helper: &Helper, text: &str) -> Result<Vec<u32>, RunnerError> {
 }
 
 fn refused<T>(result: Result<T, RunnerError>, kind: ErrorKind, limit: &str) {
-    let Err(error) = result else { panic!("it is not refused") };
+    let Err(error) = result else { panic!("expected an error") };
     assert!(error.kind == kind && error.message.contains(limit), "{error:?}");
 }
 
@@ -158,13 +159,13 @@ fn schema(value: Value) -> Map<String, Value> {
 async fn a_schema_that_has_no_end_fails_its_request() {
     let helper = start(&demo(), limits(Duration::from_secs(1), 256)).await.unwrap();
     let endless = schema(json!({"type": "integer", "multipleOf": 999_983}));
-    let Err(error) = helper.begin(endless, || {}).await else { panic!("it is taken") };
+    let Err(error) = helper.begin(endless, || {}).await else { panic!("expected an error") };
     assert!(error.kind == ErrorKind::Invalid && error.message.contains("LODE_TEXT_"), "{error:?}");
-    // It is gone with its request.
+    // The evaluator ends with its request.
     let pid = helper.pid();
     until(|| evaluators(pid) == 0).await;
 
-    // Other requests continue, and an evaluator ends with its answer.
+    // Other requests continue, and an evaluator ends with its response.
     let (woken, wakes) = std::sync::mpsc::channel();
     let wake = move || woken.send(()).unwrap();
     let (mut session, allowed) = helper.begin(schema(json!({"type": "object"})), wake).await.unwrap();
@@ -173,7 +174,7 @@ async fn a_schema_that_has_no_end_fails_its_request() {
     assert!(matches!(session.poll(), Poll::Pending));
     session.take(open);
     tokio::task::spawn_blocking(move || wakes.recv().unwrap()).await.unwrap();
-    let Poll::Ready(Ok(next)) = session.poll() else { panic!("it was woken for nothing") };
+    let Poll::Ready(Ok(next)) = session.poll() else { panic!("woken without a result") };
     assert!(!next.is_complete && next.mask != allowed.mask);
     assert_eq!(evaluators(pid), 1);
     drop(session);
@@ -188,7 +189,7 @@ async fn work_ends_with_its_caller() {
     let pid = helper.pid();
     let work = ids(&helper, "boom");
     tokio::select! {
-        _ = work => panic!("it ends by itself"),
+        _ = work => panic!("the call ended before it was cancelled"),
         () = until(|| evaluators(pid) == 1) => {}
     }
     until(|| evaluators(pid) == 0).await;
@@ -205,9 +206,9 @@ async fn a_helper_that_ended_is_started_again() {
     assert_eq!(ids(&helper, "peace").await.unwrap(), expected);
 }
 
-/// Living evaluators.
+/// Number of running evaluators.
 fn evaluators(pid: u32) -> usize {
-    // Tests run on a thread of their program, and children are those of a thread.
+    // /proc lists children per thread, and tests run on several threads.
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     let is_alive = |pid: &&str| {
