@@ -45,7 +45,7 @@ pub enum Error {
     Cache(#[source] std::io::Error),
     #[error(transparent)]
     Runner(RunnerError),
-    #[error("the model's runner exited")]
+    #[error("the model's runner exited unexpectedly")]
     RunnerGone,
     #[error(
         "the model's runner exited while loading the model; see the worker's log (signal 9 often means out of memory)"
@@ -69,7 +69,7 @@ impl From<CallError> for Error {
         match error {
             CallError::Runner(error) => Error::Runner(error),
             CallError::Gone(cause) => {
-                tracing::warn!(%cause, "lost a runner");
+                tracing::warn!(%cause, "connection to a runner lost");
                 Error::RunnerGone
             }
         }

@@ -1,5 +1,5 @@
-//! The inference node: pulls models from a registry, keeps them in a cache, runs each in a process of its own.
-//! `lode serve` and `lode worker` start it with [`start`]; the processes it starts run [`runner::main`].
+//! The inference node: pulls models from a registry, keeps them in a cache, runs each in a separate process.
+//! `lode serve` and `lode worker` start it with [`start`]; its runner processes run [`runner::main`].
 
 pub mod arch;
 pub mod cache;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::rope::{RopeConfig, RopeKind};
 
-/// Why a configuration was refused. The field is named as the file spells it.
+/// Why a configuration was refused. The field has its name in the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("it is not a JSON object")]

@@ -1,5 +1,5 @@
-//! Gemma 2: embeddings scaled by the root of the width, norms before and after each part, GELU, capped scores
-//! and logits, layers that alternate between a window and the whole context (transformers
+//! Gemma 2: embeddings scaled by the square root of the width, norms before and after each part, GELU, capped
+//! scores and logits, alternating layers with a sliding window and with full attention (transformers
 //! `modeling_gemma2.py`).
 
 use super::plan::{self, Plan, SILENT, Silent};

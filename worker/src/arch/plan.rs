@@ -8,7 +8,7 @@ use lode_kernels::{Activation, Pairing};
 pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) norm_eps: f32,
-    /// Added to every norm's weight.
+    /// A constant added to every norm's weight.
     pub(super) norm_plus: f32,
     pub(super) embedding_scale: f32,
     /// Whether the embedding table is also the head.

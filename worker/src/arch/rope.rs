@@ -12,7 +12,7 @@ pub struct RopeConfig {
     pub kind: RopeKind,
 }
 
-/// How a model stretches its positions, as transformers' `modeling_rope_utils.py` computes it.
+/// How a model scales its positions, computed as in transformers' `modeling_rope_utils.py`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeKind {
     Default,
@@ -55,7 +55,7 @@ impl RopeConfig {
     /// of up to `context_length`. That length selects the list of [`RopeKind::LongRope`] once: switching
     /// lists for a growing sequence would make the cached keys wrong.
     ///
-    /// Frequencies are rounded to f32 where the reference does.
+    /// Frequencies are rounded to f32 in the same places as in the reference.
     pub fn table(&self, dims: usize, pairing: Pairing, context_length: usize) -> Rope {
         let inverse_frequencies = (0..dims / 2)
             .map(|p| {

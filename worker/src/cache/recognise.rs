@@ -82,7 +82,7 @@ pub enum Unrunnable {
 }
 
 impl Recognition {
-    /// Sorts the layers of an image manifest.
+    /// Recognises the model of an image manifest.
     pub fn read(manifest: &Manifest) -> Result<Recognition, Unrunnable> {
         let artifact = Artifact::read(manifest, None);
         let config = manifest.config.clone().filter(|config| {

@@ -82,7 +82,7 @@ struct Generated {
     at: usize,
 }
 
-/// What the loop does next with a sequence.
+/// The next action of the loop for a sequence.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Append this id and compute the next row.

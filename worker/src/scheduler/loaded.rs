@@ -297,7 +297,7 @@ impl Ticket {
         &self.place.user.0
     }
 
-    /// How long this request waited for the model to be loaded; zero if it was.
+    /// How long this request waited for the model to be loaded; zero if it was loaded already.
     pub fn load_duration(&self) -> Duration {
         self.load
     }

@@ -8,7 +8,7 @@ use crate::arch::{Config, Plan, Shape};
 use crate::cache::Model;
 use lode_kernels::{CacheShape, Float, Kind, PAGE_LEN};
 
-/// A model counts as fitting if it leaves a fifth free.
+/// A model fits if it leaves a fifth of the free memory.
 const COMFORT: f64 = 0.8;
 /// Memory of a runner besides weights and cache: the program, its threads, the tokenizer.
 const OVERHEAD_BYTES: u64 = 96 << 20;

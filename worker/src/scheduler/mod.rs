@@ -41,7 +41,7 @@ const BATCH_TOKENS: usize = 256;
 /// Interval for reconsidering queued loads: other processes do not announce the memory that they free.
 const RECHECK: Duration = Duration::from_millis(250);
 
-/// A scheduler that has been dropped ends its task within this time.
+/// Maximum time until the task ends after the scheduler was dropped.
 const MAX_REST: Duration = Duration::from_secs(5);
 
 /// How long [`Scheduler::stop`] waits for the last runners.
@@ -122,8 +122,7 @@ struct PendingLoad {
     load: WeakShared<LoadFuture>,
 }
 
-/// Yields a user of the model that keeps it loaded until each of the waiting requests has become a user of
-/// its own.
+/// Yields a user of the model, which keeps it loaded until each waiting request has its own user.
 type LoadFuture = BoxFuture<'static, Result<Arc<User>, Arc<Error>>>;
 
 /// A loaded model, or a load to wait for.
@@ -455,7 +454,7 @@ struct Starting<'a> {
 
 impl Starting<'_> {
     fn finish(mut self) -> Runner {
-        self.runner.take().expect("taken only here")
+        self.runner.take().expect("the runner is only taken here")
     }
 }
 
@@ -463,7 +462,7 @@ impl std::ops::Deref for Starting<'_> {
     type Target = Runner;
 
     fn deref(&self) -> &Runner {
-        self.runner.as_ref().expect("taken only by `finish`, which ends this value")
+        self.runner.as_ref().expect("the runner is only taken by `finish`, which consumes this value")
     }
 }
 

@@ -169,7 +169,7 @@ async fn the_least_recently_used_idle_model_makes_room() {
     expect.sort();
     assert_eq!(loaded, expect);
     let also_in_use = bench.acquire(&c).await.unwrap();
-    // Now nothing is idle: a third has to wait.
+    // Now no model is idle, so a third one has to wait.
     let scheduler = bench.scheduler.clone();
     let third =
         tokio::spawn(async move { scheduler.acquire(b).await.map(|ticket| ticket.model().digest().clone()) });

@@ -1,8 +1,8 @@
 //! Text processing before and after a model: tokenizers, chat templates, sampling, stop texts, the parts of a
-//! response. They access no file, socket or device. The modules that evaluate data of a model or a request
-//! (`tokenizer`, `gguf`, `template`, `go_chat`, `grammar`, `reply::probe`) run only in the text helper. The
-//! per-token modules (`constraint`, `detokenizer`, `sampler`, `stop`, the readers in `reply`) only scan bytes
-//! and run in the runner. `lode tokenize` runs all of them in its own process.
+//! response. These modules access no file, socket or device. The modules that evaluate data of a model or a
+//! request (`tokenizer`, `gguf`, `template`, `go_chat`, `grammar`, `reply::probe`) run only in the text
+//! helper. The per-token modules (`constraint`, `detokenizer`, `sampler`, `stop`, the readers in `reply`)
+//! only scan bytes and run in the runner. `lode tokenize` runs all of them in its own process.
 
 pub mod constraint;
 pub mod detokenizer;

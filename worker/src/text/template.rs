@@ -204,7 +204,7 @@ fn to_json(value: &Jinja, indent: Option<Jinja>, options: Kwargs) -> Result<Stri
         _ => None,
     };
     let json = serde_json::to_value(value).map_err(|error| {
-        Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(error)
+        Error::new(ErrorKind::InvalidOperation, "cannot be serialised as JSON").with_source(error)
     })?;
     let mut text = String::new();
     write_json(&mut text, &json, indent, 0);

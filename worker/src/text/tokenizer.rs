@@ -157,8 +157,7 @@ impl Tokenizer {
         spelled.take(MAX_SPELLED).collect()
     }
 
-    /// The bytes of one id as they appear in running text; a special token's name for a special token,
-    /// nothing for an unknown id.
+    /// The bytes of an id within text: the name of a special token, and no bytes for an unknown id.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.vocabulary.bytes(id)
     }
@@ -246,8 +245,7 @@ impl Vocabulary {
         Some(Entry { bytes: &self.bytes[start..place.end], special: place.kind == Kind::Special })
     }
 
-    /// The bytes of one id as they appear in running text; a special token's name for a special token,
-    /// nothing for an unknown id.
+    /// The bytes of an id within text: the name of a special token, and no bytes for an unknown id.
     pub fn bytes(&self, id: u32) -> &[u8] {
         self.entry(id).map(|entry| entry.bytes).unwrap_or_default()
     }

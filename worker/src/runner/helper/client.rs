@@ -194,9 +194,9 @@ impl Helper {
         use std::os::fd::AsRawFd;
         let state = self.state.try_lock().expect("no fork in progress");
         let fdinfo = format!("/proc/self/fdinfo/{}", state.process.killed.0.as_raw_fd());
-        let fdinfo = std::fs::read_to_string(fdinfo).expect("it is open");
+        let fdinfo = std::fs::read_to_string(fdinfo).expect("the pidfd is open");
         let pid = fdinfo.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
-        u32::try_from(pid.expect("it is a process")).unwrap_or_default()
+        u32::try_from(pid.expect("fdinfo has a Pid line")).unwrap_or_default()
     }
 
     #[cfg(test)]
