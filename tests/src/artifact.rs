@@ -1,5 +1,5 @@
-//! Things to push: bytes that can be made again from a seed, their digests, and manifests around them.
-//! Digests are computed here with the hash crate directly, never with the code under test.
+//! Test content: reproducible random bytes, their digests, and manifests.
+//! Digests are computed with the hash crate directly, never with the code under test.
 
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
@@ -8,13 +8,13 @@ use sha2::{Digest, Sha256, Sha512};
 
 use crate::oci::{IMAGE_MANIFEST, Registry};
 
-/// `sha256:` and the hash of bytes.
+/// The SHA-256 digest of bytes.
 #[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
     format!("sha256:{}", hex(&Sha256::digest(bytes)))
 }
 
-/// `sha512:` and the hash of bytes.
+/// The SHA-512 digest of bytes.
 #[must_use]
 pub fn sha512(bytes: &[u8]) -> String {
     format!("sha512:{}", hex(&Sha512::digest(bytes)))
@@ -40,13 +40,13 @@ pub fn fresh_seed() -> u64 {
     rand::random()
 }
 
-/// A descriptor of bytes.
+/// The descriptor of a blob.
 #[must_use]
 pub fn descriptor(media_type: &str, bytes: &[u8]) -> Value {
     json!({ "mediaType": media_type, "digest": sha256(bytes), "size": bytes.len() })
 }
 
-/// An image manifest with the blobs that it names.
+/// An image manifest with its blobs.
 #[derive(Clone)]
 pub struct Image {
     /// The config blob.
@@ -58,7 +58,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// A config and some layers of random bytes.
+    /// An image with `n_layers` layers of random bytes.
     #[must_use]
     pub fn random(seed: u64, n_layers: usize, layer_bytes: usize) -> Self {
         let layers = (0..n_layers as u64)
@@ -67,7 +67,8 @@ impl Image {
         Self::of(format!(r#"{{"seed":"{seed}"}}"#).into_bytes(), layers, &json!({}))
     }
 
-    /// An image of given blobs; the fields of `extra` (annotations, subject, artifactType ...) are added to the manifest.
+    /// An image with the given blobs. The fields of `extra` (annotations, subject, artifactType ...) are added to the
+    /// manifest.
     #[must_use]
     pub fn of(config: Vec<u8>, layers: Vec<Vec<u8>>, extra: &Value) -> Self {
         let mut manifest = json!({
@@ -94,7 +95,7 @@ impl Image {
         std::iter::once(self.config.as_slice()).chain(self.layers.iter().map(Vec::as_slice))
     }
 
-    /// Pushes the blobs, then the manifest, and gives its digest.
+    /// Pushes the blobs, then the manifest, and returns its digest.
     pub async fn push(&self, registry: &Registry, repository: &str, reference: &str) -> String {
         for blob in self.blobs() {
             registry.blob_push(repository, blob).await;
@@ -105,25 +106,25 @@ impl Image {
         self.digest()
     }
 
-    /// Fails the test unless the registry gives back every byte.
+    /// Fails the test unless the registry returns the same manifest and blobs.
     pub async fn check(&self, registry: &Registry, repository: &str, reference: &str) {
         let answer = registry.manifest_get(repository, reference).await.expect(200);
         assert_eq!(
             answer.body, self.manifest,
-            "the manifest {repository}:{reference} comes back byte for byte"
+            "the registry returns different bytes for the manifest {repository}:{reference}"
         );
         for blob in self.blobs() {
             let answer = registry.blob_get(repository, &sha256(blob)).await.expect(200);
             assert!(
                 answer.body == blob,
-                "the blob {} of {repository} comes back byte for byte",
+                "the registry returns different bytes for the blob {} of {repository}",
                 sha256(blob)
             );
         }
     }
 }
 
-/// A manifest without layers of its own that refers to a subject.
+/// A manifest without layers that refers to a subject.
 #[must_use]
 pub fn referrer(subject: &Value, artifact_type: Option<&str>, annotations: &Value) -> Image {
     let mut extra = json!({ "subject": subject, "annotations": annotations });

@@ -1,4 +1,4 @@
-//! A listener on a thread and runtime of its own: the proxies go on while a test blocks on a foreign program.
+//! A listener on its own thread and runtime, so that a proxy keeps running while a test blocks on another program.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-/// A thread that ends, with all its connections, when this goes.
+/// A listening thread. Dropping it ends the thread and its connections.
 pub(crate) struct Background {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -19,7 +19,7 @@ impl Background {
     ///
     /// # Panics
     ///
-    /// When there is no free port.
+    /// If there is no free port.
     pub(crate) fn listen<R, F>(serve: F) -> (SocketAddr, Self)
     where
         R: Future<Output = ()>,

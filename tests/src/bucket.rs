@@ -1,5 +1,5 @@
-//! A copy of what lies under a prefix of a bucket, made as an operator's own tool would: object by object, while servers go on.
-//! It speaks to the S3 server of the tests through curl, which signs requests.
+//! Copies a prefix of a bucket as an operator's backup tool would: object by object, while servers keep running.
+//! It calls the tests' S3 server with curl, which signs the requests.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,19 +8,22 @@ use tempfile::TempDir;
 
 use crate::command::succeed;
 
-/// Copies every object under `from` to the same name under `to`, both `s3://BUCKET/PREFIX`. Returns how many there were.
+/// Copies every object under `from` to the same name under `to`, both `s3://BUCKET/PREFIX`. Returns their number.
 ///
 /// # Panics
 ///
-/// When the S3 server of the tests does not do as it is told.
+/// If a request to the S3 server fails.
 pub fn copy(from: &str, to: &str) -> usize {
     let scratch = TempDir::new().expect("a scratch folder");
     let file = scratch.path().join("object");
     let (bucket, prefix) = split(from);
-    // Encoded as the signature wants it.
+    // The signature requires encoded slashes.
     let encoded = format!("{prefix}/").replace('/', "%2F");
     let listed = ask(&[], &format!("{bucket}?list-type=2&prefix={encoded}"));
-    assert!(listed.contains("<IsTruncated>false</IsTruncated>"), "one page will do: {listed}");
+    assert!(
+        listed.contains("<IsTruncated>false</IsTruncated>"),
+        "the listing has more than one page: {listed}"
+    );
     let keys: Vec<&str> =
         listed.split("<Key>").skip(1).filter_map(|rest| rest.split("</Key>").next()).collect();
     let (other_bucket, other_prefix) = split(to);

@@ -1,5 +1,5 @@
-//! Checkpoint folders: the demo model that ships in the repository, relatives of it that share tensors, and malformed ones.
-//! The safetensors here are written and read by hand, so that a wrong header can be written as easily as a right one.
+//! Checkpoint folders: the demo model in this repository, fine-tunes of it that share tensors, and malformed checkpoints.
+//! This module reads and writes safetensors itself, so that tests can also write invalid headers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// The trained model of the repository.
+/// The folder of the demo model.
 #[must_use]
 pub fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("models/lode-demo")
 }
 
-/// The demo model's known answers.
+/// The demo model's reference outputs.
 #[must_use]
 pub fn demo_expected() -> Value {
-    let text = fs::read(demo().join("expected.json")).expect("the demo model has known answers");
-    serde_json::from_slice(&text).expect("known answers are JSON")
+    let text = fs::read(demo().join("expected.json")).expect("the demo model has reference outputs");
+    serde_json::from_slice(&text).expect("reference outputs are JSON")
 }
 
-/// Copies the plain files of a folder.
+/// Copies the regular files of a folder.
 pub fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder");
     for entry in fs::read_dir(from).expect("a folder to copy") {
@@ -31,7 +31,7 @@ pub fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// A copy of the demo model that differs in one tensor, as a fine-tune of a part would.
+/// Writes a copy of the demo model that differs in one tensor, like a partial fine-tune.
 pub fn demo_relative(to: &Path, changed_tensor: &str) {
     copy_folder(&demo(), to);
     let path = to.join("model.safetensors");
@@ -44,8 +44,9 @@ pub fn demo_relative(to: &Path, changed_tensor: &str) {
     fs::write(&path, bytes).expect("changed weights");
 }
 
-/// Writes a model that recites: behind the special token that a prompt ends with it says the answer of that cue, piece by piece. It is a Llama
-/// whose one layer adds nothing, so that the next token follows from the last one alone. No two pieces may be alike.
+/// Writes a model that generates fixed text. A prompt ends with a special token (the cue), and the model generates the
+/// pieces that belong to it. It is a Llama whose only layer adds zero, so the last token determines the next one. All
+/// pieces must differ.
 pub fn reciting(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
     const WIDTH: usize = 64;
     let mut tokens = vec!["<|end|>"];
@@ -56,9 +57,9 @@ pub fn reciting(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
         next.extend(next.len() + 1..=next.len() + pieces.len());
         next.push(0);
     }
-    assert!(tokens.len() <= WIDTH, "a token has a number of its own in every row");
+    assert!(tokens.len() <= WIDTH, "each token needs its own dimension");
     let is_special = |token: &&str| *token == tokens[0] || answers.iter().any(|(cue, _)| cue == token);
-    // The alphabet of bytes has letters of its own for blanks and line ends.
+    // Byte-level BPE spells spaces and line feeds with other letters.
     let spelled = |token: &str| token.replace(' ', "\u{120}").replace('\n', "\u{10A}");
     let vocabulary: BTreeMap<String, usize> =
         tokens.iter().enumerate().map(|(id, token)| (spelled(token), id)).collect();
@@ -85,7 +86,7 @@ pub fn reciting(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
             .for_each(|row| column(row).into_iter().for_each(|at| values[row * WIDTH + at] = 1.0));
         values
     };
-    // The end follows on many: what is likeliest behind them is it, as no other row knows them.
+    // The end token follows several tokens, so its row has a one for each of them.
     let mut head = one_in_each_row(&|row| next.iter().position(|after| *after == row));
     next.iter().enumerate().filter(|(_, after)| **after == 0).for_each(|(token, _)| head[token] = 1.0);
     let square = [width, width];
@@ -114,7 +115,7 @@ pub fn reciting(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
     write("chat_template.jinja", template.as_bytes().to_vec());
 }
 
-/// One tensor of a safetensors file: what its header says, offsets counted from the start of the file.
+/// A tensor in the header of a safetensors file. Offsets count from the start of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
     /// The dtype as written.
@@ -161,13 +162,13 @@ pub fn safetensors(tensors: &[(&str, &[u64], Vec<f32>)]) -> Vec<u8> {
     file_of(&header.to_string(), &data)
 }
 
-/// A file with any text for a header, right or wrong.
+/// A safetensors file with any header text, valid or not.
 #[must_use]
 pub fn file_of(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// Names of files in a folder with their bytes, folders below it included.
+/// The files in a folder and its subfolders: their relative paths and bytes.
 #[must_use]
 pub fn read_folder(path: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
@@ -186,7 +187,7 @@ pub fn read_folder(path: &Path) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// A value of BF16 or F32 bytes as F32.
+/// Decodes BF16 or F32 bytes to F32 values.
 #[must_use]
 pub fn f32_values(dtype: &str, bytes: &[u8]) -> Vec<f32> {
     match dtype {
@@ -195,12 +196,12 @@ pub fn f32_values(dtype: &str, bytes: &[u8]) -> Vec<f32> {
             .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
             .collect(),
         "F32" => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        other => panic!("no reader for {other} here"),
+        other => panic!("f32_values does not support {other}"),
     }
 }
 
-/// The demo model as checkpoints of FP8 are published: E4M3 codes of the layers' matrices, for each block of 128 by 128 a scale
-/// that brings its largest value to the largest code, and a config that says so.
+/// Writes the demo model in the usual form of FP8 checkpoints: the layers' matrices as E4M3 codes, a scale for each
+/// block of 128 by 128 that maps its largest value to the largest code, and a `quantization_config`.
 pub fn demo_in_fp8(to: &Path) {
     copy_folder(&demo(), to);
     let path = to.join("model.safetensors");
@@ -232,9 +233,9 @@ pub fn demo_in_fp8(to: &Path) {
     fs::write(&path, config.to_string()).expect("a config");
 }
 
-/// Codes and the scales of their blocks.
+/// Quantises values to E4M3. Returns the codes and the scales of their blocks.
 fn in_blocks(values: &[f32], columns: usize) -> (Vec<u8>, Vec<f32>) {
-    // The values of the positive codes, which ascend.
+    // The values of the positive codes, in ascending order.
     let table: Vec<f32> = (0..127u8)
         .map(|code| match (i32::from(code >> 3), f32::from(code & 7)) {
             (0, fraction) => fraction / 512.0,

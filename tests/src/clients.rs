@@ -1,5 +1,5 @@
-//! The clients that people have: docker with a daemon of its own, skopeo, oras, cosign and ollama, found where `tests/run` put them.
-//! Each works in scratch folders only; what is not installed is reported by name.
+//! Real clients, which `tests/run` installs: docker with its own daemon, skopeo, oras, cosign and ollama.
+//! Each writes to scratch folders only. A missing client is reported as a skip.
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::report;
 use crate::server::{PATIENCE, output_file, signal};
 
-/// A program by the variable that names it, or by its usual places; none is reported as a skip.
+/// Finds a program: the path in `variable`, or one of the usual `places`. A missing program is reported as a skip.
 #[must_use]
 pub fn program(test: &str, variable: &str, places: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);
@@ -27,25 +27,25 @@ pub fn skopeo(test: &str) -> Option<PathBuf> {
     program(test, "LODE_SKOPEO", &["/usr/bin/skopeo"])
 }
 
-/// The oras that `tests/run` builds from its module.
+/// The oras that `tests/run` builds from its Go module.
 #[must_use]
 pub fn oras(test: &str) -> Option<PathBuf> {
     program(test, "LODE_ORAS", &["/usr/local/bin/oras", "/usr/bin/oras"])
 }
 
-/// The cosign that `tests/run` builds from its module.
+/// The cosign that `tests/run` builds from its Go module.
 #[must_use]
 pub fn cosign(test: &str) -> Option<PathBuf> {
     program(test, "LODE_COSIGN", &["/usr/local/bin/cosign", "/usr/bin/cosign"])
 }
 
-/// A python with the packages of `tests/clients/python`, which `tests/run` makes.
+/// A Python with the packages of `tests/clients/python`, which `tests/run` installs.
 #[must_use]
 pub fn python(test: &str) -> Option<PathBuf> {
     program(test, "LODE_PYTHON", &["/usr/local/lib/lode-tests/bin/python"])
 }
 
-/// An ollama server of its own, which is the client that speaks to registries, and the program that asks it to.
+/// An ollama server, which is the registry client, and the `ollama` program that controls it.
 pub struct Ollama {
     server: Child,
     program: PathBuf,
@@ -54,7 +54,7 @@ pub struct Ollama {
 }
 
 impl Ollama {
-    /// Starts it on an empty store; reports a skip where `tests/run` could not build it.
+    /// Starts an ollama server with an empty store. Reports a skip if `tests/run` could not build ollama.
     pub fn start(test: &str, scratch: &Path) -> Option<Self> {
         let program = program(test, "LODE_OLLAMA", &["/usr/local/bin/ollama", "/usr/bin/ollama"])?;
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
@@ -67,7 +67,7 @@ impl Ollama {
         let ollama = Self { server: server.expect("the server starts"), program, host, scratch };
         let deadline = Instant::now() + PATIENCE;
         while !ollama.command(&["list"]).output().is_ok_and(|output| output.status.success()) {
-            assert!(Instant::now() < deadline, "ollama does not answer:\n{}", ollama.log());
+            assert!(Instant::now() < deadline, "ollama does not respond:\n{}", ollama.log());
             std::thread::sleep(Duration::from_millis(50));
         }
         Some(ollama)
@@ -82,7 +82,7 @@ impl Ollama {
         command
     }
 
-    /// The folder of its manifests and blobs.
+    /// The folder with its manifests and blobs.
     #[must_use]
     pub fn models(&self) -> PathBuf {
         self.scratch.join("models")
@@ -105,7 +105,7 @@ fn environment(command: &mut Command, host: &str, scratch: &Path) {
     command.current_dir(scratch).env_remove("HTTP_PROXY").env_remove("HTTPS_PROXY");
 }
 
-/// A docker daemon on a scratch folder and socket, and the client to speak to it.
+/// A docker daemon with a scratch folder and socket, and its client.
 pub struct Docker {
     daemon: Child,
     client: PathBuf,
@@ -114,15 +114,15 @@ pub struct Docker {
 }
 
 impl Docker {
-    /// Starts a daemon; reports a skip where there is none, or no right to start one.
+    /// Starts a daemon. Reports a skip if docker is missing or this user is not root.
     pub fn start(test: &str, scratch: &Path) -> Option<Self> {
         let client = program(test, "LODE_DOCKER", &["/usr/bin/docker"])?;
         let daemon = program(test, "LODE_DOCKERD", &["/usr/sbin/dockerd"])?;
         if !is_root() {
-            report::skip(test, "a docker daemon is started by root alone");
+            report::skip(test, "only root can start a docker daemon");
             return None;
         }
-        // The path of a socket has room for about a hundred bytes, so it gets a folder with a short name.
+        // A socket path is limited to about 100 bytes, so the folder has a short name.
         let scratch = scratch.join("docker");
         std::fs::create_dir_all(&scratch).expect("a folder");
         let socket = format!("unix://{}/d.sock", scratch.display());
@@ -165,7 +165,7 @@ impl Docker {
             let log = || std::fs::read_to_string(self.scratch.join("daemon.log")).unwrap_or_default();
             assert!(
                 ended.is_none() && Instant::now() < deadline,
-                "the docker daemon does not answer:\n{}",
+                "the docker daemon does not respond:\n{}",
                 log()
             );
             std::thread::sleep(Duration::from_millis(50));
@@ -175,7 +175,7 @@ impl Docker {
 
 impl Drop for Docker {
     fn drop(&mut self) {
-        signal(self.daemon.id(), libc::SIGTERM); // it ends its own container daemon and unmounts what it mounted
+        signal(self.daemon.id(), libc::SIGTERM); // lets it stop its container daemon and unmount its mounts
         let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
             if !matches!(self.daemon.try_wait(), Ok(None)) {
@@ -192,6 +192,6 @@ impl Drop for Docker {
 #[must_use]
 #[allow(unsafe_code)]
 pub fn is_root() -> bool {
-    // SAFETY: geteuid takes nothing, returns an integer and cannot fail.
+    // SAFETY: geteuid has no arguments, returns an integer and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }

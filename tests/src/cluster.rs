@@ -1,5 +1,5 @@
-//! Several `lode serve` processes on one Postgres and one bucket, and a proxy that sends each request to the next of them.
-//! A replica is killed and started again at the same address while the others go on.
+//! Several `lode serve` replicas on one Postgres and one bucket, with a round-robin proxy in front.
+//! A replica can be killed and restarted at the same address while the others keep running.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::server::{Folder, Options, Server};
 use crate::services::Backing;
 use crate::switch::Switch;
 
-/// Replicas that share everything but the process.
+/// Replicas that share a database and a blob store.
 pub struct Cluster {
     replicas: Vec<Replica>,
     options: Options,
@@ -23,7 +23,7 @@ struct Replica {
 }
 
 impl Cluster {
-    /// Starts that many replicas, each on a data folder of its own, and waits until all are ready.
+    /// Starts replicas, each with its own data folder, and waits until all are ready.
     pub async fn start(n_replicas: usize, backing: &Backing, options: Options) -> Self {
         let options = options.on(backing);
         let started = (0..n_replicas).map(|_| {
@@ -53,7 +53,7 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// When it has been killed.
+    /// If the replica has been killed.
     #[must_use]
     pub fn lode(&self, replica: usize) -> Lode {
         self.server(replica).lode()
@@ -63,7 +63,7 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// When it has been killed.
+    /// If the replica has been killed.
     #[must_use]
     pub fn server(&self, replica: usize) -> &Server {
         self.replicas[replica].server.as_ref().expect("the replica runs")
@@ -75,14 +75,14 @@ impl Cluster {
         Switch::start(self.replicas.iter().map(|replica| replica.address).collect())
     }
 
-    /// Ends a replica the hard way.
+    /// Kills a replica with SIGKILL.
     pub fn kill(&mut self, replica: usize) {
         if let Some(server) = self.replicas[replica].server.take() {
             server.kill();
         }
     }
 
-    /// Starts a killed replica again at its address.
+    /// Restarts a killed replica at its address.
     pub async fn restart(&mut self, replica: usize) {
         let Replica { server, folder, address } = &mut self.replicas[replica];
         let options = self.options.clone().listen(address.to_string());
@@ -90,7 +90,7 @@ impl Cluster {
     }
 }
 
-/// A registry at one address, whatever stands behind it.
+/// A registry at one address: a single server, or replicas behind a proxy.
 pub struct Front {
     behind: Behind,
     folder: Folder,
@@ -102,13 +102,13 @@ enum Behind {
 }
 
 impl Front {
-    /// One process on SQLite and its data folder.
+    /// One server with SQLite and its data folder.
     pub async fn one() -> Self {
         let folder = Folder::new();
         Self { behind: Behind::One(folder.serve().await), folder }
     }
 
-    /// Two replicas behind a proxy that switches at each request; without the services for it, a reported skip.
+    /// Two replicas behind a round-robin proxy. Reports a skip if Postgres or S3 is missing.
     pub async fn switching(test: &str) -> Option<Self> {
         let backing = Backing::shared(test)?;
         let cluster = Cluster::start(2, &backing, Options::new()).await;
@@ -125,23 +125,23 @@ impl Front {
         }
     }
 
-    /// A scratch folder for what the test writes.
+    /// A scratch folder for the test's files.
     #[must_use]
     pub fn scratch(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Index and bytes agree, and where there are replicas each of them took its share.
+    /// Checks that database and blob store agree and that each replica handled requests.
     ///
     /// # Panics
     ///
-    /// When not.
+    /// If a check fails.
     pub async fn check(&self) {
         let server = match &self.behind {
             Behind::One(server) => server,
             Behind::Replicas(cluster, switch) => {
                 let served = switch.served();
-                assert!(served.iter().all(|count| *count > 1), "each replica takes requests: {served:?}");
+                assert!(served.iter().all(|count| *count > 1), "a replica handled no requests: {served:?}");
                 cluster.server(0)
             }
         };

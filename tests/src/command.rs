@@ -1,5 +1,5 @@
-//! The program as a client: `lode list`, `lode create` and the others, run to their end against a server under test.
-//! Standard output, standard error and the exit code come back apart, because scripts lean on all three.
+//! The program as a client: runs `lode list`, `lode create` and other commands against a server under test.
+//! Standard output, standard error and the exit code are captured separately, because scripts rely on all three.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::server::{PATIENCE, Server, lode_command};
 
-/// What a finished command left.
+/// The result of a finished command.
 #[derive(Debug, Clone)]
 pub struct Finished {
-    /// The exit code; -1 when a signal ended it.
+    /// The exit code, or -1 if a signal ended the process.
     pub code: i32,
     /// Standard output.
     pub stdout: String,
@@ -22,21 +22,21 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Fails the test unless the command did what it was asked.
+    /// Fails the test unless the command succeeded.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, 0, "exit code {}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr);
         self
     }
 
-    /// Fails the test unless the command failed with exit code 1 and an `error:` that names every one of these.
+    /// Fails the test unless the command failed with exit code 1 and an `error:` that contains all of `naming`.
     #[track_caller]
     pub fn refused(&self, naming: &[&str]) {
         assert_eq!(self.code, 1, "exit code {}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr);
-        assert!(self.stderr.contains("error:"), "an error says so: {}", self.stderr);
+        assert!(self.stderr.contains("error:"), "no `error:` in {}", self.stderr);
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
         for word in naming {
-            assert!(self.stderr.contains(word), "the error names `{word}`: {}", self.stderr);
+            assert!(self.stderr.contains(word), "the error does not contain `{word}`: {}", self.stderr);
         }
     }
 
@@ -44,7 +44,7 @@ impl Finished {
     ///
     /// # Panics
     ///
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     #[track_caller]
     pub fn json(&self) -> Value {
@@ -68,7 +68,7 @@ impl Server {
 }
 
 impl Lode {
-    /// With one more setting in the environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
@@ -84,12 +84,12 @@ impl Lode {
         command
     }
 
-    /// Runs a command to its end.
+    /// Runs a command and waits for it.
     pub async fn run(&self, args: &[&str]) -> Finished {
         finish(self.command(args), Vec::new()).await
     }
 
-    /// Runs a command to its end with a standard input.
+    /// Runs a command with this standard input and waits for it.
     pub async fn run_with_input(&self, args: &[&str], input: &[u8]) -> Finished {
         let mut command = self.command(args);
         command.stdin(Stdio::piped());
@@ -103,13 +103,13 @@ impl Lode {
     }
 }
 
-/// Runs a command to its end, off the async threads, and fails the test when it does not come to one.
+/// Runs a command outside the async threads and waits for it. Fails the test if the command does not end in time.
 pub async fn finish(mut command: Command, input: Vec<u8>) -> Finished {
     let shown = format!("{command:?}");
     let work = tokio::task::spawn_blocking(move || {
         let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?} starts: {e}"));
         if let Some(mut stdin) = child.stdin.take() {
-            let _ = stdin.write_all(&input); // a command that refuses early reads nothing
+            let _ = stdin.write_all(&input); // a command that fails early does not read its input
         }
         let output = child.wait_with_output().expect("the command can be waited for");
         Finished {
@@ -125,7 +125,7 @@ pub async fn finish(mut command: Command, input: Vec<u8>) -> Finished {
     }
 }
 
-/// Runs a foreign program to its end and fails the test unless it succeeds.
+/// Runs another program, waits for it, and fails the test unless it succeeds.
 #[track_caller]
 pub fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?} starts: {e}"));
@@ -134,7 +134,7 @@ pub fn succeed(command: &mut Command) -> String {
     stdout.into_owned()
 }
 
-/// Waits, without blocking the test's own tasks, until there is an answer.
+/// Polls `attempt` until it returns a value, without blocking the test's other tasks.
 pub async fn wait_for<T, R>(what: &str, mut attempt: impl FnMut() -> R) -> T
 where
     R: Future<Output = Option<T>>,
@@ -144,12 +144,12 @@ where
         if let Some(value) = attempt().await {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Waits until something holds.
+/// Polls `holds` until it returns true.
 pub async fn until<R>(what: &str, mut holds: impl FnMut() -> R)
 where
     R: Future<Output = bool>,

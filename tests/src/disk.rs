@@ -1,4 +1,4 @@
-//! A small disk: a file system in memory, which only root can mount.
+//! A small disk: a tmpfs, which only root can mount.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,15 @@ use std::process::Command;
 
 use crate::command::succeed;
 
-/// A mounted file system; it goes with this.
+/// A mounted tmpfs. Dropping it unmounts the file system.
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Mounts one of this size.
+    /// Mounts a tmpfs of this size.
     ///
     /// # Panics
     ///
-    /// When that is not allowed.
+    /// If mounting fails.
     #[must_use]
     pub fn mount(path: PathBuf, mebibytes: u32) -> Self {
         fs::create_dir_all(&path).expect("a folder to mount it on");
@@ -26,7 +26,7 @@ impl SmallDisk {
         Self(path)
     }
 
-    /// Where it is.
+    /// The mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0

@@ -1,5 +1,5 @@
-//! Every request that a client makes, each with what it needs beforehand and what must hold after it, whatever it was told:
-//! what was acknowledged is there, and a client that was not told yes gets it when it asks again.
+//! Every kind of client request, with its preparation and the checks after a fault: acknowledged changes are stored,
+//! and a request that was not acknowledged succeeds when it is repeated.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use serde_json::json;
 use crate::artifact::{Image, descriptor, fresh_seed, random_bytes, referrer, sha256};
 use crate::oci::{Answer, IMAGE_MANIFEST, Registry, offset_in, with_query};
 
-/// The bytes that are acknowledged before a fault, and those that are sent into it.
+/// The number of bytes that are acknowledged before a fault, and the number sent during it.
 const BEFORE: usize = 5_500_000;
 const DURING: usize = 7_000_000;
 
-/// What a client asks for.
+/// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// GET of a manifest.
@@ -32,9 +32,9 @@ pub enum Endpoint {
     Catalog,
     /// POST that opens an upload.
     UploadOpen,
-    /// PATCH that continues one.
+    /// PATCH that continues an upload.
     UploadAppend,
-    /// PUT that closes one with its last bytes.
+    /// PUT that closes an upload with its last bytes.
     UploadFinish,
     /// GET of an upload's status.
     UploadStatus,
@@ -54,11 +54,11 @@ pub enum Endpoint {
     ManifestDelete,
     /// DELETE of a blob that no manifest names.
     BlobDelete,
-    /// One collection.
+    /// POST that starts a garbage collection.
     Collection,
 }
 
-/// All of them.
+/// All kinds of requests.
 pub const ALL: [Endpoint; 20] = [
     Endpoint::ManifestGet,
     Endpoint::ManifestHead,
@@ -82,7 +82,7 @@ pub const ALL: [Endpoint; 20] = [
     Endpoint::Collection,
 ];
 
-/// Those that change something.
+/// The requests that change something.
 pub const WRITES: [Endpoint; 12] = [
     Endpoint::UploadOpen,
     Endpoint::UploadAppend,
@@ -98,27 +98,27 @@ pub const WRITES: [Endpoint; 12] = [
     Endpoint::Collection,
 ];
 
-/// One request with its surroundings.
+/// One request and its test content.
 pub struct Case {
-    /// Which.
+    /// The kind of request.
     pub endpoint: Endpoint,
     repository: String,
     /// Tagged `v1` before the fault, with a referrer.
     image: Image,
     /// Tagged `v2` before the fault.
     other: Image,
-    /// Stored before the fault, named by no manifest.
+    /// Stored before the fault and not referenced by a manifest.
     loose: Vec<u8>,
-    /// What an upload is to become; [`BEFORE`] bytes of it are acknowledged before the fault.
+    /// The complete content of the upload; its first [`BEFORE`] bytes are acknowledged before the fault.
     blob: Vec<u8>,
     session: String,
 }
 
-/// What came back; nothing when the connection broke or too much time went by.
+/// The response, or `None` if the connection broke or the request timed out.
 pub type Reply = Option<Answer>;
 
 impl Case {
-    /// Makes, in a repository of its own, what the request needs.
+    /// Pushes the content that the request needs to a new repository.
     pub async fn prepare(registry: &Registry, endpoint: Endpoint) -> Self {
         let repository = format!("faults/{:016x}", fresh_seed());
         let (image, other) = (Image::random(fresh_seed(), 1, 50_000), Image::random(fresh_seed(), 1, 3_000));
@@ -212,28 +212,27 @@ impl Case {
         }
     }
 
-    /// Either it was carried out, or the server is not available now and says when to ask again. Only bytes that were on their way
-    /// may break off.
+    /// Checks the response: either success, or a 503 with Retry-After. Only the body of a blob may break off.
     ///
     /// # Panics
     ///
-    /// When it was answered otherwise.
+    /// If the response is different.
     pub fn right(&self, fault: &str, reply: &Reply) {
         let endpoint = self.endpoint;
         match reply {
             Some(answer) if answer.status == self.success() => {}
             Some(answer) => {
-                assert_eq!(answer.status, 503, "{fault}: {endpoint:?} answers `{}`", answer.text());
+                assert_eq!(answer.status, 503, "{fault}: {endpoint:?} returns `{}`", answer.text());
                 assert!(
                     answer.header("retry-after").is_some(),
-                    "{fault}: {endpoint:?} does not say when to ask again"
+                    "{fault}: {endpoint:?} returns no Retry-After"
                 );
             }
-            None => assert_eq!(endpoint, Endpoint::BlobGet, "{fault}: {endpoint:?} is not answered"),
+            None => assert_eq!(endpoint, Endpoint::BlobGet, "{fault}: {endpoint:?} gets no response"),
         }
     }
 
-    /// After the fault: what was acknowledged holds, and asked again the request is carried out.
+    /// Checks, after the fault, that acknowledged changes are stored and that the repeated request succeeds.
     pub async fn check(&self, registry: &Registry, reply: &Reply) {
         let told = reply.as_ref().is_some_and(|answer| answer.status == self.success());
         let (repository, what) = (&self.repository, self.endpoint);
@@ -248,7 +247,7 @@ impl Case {
                     registry.blob_push(repository, &self.blob).await;
                 }
                 let answer = registry.blob_get(repository, &sha256(&self.blob)).await.expect(200);
-                assert!(answer.body == self.blob, "{what:?}: other bytes come back");
+                assert!(answer.body == self.blob, "{what:?}: the registry returns different bytes");
             }
             Endpoint::ManifestPut | Endpoint::TagMove => {
                 let (tag, manifest) = match what {
@@ -259,18 +258,18 @@ impl Case {
                     registry.manifest_put(repository, tag, IMAGE_MANIFEST, &manifest).await.expect(201);
                 }
                 let answer = registry.manifest_get(repository, tag).await.expect(200);
-                assert!(answer.body == manifest, "{what:?}: another manifest comes back");
+                assert!(answer.body == manifest, "{what:?}: the registry returns a different manifest");
             }
             Endpoint::TagDelete | Endpoint::ManifestDelete | Endpoint::BlobDelete => {
-                let again = self.send(registry, Duration::from_secs(60)).await.expect("an answer").status;
-                assert!(again == 404 || (!told && again == 202), "{what:?}: {again} when asked again");
+                let again = self.send(registry, Duration::from_secs(60)).await.expect("a response").status;
+                assert!(again == 404 || (!told && again == 202), "{what:?}: {again} when repeated");
             }
             Endpoint::UploadStatus => {
                 assert_eq!(registry.upload_offset(&self.session).await, BEFORE as u64);
                 self.check_upload(registry, false).await;
             }
             _ => {
-                let again = self.send(registry, Duration::from_secs(60)).await.expect("an answer");
+                let again = self.send(registry, Duration::from_secs(60)).await.expect("a response");
                 assert!(
                     [self.success(), 307].contains(&again.status),
                     "{what:?}: {} `{}`",
@@ -279,14 +278,14 @@ impl Case {
                 );
             }
         }
-        // What was there before the fault and that nobody deleted is there after it.
+        // Content from before the fault that was not deleted is still there.
         if ![Endpoint::TagMove, Endpoint::TagDelete, Endpoint::ManifestDelete].contains(&what) {
             self.image.check(registry, repository, "v1").await;
         }
         self.other.check(registry, repository, "v2").await;
     }
 
-    /// What was acknowledged of an upload is there, and the upload comes to its end.
+    /// Checks that the acknowledged bytes of an upload are stored and that the upload can be finished.
     async fn check_upload(&self, registry: &Registry, told: bool) {
         let (repository, what, digest) = (&self.repository, self.endpoint, sha256(&self.blob));
         let finished = registry.blob_head(repository, &digest).await.status == 200;
@@ -300,12 +299,12 @@ impl Case {
             let least = if told { self.blob.len() } else { BEFORE };
             assert!(
                 (least..=self.blob.len()).contains(&offset),
-                "{what:?}: {offset} of {least} bytes are there"
+                "{what:?}: {offset} of at least {least} bytes are stored"
             );
             registry.upload_finish(&self.session, &digest, &self.blob[offset..]).await.expect(201);
         }
         let answer = registry.blob_get(repository, &digest).await.expect(200);
-        assert!(answer.body == self.blob, "{what:?}: other bytes come back");
+        assert!(answer.body == self.blob, "{what:?}: the registry returns different bytes");
     }
 
     fn new_manifest(&self) -> Vec<u8> {

@@ -1,5 +1,5 @@
-//! A TCP proxy that misbehaves on demand, to stand between a server and its database or its object storage.
-//! What it does applies to every connection, also to those that were open before it was told.
+//! A TCP proxy between a server and its database or object storage that injects faults on demand.
+//! A fault applies to every connection, including those that are already open.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use tokio::sync::watch;
 
 use crate::background::Background;
 
-/// What the proxy does to the connections.
+/// A fault that the proxy injects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Passes everything on.
+    /// Forwards everything.
     Nothing,
-    /// Nobody listens, and what was connected is reset.
+    /// Closes the port and resets open connections.
     Refused,
-    /// Each piece waits this long, both ways.
+    /// Delays each chunk this long, in both directions.
     Slow(Duration),
-    /// No more than this many bytes a second, each way.
+    /// Limits each direction to this many bytes per second.
     Throttled(u64),
-    /// Connections are accepted, and nothing is passed on.
+    /// Accepts connections but forwards nothing.
     Silent,
-    /// A connection is reset after it has carried this many bytes towards the service.
+    /// Resets a connection after it has carried this many bytes towards the service.
     CutAfter(u64),
-    /// A request that contains these bytes is passed on; its answer is thrown away and the connection reset, that many times.
+    /// Forwards a request that contains these bytes, discards its response and resets the connection, this many times.
     AnswerLost(&'static str, usize),
 }
 
-/// A running proxy; it ends when this goes.
+/// A running proxy. Dropping it ends the proxy.
 pub struct FaultProxy {
-    /// Where it listens.
+    /// Its listening address.
     pub address: SocketAddr,
     fault: watch::Sender<Fault>,
     hits: Arc<AtomicUsize>,
@@ -42,7 +42,7 @@ pub struct FaultProxy {
 }
 
 impl FaultProxy {
-    /// Starts a proxy before a service, which passes everything on until told otherwise.
+    /// Starts a proxy in front of a service. It forwards everything until a fault is set.
     #[must_use]
     pub fn before(service: SocketAddr) -> Self {
         let (fault, told) = watch::channel(Fault::Nothing);
@@ -54,18 +54,18 @@ impl FaultProxy {
         Self { address, fault, hits, _thread: thread }
     }
 
-    /// From now on does this.
+    /// Injects this fault from now on.
     pub fn set(&self, fault: Fault) {
         self.hits.store(0, Ordering::Relaxed);
         self.fault.send_replace(fault);
     }
 
-    /// Passes everything on again.
+    /// Forwards everything again.
     pub fn heal(&self) {
         self.fault.send_replace(Fault::Nothing);
     }
 
-    /// How many connections or pieces the present fault has met.
+    /// How many connections or chunks the current fault has affected.
     #[must_use]
     pub fn hits(&self) -> usize {
         self.hits.load(Ordering::Relaxed)
@@ -81,7 +81,7 @@ async fn accept(
     let address = listener.local_addr().expect("a listener has an address");
     loop {
         if *told.borrow_and_update() == Fault::Refused {
-            // As if the service had gone: its port is closed until it is back.
+            // Close the port, as if the service had stopped.
             drop(listener);
             hits.fetch_add(1, Ordering::Relaxed);
             while *told.borrow_and_update() == Fault::Refused {
@@ -105,7 +105,7 @@ async fn accept(
     }
 }
 
-/// Carries one connection until an end closes it or a fault ends it.
+/// Forwards one connection until one side closes it or a fault ends it.
 async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fault>, hits: Arc<AtomicUsize>) {
     let Ok(server) = TcpStream::connect(service).await else { return };
     for stream in [&client, &server] {
@@ -115,18 +115,18 @@ async fn carry(client: TcpStream, service: SocketAddr, told: watch::Receiver<Fau
     let (server_read, server_write) = server.into_split();
     let (lose, losing) = watch::channel(false);
     let pump = || Pump { told: told.clone(), hits: hits.clone(), carried: 0, recent: Vec::new() };
-    // A fault in one direction ends both; an orderly end of one lets the other come to its own.
+    // A fault in one direction ends both. After a regular end of one direction the other continues.
     let _ = futures::try_join!(
         pump().run(client_read, server_write, Direction::Up(lose)),
         pump().run(server_read, client_write, Direction::Down(losing)),
     );
 }
 
-/// A fault has ended the connection.
+/// A fault ended the connection.
 struct Broken;
 
 enum Direction {
-    /// Towards the service; says when the answer is to be lost.
+    /// Towards the service. Signals that the response must be discarded.
     Up(watch::Sender<bool>),
     Down(watch::Receiver<bool>),
 }
@@ -135,7 +135,7 @@ struct Pump {
     told: watch::Receiver<Fault>,
     hits: Arc<AtomicUsize>,
     carried: u64,
-    /// The end of what was carried before: a pattern may lie across two pieces.
+    /// The end of the previous chunk, because a pattern may span two chunks.
     recent: Vec<u8>,
 }
 
@@ -166,7 +166,7 @@ impl Pump {
         }
     }
 
-    /// Passes a piece on, as the fault will have it. False: this connection is over.
+    /// Forwards a chunk according to the fault. Returns false if the connection must end.
     async fn pass(&mut self, piece: &[u8], to: &mut OwnedWriteHalf, direction: &Direction) -> bool {
         let fault = self.told.borrow_and_update().clone();
         match (fault, direction) {
@@ -221,7 +221,7 @@ impl Pump {
     }
 }
 
-/// Ends both connections as a machine that has gone would: at once, with a reset.
+/// Makes both connections end with a reset, as after a crash of the peer.
 fn reset(from: &OwnedReadHalf, to: &OwnedWriteHalf) -> Broken {
     let streams: [&TcpStream; 2] = [from.as_ref(), to.as_ref()];
     for stream in streams {

@@ -1,5 +1,5 @@
-//! A plain client of the distribution API, one request a call, that hides nothing: status, headers and bytes come back as sent.
-//! The tests use it to look; the crates under test have a client of their own, which is not this one.
+//! A thin client of the distribution API: one request per call; status, headers and body are returned unchanged.
+//! It is independent of the client crate, which is under test.
 
 use bytes::Bytes;
 use reqwest::header::{HeaderMap, HeaderName};
@@ -15,16 +15,16 @@ pub const IMAGE_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// Media type of docker's image manifest.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
-/// A registry at a base address.
+/// A client for the registry at a base URL.
 #[derive(Clone)]
 pub struct Registry {
     /// `http://HOST:PORT`, without a slash at the end.
     pub url: String,
-    /// Follows no redirects and uses no proxy.
+    /// The HTTP client; it follows no redirects and uses no proxy.
     pub http: reqwest::Client,
 }
 
-/// What came back.
+/// An HTTP response.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// The status code.
@@ -46,7 +46,7 @@ impl Answer {
     ///
     /// # Panics
     ///
-    /// When it is none.
+    /// If it is not JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("not JSON ({e}): {}", self.text()))
@@ -58,7 +58,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The code of the first error in the envelope, or nothing where there is no envelope.
+    /// The code of the first error in the envelope, or `None` without an envelope.
     #[must_use]
     pub fn code(&self) -> Option<String> {
         let body: Value = serde_json::from_slice(&self.body).ok()?;
@@ -79,7 +79,7 @@ impl Answer {
         self
     }
 
-    /// Fails the test unless this is an error with this status and code.
+    /// Fails the test unless the response is an error with this status and code.
     #[track_caller]
     pub fn expect_error(&self, status: u16, code: &str) {
         assert_eq!((self.status, self.code().as_deref()), (status, Some(code)), "`{}`", self.text());
@@ -87,7 +87,7 @@ impl Answer {
 }
 
 impl Registry {
-    /// A client for the registry at a base address.
+    /// A client for the registry at a base URL.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         let http = reqwest::Client::builder()
@@ -104,13 +104,13 @@ impl Registry {
         self.url.trim_start_matches("http://")
     }
 
-    /// An absolute address: of a path here, or as it is when absolute already.
+    /// The absolute URL of a path. An absolute URL is returned unchanged.
     #[must_use]
     pub fn at(&self, path: &str) -> String {
         if path.starts_with("http") { path.to_owned() } else { format!("{}{path}", self.url) }
     }
 
-    /// Begins a request.
+    /// Builds a request.
     pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
         self.http.request(method.parse::<Method>().expect("a method"), self.at(path))
     }
@@ -119,16 +119,16 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// When the connection breaks before the answer is complete.
+    /// If the connection breaks before the response is complete.
     pub async fn try_send(&self, request: RequestBuilder) -> Result<Answer, reqwest::Error> {
         let answer = request.send().await?;
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
         Ok(Answer { status, headers, body: answer.bytes().await? })
     }
 
-    /// Sends a request that has to be answered.
+    /// Sends a request. Fails the test without a response.
     pub async fn send(&self, request: RequestBuilder) -> Answer {
-        self.try_send(request).await.unwrap_or_else(|e| panic!("no answer: {e:?}"))
+        self.try_send(request).await.unwrap_or_else(|e| panic!("no response: {e:?}"))
     }
 
     /// GET.
@@ -151,7 +151,7 @@ impl Registry {
         self.send(self.request("POST", path).json(body)).await
     }
 
-    /// Runs a collection and waits until its job has finished. The status is 200 only if it succeeded.
+    /// Runs a garbage collection and waits for its job. The returned status is 200 only if the job succeeded.
     pub async fn collect(&self) -> Answer {
         let started = self.post_json("/lode/v1/gc", &serde_json::json!({})).await;
         if started.status != 202 {
@@ -160,7 +160,7 @@ impl Registry {
         let job = format!("{}?wait=10", started.header("location").expect("a job has a location"));
         loop {
             let mut answer = self.get(&job).await;
-            // A database that does not respond for the moment says nothing about the job.
+            // A 503 means that the database is unavailable; the job may still be running.
             if answer.status != 200 {
                 assert_eq!(answer.status, 503, "{}", answer.text());
                 continue;
@@ -173,7 +173,7 @@ impl Registry {
         }
     }
 
-    /// Opens an upload and gives its location as an absolute address.
+    /// Opens an upload and returns its location as an absolute URL.
     pub async fn upload_open(&self, repository: &str) -> String {
         let answer =
             self.send(self.request("POST", &format!("/v2/{repository}/blobs/uploads/"))).await.expect(202);
@@ -187,18 +187,18 @@ impl Registry {
         self.send(request.header("content-type", "application/octet-stream").body(chunk.to_vec())).await
     }
 
-    /// Closes an upload with its digest and, possibly, its last bytes.
+    /// Closes an upload with its digest and, optionally, its last bytes.
     pub async fn upload_finish(&self, location: &str, digest: &str, rest: &[u8]) -> Answer {
         self.send(self.request("PUT", &with_query(location, "digest", digest)).body(rest.to_vec())).await
     }
 
-    /// How many bytes an upload holds, by its status.
+    /// The offset of an upload, from its status.
     pub async fn upload_offset(&self, location: &str) -> u64 {
         let answer = self.get(location).await.expect(204);
         offset_in(answer.header("range").expect("a status names its range"))
     }
 
-    /// Pushes a blob by POST and PUT and gives its digest.
+    /// Pushes a blob by POST and PUT and returns its digest.
     pub async fn blob_push(&self, repository: &str, bytes: &[u8]) -> String {
         let digest = sha256(bytes);
         let location = self.upload_open(repository).await;
@@ -220,7 +220,7 @@ impl Registry {
         self.send(request.header("content-length", size_bytes).body(body)).await
     }
 
-    /// GET of a blob, from where the registry sends its clients for it.
+    /// GET of a blob, following a redirect to the object storage.
     pub async fn blob_get(&self, repository: &str, digest: &str) -> Answer {
         let answer = self.get(&format!("/v2/{repository}/blobs/{digest}")).await;
         match (answer.status, answer.header("location")) {
@@ -246,7 +246,7 @@ impl Registry {
         self.send(self.request("PUT", &path).header("content-type", media_type).body(bytes.to_vec())).await
     }
 
-    /// GET of a manifest, accepting what clients accept.
+    /// GET of a manifest, with the Accept header of usual clients.
     pub async fn manifest_get(&self, repository: &str, reference: &str) -> Answer {
         let accept = format!("{IMAGE_MANIFEST}, {IMAGE_INDEX}, {DOCKER_MANIFEST}");
         self.send(
@@ -255,7 +255,7 @@ impl Registry {
         .await
     }
 
-    /// The tags of a repository, as one answer lists them.
+    /// The tags of a repository, from one response.
     pub async fn tags(&self, repository: &str) -> Vec<String> {
         let answer = self.get(&format!("/v2/{repository}/tags/list")).await.expect(200);
         strings(&answer.json()["tags"])
@@ -266,26 +266,26 @@ impl Registry {
 ///
 /// # Panics
 ///
-/// When it is no array of strings.
+/// If it is not an array of strings.
 #[must_use]
 pub fn strings(array: &Value) -> Vec<String> {
-    let items = array.as_array().unwrap_or_else(|| panic!("an array, not {array}"));
+    let items = array.as_array().unwrap_or_else(|| panic!("expected an array, got {array}"));
     items.iter().map(|item| item.as_str().expect("a string").to_owned()).collect()
 }
 
-/// Adds a query parameter to an address that may have some already.
+/// Adds a query parameter to a URL that may already have some.
 #[must_use]
 pub fn with_query(location: &str, name: &str, value: &str) -> String {
     let separator = if location.contains('?') { '&' } else { '?' };
     format!("{location}{separator}{name}={value}")
 }
 
-/// The number of bytes that a `Range: 0-LAST` stands for; `0-0` is both none and one, and only an empty upload is asked here.
+/// The offset in a `Range: 0-LAST` header. `0-0` can mean no bytes or one byte; the tests only see it for empty uploads.
 #[must_use]
 pub fn offset_in(range: &str) -> u64 {
     let last: u64 = range
         .strip_prefix("0-")
         .and_then(|last| last.parse().ok())
-        .unwrap_or_else(|| panic!("0-LAST, not `{range}`"));
+        .unwrap_or_else(|| panic!("expected 0-LAST, got `{range}`"));
     if last == 0 { 0 } else { last + 1 }
 }

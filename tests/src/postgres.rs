@@ -1,5 +1,5 @@
-//! A Postgres server of a test's own, for what would disturb others: TLS alone, a disk that is full.
-//! Its programs come with the Debian package; as root it runs under the user that the package made.
+//! A separate Postgres server for tests that would disturb others: with TLS only, or with a full disk.
+//! It uses the programs of the Debian package. As root it runs as the package's `postgres` user.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,20 +12,21 @@ use crate::clients::is_root;
 use crate::command::succeed;
 use crate::report;
 
-/// A running server; it ends when this goes.
+/// A running server. Dropping it stops the server.
 pub struct Postgres {
     folder: TempDir,
     programs: PathBuf,
-    /// Where it listens, on 127.0.0.1.
+    /// Its port on 127.0.0.1.
     pub port: u16,
 }
 
 impl Postgres {
-    /// Starts a server on a free port. `prepare` may change its data folder before; without the programs, a reported skip.
+    /// Starts a server on a free port. `prepare` may change the data folder first. Reports a skip if PostgreSQL is not
+    /// installed.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If the server does not start.
     pub fn start(test: &str, prepare: impl FnOnce(&Path)) -> Option<Self> {
         let Some(programs) = programs() else {
             report::skip(test, "no PostgreSQL server is installed");
@@ -48,13 +49,13 @@ impl Postgres {
         Some(server)
     }
 
-    /// Its address with these parameters.
+    /// Its URL with these parameters.
     #[must_use]
     pub fn url(&self, parameters: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres{parameters}", self.port)
     }
 
-    /// Makes a file or folder, and what is in it, belong to the server's user.
+    /// Changes the owner of a file or folder, recursively, to the server's user.
     pub fn give(&self, path: &Path) {
         if is_root() {
             succeed(Command::new("chown").args(["-R", "postgres:"]).arg(path));
@@ -70,7 +71,7 @@ impl Postgres {
         } else {
             Command::new(program)
         };
-        // The server that `pg_ctl` starts would keep a pipe open.
+        // A file, because the server that `pg_ctl` starts would keep a pipe open.
         let log = fs::File::create(self.folder.path().join("output")).expect("an output file");
         let errors = log.try_clone().expect("a second handle");
         let status = command
@@ -94,7 +95,7 @@ impl Drop for Postgres {
     }
 }
 
-/// The folder of the newest server's programs.
+/// The program folder of the newest installed version.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
     let mut folders: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();

@@ -1,23 +1,23 @@
-//! HTTP spoken by hand over a socket: for requests that no client library would send and answers that one would tidy up.
-//! Status line and header fields come back as they stood on the wire.
+//! HTTP over a plain socket, for requests that a client library would not send and responses that it would normalise.
+//! Status line and header fields are returned as received.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// An answer as it stood on the wire.
+/// A response as received.
 #[derive(Debug, Clone)]
 pub struct RawAnswer {
     /// The status code.
     pub status: u16,
     /// The header fields in their order, names in lower case.
     pub headers: Vec<(String, String)>,
-    /// What followed the head until the server closed, or as much as Content-Length says where it keeps the connection.
+    /// The body: up to the end of the connection, or up to Content-Length if the connection stays open.
     pub body: Vec<u8>,
 }
 
 impl RawAnswer {
-    /// The first field of that (lower case) name.
+    /// The value of the first field with this (lower case) name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
@@ -30,7 +30,7 @@ impl RawAnswer {
     }
 }
 
-/// Opens a connection that gives up on silence after two minutes.
+/// Opens a connection with a read timeout of two minutes.
 #[must_use]
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).expect("the server accepts connections");
@@ -39,15 +39,16 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends a whole request that asks for the connection to be closed, and reads to the end; nothing when the server closes without a word.
+/// Sends a whole request with `connection: close` and reads until the end of the connection. Returns `None` if the
+/// server closes without a response.
 #[must_use]
 pub fn exchange(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
     let mut stream = connect(address);
-    let _ = stream.write_all(request); // the server may have answered and closed before it read everything
+    let _ = stream.write_all(request); // the server may respond and close before it has read everything
     read_to_end(&mut stream)
 }
 
-/// Sends the beginning of a request, says that no more will come, and reads what the server has to say to that.
+/// Sends the beginning of a request, shuts down the sending side, and reads the response.
 #[must_use]
 pub fn exchange_cut(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
     let mut stream = connect(address);
@@ -56,15 +57,15 @@ pub fn exchange_cut(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
     read_to_end(&mut stream)
 }
 
-/// Sends a request without a body over a connection that is closed after it; header lines end in `\r\n` each.
+/// Sends a request without a body on its own connection. Each line in `headers` ends in `\r\n`.
 #[must_use]
 pub fn ask(address: SocketAddr, method: &str, target: &str, headers: &str) -> RawAnswer {
     let request =
         format!("{method} {target} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}\r\n");
-    exchange(address, request.as_bytes()).expect("an answer")
+    exchange(address, request.as_bytes()).expect("a response")
 }
 
-/// Reads an answer until the server closes.
+/// Reads a response until the server closes the connection.
 pub fn read_to_end(stream: &mut TcpStream) -> Option<RawAnswer> {
     let mut bytes = Vec::new();
     let mut buffer = [0u8; 65536];
@@ -74,13 +75,13 @@ pub fn read_to_end(stream: &mut TcpStream) -> Option<RawAnswer> {
             Ok(n) => bytes.extend_from_slice(&buffer[..n]),
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) if e.kind() == ErrorKind::ConnectionReset => break,
-            Err(e) => panic!("the server neither answered nor closed: {e}"),
+            Err(e) => panic!("the server neither responded nor closed the connection: {e}"),
         }
     }
     parse(&bytes)
 }
 
-/// Reads one answer from a connection that stays open, by its Content-Length.
+/// Reads one response from a connection that stays open, by its Content-Length.
 #[must_use]
 pub fn read_one(stream: &mut TcpStream) -> RawAnswer {
     let mut bytes = Vec::new();
@@ -93,8 +94,12 @@ pub fn read_one(stream: &mut TcpStream) -> RawAnswer {
                 return answer;
             }
         }
-        let n = stream.read(&mut buffer).expect("the server answers");
-        assert!(n > 0, "the server closed in the middle of an answer: {}", String::from_utf8_lossy(&bytes));
+        let n = stream.read(&mut buffer).expect("the server responds");
+        assert!(
+            n > 0,
+            "the server closed the connection within a response: {}",
+            String::from_utf8_lossy(&bytes)
+        );
         bytes.extend_from_slice(&buffer[..n]);
     }
 }
@@ -105,7 +110,7 @@ fn parse(bytes: &[u8]) -> Option<RawAnswer> {
     let mut lines = head.split("\r\n");
     let status = lines.next()?.split(' ').nth(1)?.parse().expect("a status code");
     let headers = lines
-        .map(|line| line.split_once(':').unwrap_or_else(|| panic!("a header field, not `{line}`")))
+        .map(|line| line.split_once(':').unwrap_or_else(|| panic!("expected a header field, got `{line}`")))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
         .collect();
     Some(RawAnswer { status, headers, body: bytes[end + 4..].to_vec() })

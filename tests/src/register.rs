@@ -1,20 +1,21 @@
-//! What a tag that everybody moves may answer: every write is kept with its beginning and its end, and a read must be explained
-//! by a write that no other one has surely replaced. Times are ticks of one counter, so that nothing is at the same time.
+//! The values that a tag with concurrent writers may have. Every write is recorded with its begin and end. A read is
+//! valid if it returns a write that no later write has certainly replaced. Times are ticks of one counter, so all times
+//! differ.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 
-/// The next moment.
+/// The next point in time.
 #[must_use]
 pub fn tick() -> u64 {
     CLOCK.fetch_add(1, Ordering::SeqCst)
 }
 
-/// How many writes are remembered: far more than can be under way at once.
+/// How many writes are recorded: far more than can be in progress at once.
 const MEMORY: usize = 4096;
 
-/// One value that many write.
+/// One value with concurrent writers.
 #[derive(Default)]
 pub struct Register {
     writes: Vec<Write>,
@@ -25,17 +26,17 @@ struct Write {
     value: Option<String>,
     begun: u64,
     ended: Option<u64>,
-    /// It empties the register only if this is what it holds: the deletion of a manifest, which takes its tags along.
+    /// The write empties the register only if it holds this value: deleting a manifest also deletes its tags.
     only_if: Option<String>,
 }
 
 impl Register {
-    /// A write of this value begins.
+    /// Records that a write of this value begins.
     pub fn put_begins(&mut self, value: &str) -> u64 {
         self.begins(Write { value: Some(value.to_owned()), begun: tick(), ended: None, only_if: None })
     }
 
-    /// What empties the register, if it holds this value, begins.
+    /// Records that a removal begins, which empties the register if it holds this value.
     pub fn removal_begins(&mut self, of: &str) -> u64 {
         self.begins(Write { value: None, begun: tick(), ended: None, only_if: Some(of.to_owned()) })
     }
@@ -50,14 +51,14 @@ impl Register {
         begun
     }
 
-    /// The write that began then has been acknowledged.
+    /// Records that the write which began at `begun` was acknowledged.
     pub fn ends(&mut self, begun: u64) {
         if let Some(write) = self.writes.iter_mut().find(|write| write.begun == begun) {
             write.ended = Some(tick());
         }
     }
 
-    /// May a read from `begun` to `ended` have found this?
+    /// Whether a read from `begun` to `ended` may return this value.
     #[must_use]
     pub fn may_hold(&self, value: Option<&str>, begun: u64, ended: u64) -> bool {
         let Some(value) = value else { return self.may_be_empty(begun, ended) };
@@ -69,11 +70,11 @@ impl Register {
 
     fn may_be_empty(&self, begun: u64, ended: u64) -> bool {
         let puts = || self.writes.iter().filter(|write| write.value.is_some());
-        // 1. Before the first write that has surely ended.
+        // 1. No write has certainly ended before the read.
         if !self.forgotten && !puts().any(|put| put.ended.is_some_and(|end| end < begun)) {
             return true;
         }
-        // 2. After a removal of a value that it may have held, with no put surely after that.
+        // 2. A removal of a value that the register may have held, and no put certainly between removal and read.
         self.writes.iter().filter(|write| write.value.is_none() && write.begun < ended).any(|removal| {
             let after = |put: &Write| put.begun > removal.ended.unwrap_or(u64::MAX);
             !puts().any(|put| after(put) && put.ended.is_some_and(|end| end < begun))
@@ -81,7 +82,7 @@ impl Register {
         })
     }
 
-    /// Has something taken the place of this write before `moment`, whatever the order of what overlaps?
+    /// Whether another write has replaced this one before `moment` in every possible order of overlapping writes.
     fn replaced(&self, write: &Write, moment: u64) -> bool {
         let Some(ended) = write.ended else { return false };
         self.writes.iter().any(|other| {

@@ -1,29 +1,31 @@
-//! What a test has to say besides pass or fail: a figure for the closing table, or that it could not run.
-//! `tests/run` names the two files in LODE_FIGURES and LODE_SKIPS and prints them at the end; any test may add a line.
+//! Test results other than pass or fail: measured figures and skips.
+//! Tests append lines to the files in LODE_FIGURES and LODE_SKIPS, and `tests/run` prints both at the end.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Records a measured figure under a name, for instance `("peak memory above idle", "31 MiB")`.
+/// Records a measured figure, for instance `("peak memory above idle", "31 MiB")`.
 pub fn figure(name: &str, value: &str) {
     append("LODE_FIGURES", &format!("{name}: {value}"));
 }
 
-/// Records that a test cannot run here because of `reason`; with CI set that is a failure.
+/// Records that a test cannot run because of `reason`.
 ///
 /// # Panics
 ///
-/// When CI is set: there a missing client or service is a broken promise, not a circumstance.
+/// If CI is set: CI must provide every client and service.
 pub fn skip(test: &str, reason: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{test}: {reason}, and with CI set nothing may be missing");
+    assert!(std::env::var_os("CI").is_none(), "{test}: {reason}; skips are failures because CI is set");
     append("LODE_SKIPS", &format!("{test}: {reason}"));
 }
 
-/// The number in an environment variable, or a default: how the long form asks for more rounds or bigger blobs.
+/// The number in an environment variable, or a default. `tests/run --long` sets more rounds and bigger blobs this way.
 #[must_use]
 pub fn setting(variable: &str, default: u64) -> u64 {
     match std::env::var(variable) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} is a whole number, got `{text}`")),
+        Ok(text) => {
+            text.parse().unwrap_or_else(|_| panic!("{variable}: expected a whole number, got `{text}`"))
+        }
         Err(_) => default,
     }
 }
