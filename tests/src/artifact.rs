@@ -67,8 +67,8 @@ impl Image {
         Self::of(format!(r#"{{"seed":"{seed}"}}"#).into_bytes(), layers, &json!({}))
     }
 
-    /// An image with the given blobs. The fields of `extra` (annotations, subject, artifactType ...) are added to the
-    /// manifest.
+    /// An image with the given blobs. The fields of `extra` (annotations, subject, artifactType ...) are
+    /// added to the manifest.
     #[must_use]
     pub fn of(config: Vec<u8>, layers: Vec<Vec<u8>>, extra: &Value) -> Self {
         let mut manifest = json!({

@@ -1,4 +1,5 @@
-//! A listener on its own thread and runtime, so that a proxy keeps running while a test blocks on another program.
+//! A listener on its own thread and runtime, so that a proxy keeps running while a test blocks on another
+//! program.
 
 use std::future::Future;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! Copies a prefix of a bucket as an operator's backup tool would: object by object, while servers keep running.
-//! It calls the tests' S3 server with curl, which signs the requests.
+//! Copies a prefix of a bucket as an operator's backup tool would: object by object, while servers keep
+//! running. It calls the tests' S3 server with curl, which signs the requests.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,8 @@ use tempfile::TempDir;
 
 use crate::command::succeed;
 
-/// Copies every object under `from` to the same name under `to`, both `s3://BUCKET/PREFIX`. Returns their number.
+/// Copies every object under `from` to the same name under `to`, both `s3://BUCKET/PREFIX`. Returns their
+/// number.
 ///
 /// # Panics
 ///

@@ -1,5 +1,6 @@
-//! Checkpoint folders: the demo model in this repository, fine-tunes of it that share tensors, and malformed checkpoints.
-//! This module reads and writes safetensors itself, so that tests can also write invalid headers.
+//! Checkpoint folders: the demo model in this repository, fine-tunes of it that share tensors, and malformed
+//! checkpoints. This module reads and writes safetensors itself, so that tests can also write invalid
+//! headers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,9 +45,9 @@ pub fn demo_relative(to: &Path, changed_tensor: &str) {
     fs::write(&path, bytes).expect("changed weights");
 }
 
-/// Writes a model that generates fixed text. A prompt ends with a special token (the cue), and the model generates the
-/// pieces that belong to it. It is a Llama whose only layer adds zero, so the last token determines the next one. All
-/// pieces must differ.
+/// Writes a model that generates fixed text. A prompt ends with a special token (the cue), and the model
+/// generates the pieces that belong to it. It is a Llama whose only layer adds zero, so the last token
+/// determines the next one. All pieces must differ.
 pub fn reciting(to: &Path, template: &str, answers: &[(&str, &[&str])]) {
     const WIDTH: usize = 64;
     let mut tokens = vec!["<|end|>"];
@@ -200,8 +201,8 @@ pub fn f32_values(dtype: &str, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Writes the demo model in the usual form of FP8 checkpoints: the layers' matrices as E4M3 codes, a scale for each
-/// block of 128 by 128 that maps its largest value to the largest code, and a `quantization_config`.
+/// Writes the demo model in the usual form of FP8 checkpoints: the layers' matrices as E4M3 codes, a scale
+/// for each block of 128 by 128 that maps its largest value to the largest code, and a `quantization_config`.
 pub fn demo_in_fp8(to: &Path) {
     copy_folder(&demo(), to);
     let path = to.join("model.safetensors");

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use crate::report;
 use crate::server::{PATIENCE, output_file, signal};
 
-/// Finds a program: the path in `variable`, or one of the usual `places`. A missing program is reported as a skip.
+/// Finds a program: the path in `variable`, or one of the usual `places`. A missing program is reported as a
+/// skip.
 #[must_use]
 pub fn program(test: &str, variable: &str, places: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);

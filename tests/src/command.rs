@@ -1,5 +1,6 @@
 //! The program as a client: runs `lode list`, `lode create` and other commands against a server under test.
-//! Standard output, standard error and the exit code are captured separately, because scripts rely on all three.
+//! Standard output, standard error and the exit code are captured separately, because scripts rely on all
+//! three.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ impl Finished {
         self
     }
 
-    /// Fails the test unless the command failed with exit code 1 and an `error:` that contains all of `naming`.
+    /// Fails the test unless the command failed with exit code 1 and an `error:` that contains all of
+    /// `naming`.
     #[track_caller]
     pub fn refused(&self, naming: &[&str]) {
         assert_eq!(self.code, 1, "exit code {}\nstdout: {}\nstderr: {}", self.code, self.stdout, self.stderr);
@@ -103,7 +105,8 @@ impl Lode {
     }
 }
 
-/// Runs a command outside the async threads and waits for it. Fails the test if the command does not end in time.
+/// Runs a command outside the async threads and waits for it. Fails the test if the command does not end in
+/// time.
 pub async fn finish(mut command: Command, input: Vec<u8>) -> Finished {
     let shown = format!("{command:?}");
     let work = tokio::task::spawn_blocking(move || {

@@ -1,5 +1,5 @@
-//! Every kind of client request, with its preparation and the checks after a fault: acknowledged changes are stored,
-//! and a request that was not acknowledged succeeds when it is repeated.
+//! Every kind of client request, with its preparation and the checks after a fault: acknowledged changes are
+//! stored, and a request that was not acknowledged succeeds when it is repeated.
 
 use std::time::Duration;
 

@@ -28,7 +28,8 @@ pub enum Fault {
     Silent,
     /// Resets a connection after it has carried this many bytes towards the service.
     CutAfter(u64),
-    /// Forwards a request that contains these bytes, discards its response and resets the connection, this many times.
+    /// Forwards a request that contains these bytes, discards its response and resets the connection, this
+    /// many times.
     AnswerLost(&'static str, usize),
 }
 

@@ -1,5 +1,5 @@
-//! Fixtures of the end-to-end tests: the server as a process, clients, and test content.
-//! Only `tests/e2e` uses them. They do not link the crates under test, so they hash, parse and compare independently.
+//! Fixtures of the end-to-end tests: the server as a process, clients, and test content. Only `tests/e2e`
+//! uses them. They do not link the crates under test, so they hash, parse and compare independently.
 
 pub mod artifact;
 mod background;

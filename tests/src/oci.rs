@@ -1,5 +1,5 @@
-//! A thin client of the distribution API: one request per call; status, headers and body are returned unchanged.
-//! It is independent of the client crate, which is under test.
+//! A thin client of the distribution API: one request per call; status, headers and body are returned
+//! unchanged. It is independent of the client crate, which is under test.
 
 use bytes::Bytes;
 use reqwest::header::{HeaderMap, HeaderName};
@@ -280,7 +280,8 @@ pub fn with_query(location: &str, name: &str, value: &str) -> String {
     format!("{location}{separator}{name}={value}")
 }
 
-/// The offset in a `Range: 0-LAST` header. `0-0` can mean no bytes or one byte; the tests only see it for empty uploads.
+/// The offset in a `Range: 0-LAST` header. `0-0` can mean no bytes or one byte; the tests only see it for
+/// empty uploads.
 #[must_use]
 pub fn offset_in(range: &str) -> u64 {
     let last: u64 = range

@@ -21,8 +21,8 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Starts a server on a free port. `prepare` may change the data folder first. Reports a skip if PostgreSQL is not
-    /// installed.
+    /// Starts a server on a free port. `prepare` may change the data folder first. Reports a skip if
+    /// PostgreSQL is not installed.
     ///
     /// # Panics
     ///

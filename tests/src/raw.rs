@@ -1,5 +1,5 @@
-//! HTTP over a plain socket, for requests that a client library would not send and responses that it would normalise.
-//! Status line and header fields are returned as received.
+//! HTTP over a plain socket, for requests that a client library would not send and responses that it would
+//! normalise. Status line and header fields are returned as received.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -39,8 +39,8 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends a whole request with `connection: close` and reads until the end of the connection. Returns `None` if the
-/// server closes without a response.
+/// Sends a whole request with `connection: close` and reads until the end of the connection. Returns `None`
+/// if the server closes without a response.
 #[must_use]
 pub fn exchange(address: SocketAddr, request: &[u8]) -> Option<RawAnswer> {
     let mut stream = connect(address);

@@ -1,6 +1,6 @@
-//! The values that a tag with concurrent writers may have. Every write is recorded with its begin and end. A read is
-//! valid if it returns a write that no later write has certainly replaced. Times are ticks of one counter, so all times
-//! differ.
+//! The values that a tag with concurrent writers may have. Every write is recorded with its begin and end. A
+//! read is valid if it returns a write that no later write has certainly replaced. Times are ticks of one
+//! counter, so all times differ.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -74,7 +74,8 @@ impl Register {
         if !self.forgotten && !puts().any(|put| put.ended.is_some_and(|end| end < begun)) {
             return true;
         }
-        // 2. A removal of a value that the register may have held, and no put certainly between removal and read.
+        // 2. A removal of a value that the register may have held, and no put certainly between removal and
+        //    read.
         self.writes.iter().filter(|write| write.value.is_none() && write.begun < ended).any(|removal| {
             let after = |put: &Write| put.begun > removal.ended.unwrap_or(u64::MAX);
             !puts().any(|put| after(put) && put.ended.is_some_and(|end| end < begun))
@@ -82,7 +83,8 @@ impl Register {
         })
     }
 
-    /// Whether another write has replaced this one before `moment` in every possible order of overlapping writes.
+    /// Whether another write has replaced this one before `moment` in every possible order of overlapping
+    /// writes.
     fn replaced(&self, write: &Write, moment: u64) -> bool {
         let Some(ended) = write.ended else { return false };
         self.writes.iter().any(|other| {

@@ -19,7 +19,8 @@ pub fn skip(test: &str, reason: &str) {
     append("LODE_SKIPS", &format!("{test}: {reason}"));
 }
 
-/// The number in an environment variable, or a default. `tests/run --long` sets more rounds and bigger blobs this way.
+/// The number in an environment variable, or a default. `tests/run --long` sets more rounds and bigger blobs
+/// this way.
 #[must_use]
 pub fn setting(variable: &str, default: u64) -> u64 {
     match std::env::var(variable) {

@@ -1,5 +1,5 @@
-//! The server under test: `lode serve` as a real process on a free port and a scratch folder.
-//! A test starts one, asks it over sockets, stops or kills it, and starts it again on the same folder.
+//! The server under test: `lode serve` as a process, with a free port and a scratch folder.
+//! A test starts a server, sends requests, stops or kills it, and restarts it on the same folder.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -13,23 +13,19 @@ use tempfile::TempDir;
 
 use crate::oci::Registry;
 
-/// How long a process may take to do what it was asked before the test gives up on it.
+/// The deadline for a process to do one thing, after which the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The program under test: LODE_BIN, or what `cargo build --release` made.
+/// The program under test: LODE_BIN, or the release build.
 #[must_use]
 pub fn lode_bin() -> PathBuf {
     let path = std::env::var_os("LODE_BIN")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release/lode"), PathBuf::from);
-    assert!(
-        path.is_file(),
-        "no program at {}: `cargo build --release` makes it, LODE_BIN names another",
-        path.display()
-    );
+    assert!(path.is_file(), "no program at {}; run `cargo build --release` or set LODE_BIN", path.display());
     path
 }
 
-/// A command for the program with none of the caller's own LODE_* settings and a home of its own.
+/// A command for the program, with its own home and without the caller's LODE_* variables.
 #[must_use]
 pub fn lode_command(home: &Path) -> Command {
     let mut command = Command::new(lode_bin());
@@ -47,7 +43,7 @@ pub fn lode_command(home: &Path) -> Command {
     command
 }
 
-/// A scratch folder that outlives the servers started on it and goes away with its last user.
+/// A scratch folder, which several servers may use one after another. It is deleted with the last clone.
 #[derive(Clone)]
 pub struct Folder {
     root: Arc<TempDir>,
@@ -61,7 +57,7 @@ impl Default for Folder {
 }
 
 impl Folder {
-    /// A new, empty folder; the server's data lies in `data` below it.
+    /// A new folder, with the server's data folder at `data` in it.
     #[must_use]
     pub fn new() -> Self {
         let root = tempfile::Builder::new().prefix("lode-e2e-").tempdir().expect("a scratch folder");
@@ -69,7 +65,7 @@ impl Folder {
         Self { root: Arc::new(root), data }
     }
 
-    /// A folder whose server data lies elsewhere, on a file system of the test's own making.
+    /// A new folder with the server's data folder elsewhere, for instance on a tmpfs.
     #[must_use]
     pub fn with_data(data: PathBuf) -> Self {
         Self { data, ..Self::new() }
@@ -96,7 +92,7 @@ impl Folder {
     ///
     /// # Panics
     ///
-    /// When it ends or is not ready within [`PATIENCE`]; the message carries its output.
+    /// If the server exits or is not ready within [`PATIENCE`]. The message contains its output.
     pub async fn start(&self, options: Options) -> Server {
         let mut server = self.spawn(&options);
         server.wait_for_address().await;
@@ -106,11 +102,11 @@ impl Folder {
         server
     }
 
-    /// Starts a server and waits for nothing.
+    /// Starts a server without waiting.
     ///
     /// # Panics
     ///
-    /// When the program does not start.
+    /// If the program does not start.
     #[must_use]
     pub fn spawn(&self, options: &Options) -> Server {
         let log = tempfile::Builder::new()
@@ -130,7 +126,7 @@ impl Folder {
         }
         command.args(&options.args).envs(options.env.iter().map(|(k, v)| (k, v)));
         command.current_dir(self.path()).stdout(output.try_clone().expect("a second handle")).stderr(output);
-        command.process_group(0); // so that its runners can be ended with it, whatever happens to the test
+        command.process_group(0); // so that `drop` can also kill its runners
         let started = Instant::now();
         let child = command.spawn().expect("the program starts");
         Server {
@@ -143,7 +139,7 @@ impl Folder {
         }
     }
 
-    /// Starts a server that is expected to give up by itself, and returns its exit status and output.
+    /// Starts a server that is expected to exit on its own, and returns its exit status and output.
     pub async fn refuse(&self, options: Options) -> (ExitStatus, String) {
         let mut server = self.spawn(&options);
         let deadline = Instant::now() + PATIENCE;
@@ -153,7 +149,7 @@ impl Folder {
             }
             assert!(
                 Instant::now() < deadline,
-                "a server that should have refused to start is running:\n{}",
+                "the server is running, but should have refused to start:\n{}",
                 server.output()
             );
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -161,7 +157,7 @@ impl Folder {
     }
 }
 
-/// How a server is started.
+/// The options of a server.
 #[derive(Clone, Default)]
 pub struct Options {
     args: Vec<String>,
@@ -172,41 +168,41 @@ pub struct Options {
 }
 
 impl Options {
-    /// Without a worker, waiting for readiness: what most tests of the registry want.
+    /// No worker, and wait for readiness: the options for most registry tests.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With the local worker.
+    /// Enables the local worker.
     #[must_use]
     pub fn worker(mut self) -> Self {
         self.worker = true;
         self
     }
 
-    /// One more argument of `lode serve`.
+    /// Adds an argument of `lode serve`.
     #[must_use]
     pub fn arg(mut self, arg: impl Into<String>) -> Self {
         self.args.push(arg.into());
         self
     }
 
-    /// One setting in the environment.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.push((name.to_owned(), value.into()));
         self
     }
 
-    /// The address to listen on, instead of a free port of 127.0.0.1.
+    /// Sets the listening address, instead of a free port on 127.0.0.1.
     #[must_use]
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
     }
 
-    /// Returns from the start as soon as the address is known.
+    /// Makes [`Folder::start`] return as soon as the address is known.
     #[must_use]
     pub fn without_waiting(mut self) -> Self {
         self.without_waiting = true;
@@ -217,9 +213,9 @@ impl Options {
 /// A running `lode serve`.
 pub struct Server {
     child: Child,
-    /// Where it listens.
+    /// Its listening address.
     pub address: SocketAddr,
-    /// What it wrote to both of its outputs.
+    /// The file with its standard output and standard error.
     pub log: PathBuf,
     /// When it was started.
     pub started: Instant,
@@ -228,12 +224,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server on a folder of its own, without a worker.
+    /// Starts a server on a new folder, without a worker.
     pub async fn fresh() -> Self {
         Folder::new().start(Options::new()).await
     }
 
-    /// A server on a folder of its own, with its local worker.
+    /// Starts a server on a new folder, with its local worker.
     pub async fn fresh_with_worker() -> Self {
         Folder::new().start(Options::new().worker()).await
     }
@@ -244,13 +240,13 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// A registry client that talks to it.
+    /// A registry client for this server.
     #[must_use]
     pub fn registry(&self) -> Registry {
         Registry::new(self.url())
     }
 
-    /// The folder that it was started on.
+    /// The folder that the server was started on.
     #[must_use]
     pub fn folder(&self) -> &Folder {
         &self.folder
@@ -262,13 +258,13 @@ impl Server {
         self.child.id()
     }
 
-    /// Everything it has written so far.
+    /// Its output so far.
     #[must_use]
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The exit status if it has ended by itself.
+    /// The exit status, if the process has exited.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().expect("the process can be waited for");
@@ -276,21 +272,21 @@ impl Server {
         self.ended
     }
 
-    /// Ends it the hard way, as a power cut would, and waits until it is gone.
+    /// Kills the server with SIGKILL and waits until it has ended.
     pub fn kill(mut self) {
         self.kill_now();
     }
 
-    /// Sends it SIGTERM.
+    /// Sends SIGTERM.
     pub fn ask_to_stop(&self) {
         signal(self.child.id(), libc::SIGTERM);
     }
 
-    /// Waits until it has ended after it was asked to.
+    /// Waits until the process has ended.
     ///
     /// # Panics
     ///
-    /// When it is still there after [`PATIENCE`].
+    /// If the process has not ended after [`PATIENCE`].
     pub async fn wait_end(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -302,19 +298,19 @@ impl Server {
         }
     }
 
-    /// Stops it gracefully and gives back its exit status.
+    /// Stops the server gracefully and returns its exit status.
     pub async fn stop(mut self) -> ExitStatus {
         self.ask_to_stop();
         self.wait_end().await
     }
 
-    /// Largest resident set so far, in bytes (VmHWM).
+    /// Peak resident memory in bytes (VmHWM).
     #[must_use]
     pub fn peak_memory_bytes(&self) -> u64 {
         self.memory("VmHWM:")
     }
 
-    /// Resident set now, in bytes (VmRSS).
+    /// Current resident memory in bytes (VmRSS).
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory("VmRSS:")
@@ -338,18 +334,18 @@ impl Server {
                 return;
             }
             if let Some(status) = self.try_wait() {
-                panic!("the server ended with {status} before it listened:\n{}", self.output());
+                panic!("the server exited with {status} before it listened:\n{}", self.output());
             }
-            assert!(Instant::now() < deadline, "the server named no address:\n{output}");
+            assert!(Instant::now() < deadline, "the server printed no address:\n{output}");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
-    /// Waits until it has written `text`, and returns everything it has written.
+    /// Waits until the output contains `text`, and returns all output.
     ///
     /// # Panics
     ///
-    /// When that takes longer than [`PATIENCE`].
+    /// If this takes longer than [`PATIENCE`].
     pub async fn wait_output(&self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -362,14 +358,14 @@ impl Server {
         }
     }
 
-    /// Waits until `/readyz` answers 200.
+    /// Waits until `/readyz` returns 200.
     pub async fn wait_ready(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         let registry = self.registry();
         let mut last = String::new();
         while Instant::now() < deadline {
             if let Some(status) = self.try_wait() {
-                panic!("the server ended with {status} before it was ready:\n{}", self.output());
+                panic!("the server exited with {status} before it was ready:\n{}", self.output());
             }
             match registry.http.get(registry.at("/readyz")).send().await {
                 Ok(answer) if answer.status() == 200 => return,
@@ -408,11 +404,12 @@ fn tail(text: &str, bytes: usize) -> String {
     text[start..].to_owned()
 }
 
-/// The first whole `http://IP:PORT` in a text that may still be growing.
+/// The first complete `http://IP:PORT` in a text that may still grow.
 #[must_use]
 pub fn address_in(text: &str) -> Option<SocketAddr> {
     text.split("http://").skip(1).find_map(|rest| {
-        let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || ".:[]".contains(c)))?; // a whole address ends before something else
+        // An address at the end of the text may be incomplete, so another character must follow.
+        let end = rest.find(|c: char| !(c.is_ascii_hexdigit() || ".:[]".contains(c)))?;
         rest[..end]
             .trim_end_matches(['.', ':'])
             .parse::<SocketAddr>()
@@ -421,20 +418,21 @@ pub fn address_in(text: &str) -> Option<SocketAddr> {
     })
 }
 
-/// Sends a signal to a process; that it has gone already is fine.
+/// Sends a signal to a process. It is no error if the process has ended.
 #[allow(unsafe_code)]
 pub fn signal(pid: u32, number: i32) {
-    // SAFETY: kill takes two integers and touches no memory of ours.
+    // SAFETY: kill takes two integers and accesses no memory.
     unsafe { libc::kill(pid.cast_signed(), number) };
 }
 
 #[allow(unsafe_code)]
 fn signal_group(pid: u32, number: i32) {
-    // SAFETY: killpg takes two integers and touches no memory of ours; the group was made by `process_group(0)` and is named by its leader.
+    // SAFETY: killpg takes two integers and accesses no memory. `process_group(0)` created the group, and its
+    // id is the process id of the leader.
     unsafe { libc::killpg(pid.cast_signed(), number) };
 }
 
-/// A file that takes what a helper process prints.
+/// A file for the standard output and standard error of a child process.
 #[must_use]
 pub fn output_file(path: &Path) -> (Stdio, Stdio) {
     let file = File::create(path).expect("an output file");

@@ -1,5 +1,6 @@
-//! Where a server keeps its index and its bytes: each of {SQLite, Postgres} x {folder, S3}, fresh for every test.
-//! The services are those that LODE_TEST_POSTGRES and LODE_TEST_S3 (with the AWS_* variables) name; `tests/run` starts them.
+//! A server's database and blob store: each of {SQLite, Postgres} x {folder, S3}, new for every test.
+//! LODE_TEST_POSTGRES and LODE_TEST_S3 (with the AWS_* variables) name the services, which `tests/run`
+//! starts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,25 +10,25 @@ use crate::command::succeed;
 use crate::report;
 use crate::server::Options;
 
-/// A fresh index and a fresh place for bytes.
+/// An empty database and an empty blob store.
 #[derive(Clone, Debug)]
 pub struct Backing {
-    /// `sqlite + folder` and so on.
+    /// The kinds, for instance `sqlite + folder`.
     pub name: &'static str,
-    /// A schema of its own on the Postgres server; nothing for SQLite in the data folder.
+    /// URL of a new schema on the Postgres server, or `None` for SQLite in the data folder.
     pub database: Option<String>,
-    /// A prefix of its own in the bucket; nothing for the data folder.
+    /// URL of a new prefix in the bucket, or `None` for the data folder.
     pub storage: Option<String>,
 }
 
 impl Backing {
-    /// SQLite and the data folder: what `lode serve` uses when told nothing.
+    /// SQLite and the data folder, the default of `lode serve`.
     #[must_use]
     pub fn embedded() -> Self {
         Self { name: "sqlite + folder", database: None, storage: None }
     }
 
-    /// Postgres and S3: what any number of replicas can share. A service that is missing is reported as a skip.
+    /// Postgres and S3, which replicas can share. A missing service is reported as a skip.
     #[must_use]
     pub fn shared(test: &str) -> Option<Self> {
         Some(Self {
@@ -37,7 +38,7 @@ impl Backing {
         })
     }
 
-    /// All four pairs, as far as their services are there.
+    /// All four combinations, or those whose services are available.
     #[must_use]
     pub fn all(test: &str) -> Vec<Self> {
         let postgres = |name, storage| {
@@ -54,7 +55,7 @@ impl Backing {
 }
 
 impl Options {
-    /// On this index and these bytes.
+    /// Uses this database and blob store.
     #[must_use]
     pub fn on(mut self, backing: &Backing) -> Self {
         for (flag, url) in [("--database", &backing.database), ("--storage", &backing.storage)] {
@@ -72,15 +73,15 @@ pub fn psql(url: &str, statement: &str) -> String {
     succeed(command.args(["--no-psqlrc", "--quiet", "-At", "-v", "ON_ERROR_STOP=1", url, "-c", statement]))
 }
 
-/// The address of a database in a fresh schema; without a server, a reported skip.
+/// The URL of a new schema on the test's Postgres server. A missing server is reported as a skip.
 #[must_use]
 pub fn postgres_schema(test: &str) -> Option<String> {
     let Ok(server) = std::env::var("LODE_TEST_POSTGRES") else {
-        report::skip(test, "LODE_TEST_POSTGRES names no Postgres server");
+        report::skip(test, "LODE_TEST_POSTGRES is not set");
         return None;
     };
     if !Path::new("/usr/bin/psql").is_file() {
-        report::skip(test, "no psql to make a schema with");
+        report::skip(test, "psql is not installed");
         return None;
     }
     let schema = format!("e2e_{:016x}", rand::random::<u64>());
@@ -89,23 +90,23 @@ pub fn postgres_schema(test: &str) -> Option<String> {
     Some(format!("{server}{separator}options=-c%20search_path%3D{schema}"))
 }
 
-/// A fresh prefix in the test's bucket; without a server, a reported skip.
+/// The URL of a new prefix in the test's bucket. A missing bucket is reported as a skip.
 #[must_use]
 pub fn s3_prefix(test: &str) -> Option<String> {
     match std::env::var("LODE_TEST_S3") {
         Ok(bucket) => Some(format!("{}/e2e-{:016x}", bucket.trim_end_matches('/'), rand::random::<u64>())),
         Err(_) => {
-            report::skip(test, "LODE_TEST_S3 names no bucket");
+            report::skip(test, "LODE_TEST_S3 is not set");
             None
         }
     }
 }
 
-/// Where the S3 server listens.
+/// The listening address of the S3 server.
 ///
 /// # Panics
 ///
-/// When AWS_ENDPOINT_URL is not `http://IP:PORT`.
+/// If AWS_ENDPOINT_URL is not `http://IP:PORT`.
 #[must_use]
 pub fn s3_address() -> SocketAddr {
     let endpoint = std::env::var("AWS_ENDPOINT_URL").expect("AWS_ENDPOINT_URL names the S3 server");
@@ -113,18 +114,18 @@ pub fn s3_address() -> SocketAddr {
     address.parse().unwrap_or_else(|e| panic!("{endpoint} is not http://IP:PORT: {e}"))
 }
 
-/// Where the Postgres server of an address listens.
+/// The listening address of the Postgres server in a URL.
 ///
 /// # Panics
 ///
-/// When the address has no `@IP:PORT/`.
+/// If the URL has no `@IP:PORT/`.
 #[must_use]
 pub fn postgres_address(url: &str) -> SocketAddr {
     let host = authority(url);
     host.parse().unwrap_or_else(|e| panic!("{url} names no IP:PORT: {e}"))
 }
 
-/// The same database through another address, a proxy before it.
+/// The URL of the same database through a proxy.
 #[must_use]
 pub fn postgres_through(url: &str, proxy: SocketAddr) -> String {
     url.replacen(authority(url), &proxy.to_string(), 1)

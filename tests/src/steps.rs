@@ -1,5 +1,6 @@
-//! What a server does at its database and its object storage, one step after the other, and what befalls it at the step that a test
-//! chooses: proxies before both services understand just enough of their protocols to tell a statement or a request from the next.
+//! Counts the steps of a server at its database and object storage, and injects a fault at a chosen step. A
+//! step is one SQL statement or one storage request. The proxies parse just enough of both protocols to find
+//! their boundaries.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,34 +12,34 @@ use tokio::sync::watch;
 
 use crate::background::Background;
 
-/// What happens at the chosen step, once the service has carried it out.
+/// The fault at the chosen step, after the service has executed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Nothing passes any more, on no connection, until [`Steps::release`].
+    /// Forwards nothing on any connection until [`Steps::release`].
     Freeze,
-    /// The answer is thrown away and its connection reset; all others go on.
+    /// Discards the response and resets its connection. Other connections continue.
     LoseAnswer,
 }
 
-/// What a service speaks.
+/// The protocol of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// PostgreSQL's, version 3, in the clear.
+    /// The PostgreSQL protocol, version 3, without TLS.
     Postgres,
-    /// HTTP/1.1 with bodies of declared length, as storage clients send them.
+    /// HTTP/1.1 with Content-Length, as storage clients send it.
     Http,
 }
 
-/// Which steps count.
+/// Which steps are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Those that may change something.
+    /// Steps that may change something.
     Changes,
-    /// Reads as well.
+    /// All steps, including reads.
     All,
 }
 
-/// The steps that a server takes at the services behind its proxies.
+/// The steps of a server at the services behind the proxies.
 #[derive(Clone)]
 pub struct Steps {
     shared: Arc<Shared>,
@@ -52,28 +53,28 @@ struct Shared {
 
 #[derive(Default)]
 struct Plan {
-    /// What happens, and after how many other steps.
+    /// The fault, and the number of steps before it.
     armed: Option<(usize, Act)>,
     taken: Vec<String>,
     met: Option<String>,
 }
 
-/// A proxy before one service; it ends when this goes.
+/// A proxy in front of one service. Dropping it ends the proxy.
 pub struct StepProxy {
-    /// Where it listens.
+    /// Its listening address.
     pub address: SocketAddr,
     _thread: Background,
 }
 
 impl Steps {
-    /// Counts these; nothing happens at any of them until told.
+    /// Counts these steps. No fault is armed.
     #[must_use]
     pub fn new(which: Which) -> Self {
         let frozen = watch::Sender::new(false);
         Self { shared: Arc::new(Shared { which, plan: Mutex::default(), frozen }) }
     }
 
-    /// Stands before a service.
+    /// Starts a proxy in front of a service.
     #[must_use]
     pub fn before(&self, service: SocketAddr, protocol: Protocol) -> StepProxy {
         let shared = self.shared.clone();
@@ -82,25 +83,25 @@ impl Steps {
         StepProxy { address, _thread: thread }
     }
 
-    /// After `before` more steps, this happens, once.
+    /// Injects the fault once, after `before` more steps.
     pub fn arm(&self, before: usize, act: Act) {
         *self.shared.plan() = Plan { armed: Some((before, act)), ..Plan::default() };
     }
 
-    /// Nothing will happen. Returns the step at which something did, if any.
+    /// Disarms the fault. Returns the step at which it occurred, if it did.
     pub fn disarm(&self) -> Option<String> {
         let mut plan = self.shared.plan();
         plan.armed = None;
         plan.met.take()
     }
 
-    /// Waits until everything stands still, and names the step at which it does.
+    /// Waits until the proxies are frozen, and returns the step that froze them.
     pub async fn frozen(&self) -> String {
         until(&mut self.shared.frozen.subscribe(), true).await;
         self.shared.plan().met.clone().unwrap_or_default()
     }
 
-    /// Lets everything pass again; the connections that stood still are reset.
+    /// Forwards new connections again. The frozen connections are reset.
     pub fn release(&self) {
         self.shared.frozen.send_replace(false);
     }
@@ -111,7 +112,7 @@ impl Shared {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A step is taken. What is to happen at it, if anything.
+    /// Counts a step. Returns the fault to inject at it, if any.
     fn step(&self, step: String) -> Option<Act> {
         if !counts(self.which, &step) {
             return None;
@@ -127,7 +128,7 @@ impl Shared {
 }
 
 fn counts(which: Which, step: &str) -> bool {
-    // What the pool says to each new connection is no part of a request.
+    // The pool sends `set` on each new connection; it is not part of a request.
     if step.is_empty() || step.starts_with("set ") {
         return false;
     }
@@ -146,13 +147,13 @@ async fn accept(listener: TcpListener, service: SocketAddr, shared: Arc<Shared>,
     }
 }
 
-/// Waits until everything stands still, or no longer does.
+/// Waits until the proxies are frozen, or no longer frozen.
 async fn until(frozen: &mut watch::Receiver<bool>, still: bool) {
-    // Without a sender there is nobody left who waits.
+    // An error means that the sender is gone and nothing waits for the proxy any more.
     let _ = frozen.wait_for(|now| *now == still).await;
 }
 
-/// Carries one connection until an end closes it or its turn has come.
+/// Forwards one connection until one side closes it or a fault ends it.
 async fn carry(mut client: TcpStream, mut server: TcpStream, shared: &Shared, mut wire: Wire) {
     for stream in [&client, &server] {
         let _ = stream.set_nodelay(true);
@@ -190,14 +191,14 @@ async fn carry(mut client: TcpStream, mut server: TcpStream, shared: &Shared, mu
     reset(&client, &server);
 }
 
-/// Ends both connections as a machine that has gone would: at once, with a reset.
+/// Makes both connections end with a reset, as after a crash of the peer.
 fn reset(client: &TcpStream, server: &TcpStream) {
     for stream in [client, server] {
         let _ = stream.set_zero_linger();
     }
 }
 
-/// What goes towards a service, cut into steps.
+/// Splits the bytes that are sent to a service into steps.
 enum Wire {
     Postgres(Postgres),
     Http(Http),
@@ -212,7 +213,7 @@ impl From<Protocol> for Wire {
     }
 }
 
-/// The steps in what a client sends on one connection, however it is cut into pieces.
+/// The steps in the bytes that a client sends on one connection, in any chunking.
 pub fn steps_in<'a>(protocol: Protocol, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
     let mut wire = Wire::from(protocol);
     pieces.into_iter().flat_map(|piece| wire.steps(piece)).collect()
@@ -227,11 +228,11 @@ impl Wire {
     }
 }
 
-/// The frontend's half.
+/// The frontend's side of the protocol.
 #[derive(Default)]
 struct Postgres {
     started: bool,
-    /// What came of the next message.
+    /// The beginning of an incomplete message.
     partial: Vec<u8>,
     /// Prepared statements by name: a statement's text is sent once for each connection.
     statements: HashMap<Vec<u8>, String>,
@@ -243,11 +244,11 @@ impl Postgres {
         self.partial.extend_from_slice(piece);
         let mut steps = Vec::new();
         let mut at = 0;
-        // Messages before and with the startup have no type.
+        // The startup message and those before it have no type byte.
         while let Some((kind, body, end)) = message(&self.partial[at..], !self.started) {
             match kind {
                 None => {
-                    // Asking for TLS (or GSSAPI) is answered with no, and the startup follows.
+                    // The server refuses TLS and GSSAPI requests; the startup message follows.
                     let code = body.first_chunk().map_or(0, |code| u32::from_be_bytes(*code));
                     self.started = ![80_877_103, 80_877_104].contains(&code);
                 }
@@ -270,7 +271,7 @@ impl Postgres {
     }
 }
 
-/// The first message, if it is whole: its type, its body and where it ends.
+/// The first message, if it is complete: its type, its body and its end.
 fn message(bytes: &[u8], untyped: bool) -> Option<(Option<u8>, &[u8], usize)> {
     let head = usize::from(!untyped);
     let len = u32::from_be_bytes(*bytes.get(head..)?.first_chunk()?) as usize;
@@ -278,13 +279,13 @@ fn message(bytes: &[u8], untyped: bool) -> Option<(Option<u8>, &[u8], usize)> {
     Some(((!untyped).then(|| bytes[0]), body, head + len))
 }
 
-/// Up to the next zero, and what follows it.
+/// The bytes before the next zero byte, and those after it.
 fn word(bytes: &[u8]) -> (&[u8], &[u8]) {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     (&bytes[..end], bytes.get(end + 1..).unwrap_or_default())
 }
 
-/// A statement on one line, as short as it can be told from others.
+/// The first 80 characters of a statement, in lower case on one line.
 fn text(statement: &[u8]) -> String {
     let words = String::from_utf8_lossy(statement).to_lowercase();
     words.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(80).collect()
@@ -293,7 +294,7 @@ fn text(statement: &[u8]) -> String {
 #[derive(Default)]
 struct Http {
     head: Vec<u8>,
-    /// How much of a body is still to come.
+    /// The remaining bytes of the current body.
     body: usize,
 }
 
@@ -306,7 +307,7 @@ impl Http {
                 (self.body, piece) = (self.body - skipped.len(), rest);
                 continue;
             }
-            // A head is short: one byte after the other will do.
+            // A head is short, so it is read byte by byte.
             self.head.push(piece[0]);
             piece = &piece[1..];
             if self.head.ends_with(b"\r\n\r\n") {

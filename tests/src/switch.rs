@@ -1,5 +1,5 @@
-//! A small HTTP proxy that sends each request to the next replica, so that nothing a client does in two requests meets the same one.
-//! It passes bodies through as they come, and steps over a replica that accepts no connection.
+//! A round-robin HTTP proxy: consecutive requests of a client reach different replicas.
+//! It streams bodies through and skips a replica that accepts no connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::background::Background;
 
 type Body = EitherBody<Incoming, Empty<Bytes>>;
 
-/// A running proxy; it ends when this goes.
+/// A running proxy. Dropping it ends the proxy.
 pub struct Switch {
-    /// Where it listens.
+    /// Its listening address.
     pub address: SocketAddr,
     replicas: Arc<Replicas>,
     _thread: Background,
@@ -33,7 +33,7 @@ struct Replicas {
 }
 
 impl Switch {
-    /// Starts a proxy before these replicas.
+    /// Starts a proxy in front of these replicas.
     #[must_use]
     pub fn start(addresses: Vec<SocketAddr>) -> Self {
         let served = addresses.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -51,7 +51,7 @@ impl Switch {
         format!("http://{}", self.address)
     }
 
-    /// How many requests each replica was sent.
+    /// The number of requests sent to each replica.
     #[must_use]
     pub fn served(&self) -> Vec<usize> {
         self.replicas.served.iter().map(|count| count.load(Ordering::Relaxed)).collect()
@@ -64,7 +64,8 @@ async fn accept(listener: TcpListener, replicas: Arc<Replicas>) {
         let replicas = replicas.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request| forward(request, replicas.clone()));
-            // An error here is a client or a replica that went away: its other end has been closed, which is all there is to do.
+            // An error means that the client or the replica disconnected. hyper has closed the other side, so
+            // there is nothing left to do.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .await;
@@ -89,7 +90,7 @@ async fn forward(
     }
 }
 
-/// What belongs to one connection and not to the request. The continue that a client expects comes from here.
+/// Removes the hop-by-hop header fields. The proxy itself sends the `100 Continue` that a client expects.
 fn strip(headers: &mut hyper::HeaderMap) {
     for name in [CONNECTION, EXPECT, HeaderName::from_static("keep-alive")] {
         headers.remove(name);

@@ -1,5 +1,6 @@
-//! One of many clients that push, mount, move tags, delete and pull overlapping content while the collection runs without a grace.
-//! Each knows exactly what it may find, because only it touches what is its own; what all of them move is held to `register`.
+//! The clients of the soak test: many workers push, mount, move tags, delete and pull overlapping content
+//! while garbage collection runs without a grace period. Only its owner changes a worker's content, so the
+//! worker knows every expected response. Tags that all workers move are checked with `register`.
 
 mod reading;
 mod writing;
@@ -18,47 +19,47 @@ use crate::oci::{Answer, IMAGE_INDEX, IMAGE_MANIFEST, Registry};
 use crate::register::Register;
 use crate::server::PATIENCE;
 
-/// A repository in which everybody pushes images of the same layers.
+/// A repository to which all workers push images with the same layers.
 const SHARED: &str = "soak/all";
-/// Tags of it that everybody moves.
+/// Tags in it that all workers move.
 const HOT: [&str; 4] = ["hot-0", "hot-1", "hot-2", "hot-3"];
 /// How many images a worker keeps before it deletes more than it pushes.
 const KEPT: usize = 24;
 
-/// What went wrong, in words that name the request.
+/// A failure, described with the request.
 pub type Failure = String;
 
-/// A replica died in the middle of an upload: whatever became of it, the client begins again.
+/// A replica died during an upload. The client starts again, whatever the state of the upload.
 const CUT: &str = "the connection was cut";
 
-/// What all workers share.
+/// The state that all workers share.
 pub struct Soak {
     /// Every replica.
     pub replicas: Vec<Registry>,
-    /// Layers that the images are made of.
+    /// The layers of the images, with their digests.
     pool: Vec<(Vec<u8>, String)>,
-    /// How long an upload, a mount or a HEAD is promised to keep a blob.
+    /// How long a blob is kept after an upload, a mount or a HEAD.
     lease: Duration,
     hot: Mutex<BTreeMap<&'static str, Register>>,
-    /// Images that were put under hot tags, by digest.
+    /// Images that were pushed under hot tags, by digest.
     shown: Mutex<HashMap<String, Arc<Image>>>,
     /// Manifests whose deletion has begun.
     doomed: Mutex<HashSet<String>>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
     /// Requests sent.
     pub requests: AtomicU64,
-    /// Pushes that took longer than the lease and lost a blob to it, which is what a lease means.
+    /// Pushes that took longer than the lease and lost a blob, which is allowed.
     pub lapsed: AtomicU64,
-    /// Replicas die under the workers, which try again at another.
+    /// Whether replicas are killed during the test. Workers then retry at another replica.
     mortal: bool,
-    /// Requests that were sent again because their replica died.
+    /// Requests that were repeated because their replica died.
     pub repeated: AtomicU64,
-    /// Set when the workers should come to an end.
+    /// Set when the workers should stop.
     pub stop: AtomicBool,
 }
 
 impl Soak {
-    /// A soak of these replicas, which were started with this lease.
+    /// A soak test of these replicas, which were started with this lease.
     #[must_use]
     pub fn new(replicas: Vec<Registry>, lease: Duration) -> Self {
         let sizes = (0..64u64).map(|i| match i {
@@ -83,19 +84,19 @@ impl Soak {
         }
     }
 
-    /// The same, with replicas that die now and then: requests that were cut off are sent again elsewhere.
+    /// Expects that replicas are killed: interrupted requests are repeated at another replica.
     #[must_use]
     pub fn mortal(self) -> Self {
         Self { mortal: true, ..self }
     }
 
-    /// How often each operation was carried out.
+    /// The number of completed operations of each kind.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         locked(&self.counts).clone()
     }
 
-    /// How many operations were carried out.
+    /// The number of completed operations.
     #[must_use]
     pub fn operations(&self) -> u64 {
         locked(&self.counts).values().sum()
@@ -121,29 +122,29 @@ pub struct Worker {
     id: usize,
     random: StdRng,
     held: Vec<Held>,
-    /// Repository and digest of manifests that may or may not be there still.
+    /// Repository and digest of manifests that may or may not still exist.
     uncertain: Vec<(String, String)>,
     made: u64,
 }
 
 impl Worker {
-    /// The worker of that number; the seed decides what it does.
+    /// A worker with this number. The seed determines its operations.
     #[must_use]
     pub fn new(soak: Arc<Soak>, id: usize, seed: u64) -> Self {
         let random = StdRng::seed_from_u64(seed);
         Self { soak, id, random, held: Vec::new(), uncertain: Vec::new(), made: 0 }
     }
 
-    /// Works until it is told to stop, or finds what it must not find.
+    /// Runs operations until `stop` is set or a response is wrong.
     ///
     /// # Errors
     ///
-    /// What it found, and where.
+    /// The wrong response and its request.
     pub async fn work(&mut self) -> Result<(), Failure> {
         while !self.soak.stop.load(Ordering::Relaxed) {
             let operation = self.step().await;
             if operation.as_ref().is_err_and(|e| e == CUT) {
-                continue; // it has changed nothing that this worker counts on
+                continue; // it has not changed anything that this worker relies on
             }
             if operation.is_err() {
                 self.soak.stop.store(true, Ordering::Relaxed);
@@ -173,11 +174,11 @@ impl Worker {
         }
     }
 
-    /// Everything it still holds is there, byte for byte.
+    /// Checks that every image of this worker is stored, byte for byte. Returns the number of images.
     ///
     /// # Errors
     ///
-    /// What is not.
+    /// A missing or different image.
     pub async fn check(&mut self) -> Result<usize, Failure> {
         for i in 0..self.held.len() {
             self.pull_whole(i).await?;
@@ -185,7 +186,7 @@ impl Worker {
         Ok(self.held.len())
     }
 
-    /// Deletes everything that it pushed.
+    /// Deletes everything that this worker pushed.
     ///
     /// # Errors
     ///
@@ -205,8 +206,8 @@ impl Worker {
         format!("soak/worker-{}", self.id)
     }
 
-    /// One request to whichever replica comes, held to the answers that are right. Where replicas die it is sent again elsewhere,
-    /// and then something that was to be deleted may be gone already.
+    /// Sends a request to a random replica and checks that the status is one of `right`. If replicas are
+    /// killed, an interrupted request is repeated at another one; a repeated deletion may then return 404.
     async fn ask(&mut self, method: &str, path: &str, body: Body, right: &[u16]) -> Result<Answer, Failure> {
         let deadline = Instant::now() + PATIENCE;
         let mut repeated = false;
@@ -220,7 +221,7 @@ impl Worker {
                 Ok(answer) if repeated && method == "DELETE" && answer.status == 404 => return Ok(answer),
                 Ok(answer) => {
                     return Err(format!(
-                        "{method} {path} on replica {replica} answers {} `{}` instead of {right:?}",
+                        "{method} {path} on replica {replica} returns {} `{}` instead of {right:?}",
                         answer.status,
                         answer.text()
                     ));
@@ -233,15 +234,16 @@ impl Worker {
                     repeated = true;
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
-                Err(e) => return Err(format!("{method} {path} on replica {replica}: no answer: {e:?}")),
+                Err(e) => return Err(format!("{method} {path} on replica {replica}: no response: {e:?}")),
             }
         }
     }
 }
 
-/// The path of an answer's Location, so that the next request may go to another replica; as it is when it leads elsewhere.
+/// The path of a Location, so that the next request can go to another replica. A redirect is returned
+/// unchanged.
 fn location(answer: &Answer) -> Result<String, Failure> {
-    let location = answer.header("location").ok_or("an answer without a Location")?;
+    let location = answer.header("location").ok_or("a response without a Location")?;
     Ok(match location.split_once("/v2/") {
         Some((_, path)) if answer.status != 307 => format!("/v2/{path}"),
         _ => location.to_owned(),
@@ -252,7 +254,7 @@ fn location(answer: &Answer) -> Result<String, Failure> {
 enum Body {
     None,
     Manifest(bytes::Bytes),
-    /// First byte and end, where it says so.
+    /// Bytes, with their Content-Range (first byte and end) if the request has one.
     Bytes(bytes::Bytes, Option<(usize, usize)>),
 }
 

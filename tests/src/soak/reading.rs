@@ -1,4 +1,4 @@
-//! The operations that only look, and know what they must find.
+//! The operations that only read, and check what they read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Worker {
         Ok(())
     }
 
-    /// By one of its tags or by its digest.
+    /// An image with one of its tags or its digest.
     pub(super) fn some_reference(&mut self, i: usize) -> (String, Arc<Image>, String) {
         let held = &self.held[i];
         let names: Vec<&String> = held.tags.iter().chain([&held.digest]).collect();
@@ -50,7 +50,7 @@ impl Worker {
         let answer = self.ask("GET", &path, Body::None, &[200]).await?;
         match answer.body == image.manifest {
             true => Ok(()),
-            false => Err(format!("GET {path} gives {}, not {}", answer.text(), image.digest())),
+            false => Err(format!("GET {path} returns {}, not {}", answer.text(), image.digest())),
         }
     }
 
@@ -60,14 +60,14 @@ impl Worker {
         match status == 200 && body == bytes {
             true => Ok(()),
             false => Err(format!(
-                "{digest} of {repository}, which a live manifest names, answers {status} with {} of {} bytes",
+                "{digest} of {repository}, which a live manifest references, returns {status} with {} of {} bytes",
                 body.len(),
                 bytes.len()
             )),
         }
     }
 
-    /// Through the server, or from the storage that it redirects to.
+    /// A blob's status and bytes, from the server or from the storage that it redirects to.
     pub(super) async fn blob(&mut self, repository: &str, digest: &str) -> Result<(u16, Vec<u8>), Failure> {
         let path = format!("/v2/{repository}/blobs/{digest}");
         let answer = self.ask("GET", &path, Body::None, &[200, 307, 404]).await?;
@@ -113,7 +113,7 @@ impl Worker {
         let explained =
             locked(&self.soak.hot).entry(tag).or_default().may_hold(found.as_deref(), begun, ended);
         if !explained {
-            return Err(format!("GET {path} gives {found:?}, which nobody can have left there"));
+            return Err(format!("GET {path} returns {found:?}, which no sequence of the writes explains"));
         }
         let image = found.as_ref().and_then(|digest| locked(&self.soak.shown).get(digest).cloned());
         let (Some(digest), Some(image)) = (found, image) else { return Ok(()) };
@@ -123,7 +123,7 @@ impl Worker {
         match gone || (status == 200 && body == *layer) {
             true => Ok(()),
             false => {
-                Err(format!("a layer of {SHARED}:{tag} ({digest}) answers {status}, {} bytes", body.len()))
+                Err(format!("a layer of {SHARED}:{tag} ({digest}) returns {status}, {} bytes", body.len()))
             }
         }
     }

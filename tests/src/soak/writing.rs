@@ -1,4 +1,4 @@
-//! The operations that change something: pushing in every way that clients have, mounting, moving tags, deleting.
+//! The operations that write: every way to push, mounts, tag moves and deletions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,14 +27,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Some layers of the pool under a config that no other image has.
+    /// An image with a unique config and some layers of the pool.
     pub(super) fn new_image(&mut self) -> Image {
         self.made += 1;
         let config = format!(r#"{{"worker":{},"image":{}}}"#, self.id, self.made).into_bytes();
         let n_layers = self.random.random_range(1..=4);
         let mut layers = BTreeSet::new();
         while layers.len() < n_layers {
-            // The big one seldom: it is there for its parts, not for the bytes.
+            // The big layer is rare: it is there for multipart uploads, not for traffic.
             let i = self.random.random_range(0..self.soak.pool.len());
             if i > 0 || self.random.random_bool(0.2) {
                 layers.insert(i);
@@ -47,14 +47,15 @@ impl Worker {
         format!("w{}-{}", self.id, self.random.random_range(0..8))
     }
 
-    /// A tag of a repository has moved: what had it before has it no more.
+    /// Removes a moved tag from the image that had it before.
     pub(super) fn untag(&mut self, repository: &str, tag: Option<&str>) {
         for held in self.held.iter_mut().filter(|held| held.repository == repository) {
             held.tags.retain(|name| Some(name.as_str()) != tag);
         }
     }
 
-    /// Blobs, then the manifest, as every client does. A lease that ran out on the way is no failure of the server's.
+    /// Pushes the blobs, then the manifest, as every client does. An expired lease is not a failure of the
+    /// server.
     pub(super) async fn put_image(
         &mut self,
         repository: &str,
@@ -77,17 +78,17 @@ impl Worker {
             if !lapsed {
                 let after = started.elapsed();
                 return Err(format!(
-                    "PUT {path} answers {} `{}` {after:?} into its push",
+                    "PUT {path} returns {} `{}` {after:?} after the start of its push",
                     answer.status,
                     answer.text()
                 ));
             }
             self.soak.lapsed.fetch_add(1, Ordering::Relaxed);
         }
-        Err(format!("the lease ran out on twenty pushes of {repository}:{reference} in a row"))
+        Err(format!("the lease expired in twenty consecutive pushes of {repository}:{reference}"))
     }
 
-    /// What clients do before a manifest: ask, mount, or just send.
+    /// Makes sure that a blob is stored, as clients do: with a HEAD, a mount, or an upload.
     pub(super) async fn ensure_blob(&mut self, repository: &str, bytes: &[u8]) -> Result<(), Failure> {
         loop {
             let ensured = self.ensure_once(repository, bytes).await;
@@ -140,7 +141,7 @@ impl Worker {
             Some(session) => session,
             None => location(&self.ask("POST", &open, Body::None, &[202]).await?)?,
         };
-        // Each piece to whichever replica comes, the last ones with the PUT.
+        // Each chunk goes to a random replica, the last one with the PUT.
         let pieces = self.random.random_range(0..=2usize);
         let size = (bytes.len() / (pieces + 1)).max(1);
         let mut sent = 0;
@@ -154,7 +155,8 @@ impl Worker {
         Ok(())
     }
 
-    /// From a repository where a live manifest of its own names the blob: that must succeed, and then keep it for the lease.
+    /// Mounts a blob that a live manifest of this worker references. The mount must succeed and keep the blob
+    /// for the duration of the lease.
     pub(super) async fn mount(&mut self) -> Result<(), Failure> {
         let Some(held) = self.held.choose(&mut self.random) else { return Ok(()) };
         let (from, layer) = (held.repository.clone(), held.image.layers[0].clone());
@@ -165,7 +167,7 @@ impl Worker {
         let (status, body) = self.blob(&to, &digest).await?;
         let lost = status == 404 && started.elapsed() >= self.soak.lease;
         if !lost && (status != 200 || body != layer) {
-            return Err(format!("{digest}, just mounted in {to}, answers {status}, {} bytes", body.len()));
+            return Err(format!("{digest}, just mounted in {to}, returns {status}, {} bytes", body.len()));
         }
         Ok(())
     }
@@ -192,12 +194,12 @@ impl Worker {
         let Some(tag) = self.held[i].tags.pop_first() else { return Ok(()) };
         let path = format!("/v2/{}/manifests/{tag}", self.held[i].repository);
         if self.held[i].tags.is_empty() {
-            // With its last tag the manifest goes too, whenever the collection comes to it.
+            // A later collection deletes the manifest, which has no tags left.
             let held = self.held.swap_remove(i);
             locked(&self.soak.doomed).insert(held.digest.clone());
             let begun = self.removal_begins(&held.digest);
             self.ask("DELETE", &path, Body::None, &[202]).await?;
-            drop(begun); // the removal has no known end
+            drop(begun); // the time of the removal is unknown
             self.ask("GET", &path, Body::None, &[404]).await?;
             self.forget(held);
             return Ok(());
@@ -244,7 +246,7 @@ impl Worker {
 
     pub(super) async fn delete_blob(&mut self) -> Result<(), Failure> {
         let own = self.own();
-        // One that a manifest names is not deleted; one of nobody's is.
+        // A blob that a manifest references is not deleted; an unreferenced blob is.
         if let Some(held) = self.held.iter().find(|held| held.repository == own) {
             let path = format!("/v2/{own}/blobs/{}", sha256(&held.image.layers[0]));
             self.ask("DELETE", &path, Body::None, &[405]).await?;
@@ -256,7 +258,7 @@ impl Worker {
         let path = format!("/v2/{own}/blobs/{}", sha256(&bytes));
         let answer = self.ask("DELETE", &path, Body::None, &[202, 404]).await?;
         if answer.status == 404 && started.elapsed() < self.soak.lease {
-            return Err(format!("{path}, just uploaded, is not there to be deleted"));
+            return Err(format!("{path}, just uploaded, was not found for deletion"));
         }
         self.ask("HEAD", &path, Body::None, &[404]).await.map(drop)
     }
