@@ -1,7 +1,9 @@
-//! What the demo model finds likely, beside llama.cpp on the same files: every type of GGUF, on text that it was not trained on.
+//! Compares the demo model's log-probabilities with llama.cpp's on the same files: every GGUF type, on
+//! held-out text.
 //!
-//! Both read the same packed weights, so what is left between them is how each of them computes: llama.cpp rounds the
-//! activations to 8 bits (to 16 for weights of 16). Two roundings of the same kind differ by as much as either is off.
+//! Both use the same packed weights, so they differ only in how they compute: llama.cpp rounds the
+//! activations to 8 bits (16 bits for 16-bit weights). The difference is therefore about as large as the
+//! rounding error of either.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,11 +16,11 @@ use serde_json::json;
 use crate::python::{made, script};
 use crate::text::with_model;
 
-/// Places in a window. `LODE_AGREEMENT_WINDOWS` says how many windows of the text are looked at.
+/// Positions in a window. `LODE_AGREEMENT_WINDOWS` sets the number of compared windows.
 const WINDOW: usize = 128;
 const TOP: usize = 10;
 
-/// Each type, and what the log-probabilities of its likeliest ids may differ by, on average.
+/// Each type with the allowed mean difference between the log-probabilities of its likeliest ids.
 const TYPES: [(&str, f64); 17] = [
     ("F32", 0.005),
     ("F16", 0.02),
@@ -38,13 +40,13 @@ const TYPES: [(&str, f64); 17] = [
     ("Q3_K_S", 0.08),
     ("Q2_K", 0.08),
 ];
-/// No single one differs by more than so many times that.
+/// The allowed maximum difference, as a multiple of the allowed mean.
 const FARTHEST: f64 = 15.0;
 
-/// The likeliest ids and their log-probabilities, for each window and place.
+/// The likeliest ids and their log-probabilities, for each window and position.
 type Likeliest = Vec<Vec<Vec<(u32, f64)>>>;
 
-/// What llama.cpp says of several files.
+/// Runs llama.cpp on several files.
 fn llama_cpp(python: &Path, files: &[PathBuf], windows: &[Vec<u32>]) -> Vec<Likeliest> {
     let mut child = Command::new(python)
         .arg(script("likeliest.py"))
@@ -56,7 +58,7 @@ fn llama_cpp(python: &Path, files: &[PathBuf], windows: &[Vec<u32>]) -> Vec<Like
     let mut stdin = child.stdin.take().unwrap();
     let questions = files.iter().map(|path| json!({"path": path, "windows": windows, "top": TOP}));
     let questions: String = questions.map(|question| format!("{question}\n")).collect();
-    // It answers before it has read them all.
+    // A thread, because llama.cpp writes results before it has read all of its input.
     let writer = std::thread::spawn(move || stdin.write_all(questions.as_bytes()));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
@@ -76,7 +78,7 @@ async fn every_type_agrees_with_llama_cpp() {
     let ids: Vec<u32> = serde_json::from_value(ids.json()["ids"].clone()).unwrap();
     let windows: usize =
         std::env::var("LODE_AGREEMENT_WINDOWS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
-    // From all over the text.
+    // Take windows from the whole text.
     let all: Vec<&[u32]> = ids.chunks_exact(WINDOW + 1).collect();
     let windows: Vec<Vec<u32>> =
         all.iter().step_by((all.len() / windows).max(1)).take(windows).map(|ids| ids.to_vec()).collect();
@@ -99,7 +101,7 @@ async fn every_type_agrees_with_llama_cpp() {
         let same = places.iter().filter(|(ours, theirs)| ours[0].0 == theirs[0].0).count();
         let (mut sum, mut count, mut max) = (0.0, 0usize, 0.0f64);
         for (ours, theirs) in &places {
-            // What is likely for one is at hand from the other, too, but at the end of its list.
+            // Only the first half, because an id at the end of one list may be missing from the other.
             for (id, logprob) in &ours[..TOP / 2] {
                 if let Some((_, other)) = theirs.iter().find(|(other, _)| other == id) {
                     sum += (logprob - other).abs();
@@ -110,14 +112,14 @@ async fn every_type_agrees_with_llama_cpp() {
         }
         let (share, mean) = (same as f64 / places.len() as f64, sum / count as f64);
         println!("{ty:8} same {:.1} %  mean {mean:.5}  max {max:.4}", share * 100.0);
-        // A sample may be off the whole text's 95 of a hundred by twice its standard deviation.
+        // The whole text must reach 95 %. A sample may be lower by two standard deviations.
         let chance = 2.0 * (0.95 * 0.05 / places.len() as f64).sqrt();
         if share < 0.95 - chance
             || mean > *bound
             || max > bound * FARTHEST
             || count < places.len() * TOP * 2 / 5
         {
-            wrong.push(format!("{ty}: {:.1} % the same, mean {mean:.5}, max {max:.4}", share * 100.0));
+            wrong.push(format!("{ty}: {:.1} % same, mean {mean:.5}, max {max:.4}", share * 100.0));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

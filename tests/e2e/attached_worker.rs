@@ -1,5 +1,5 @@
-//! A worker in a process of its own, as on another machine: it joins with the shared token, pulls what it runs into
-//! its cache, answers, and is missed when it goes.
+//! A worker in a separate process, as on another machine: it joins with the shared token, pulls models into
+//! its cache, handles requests, and is deregistered when it stops.
 
 use std::path::Path;
 use std::process::Child;
@@ -10,7 +10,7 @@ use lode_tests::command::until;
 use lode_tests::server::{Folder, Options, Server, lode_command, output_file, signal};
 use serde_json::json;
 
-/// `lode worker`, ended with the test.
+/// A `lode worker` process. Dropping it kills the process.
 pub(crate) struct Worker(Child);
 
 impl Worker {
@@ -18,7 +18,7 @@ impl Worker {
         Worker::start_with(server, token, cache, &[])
     }
 
-    /// With settings in its environment.
+    /// Starts a worker with these environment variables.
     pub(crate) fn start_with(
         server: &Server,
         token: &str,
@@ -40,7 +40,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -68,14 +68,14 @@ async fn it_joins_pulls_answers_and_leaves() {
     let got = server.registry().post_json("/api/generate", &body).await.expect(200).json();
     assert_eq!(got["response"], case["answer"]);
 
-    // What it ran lies in its cache, under names that say what it is.
+    // The model's blobs are in the cache, named by digest.
     let blobs = read_folder(&cache.join("blobs/sha256"));
-    assert!(blobs.len() >= 38, "one for each tensor: {:?}", blobs.keys());
+    assert!(blobs.len() >= 38, "expected one blob per tensor: {:?}", blobs.keys());
     for (name, bytes) in &blobs {
         assert_eq!(sha256(bytes), format!("sha256:{name}"));
     }
 
-    // One that leaves says so, and is asked no more.
+    // A worker that stops deregisters, and the server sends it no more requests.
     signal(worker.0.id(), libc::SIGTERM);
     until("the worker has ended", || {
         let ended = worker.0.try_wait().unwrap().is_some();
@@ -87,7 +87,7 @@ async fn it_joins_pulls_answers_and_leaves() {
     let answer = server.registry().post_json("/api/generate", &body).await;
     assert_eq!(answer.status, 503, "{}", answer.text());
 
-    // The one with the wrong token never counted.
+    // The worker with the wrong token never joined.
     let ended = refused.0.try_wait().unwrap();
     assert!(ended.is_none_or(|status| !status.success()), "{ended:?}");
     assert!(!stranger.join("blobs").is_dir() || read_folder(&stranger.join("blobs")).is_empty());

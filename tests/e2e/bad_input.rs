@@ -1,5 +1,5 @@
-//! Malformed requests: every one gets a clear error in the envelope, none a panic, a hang or a half-stored thing.
-//! After each table the server must still serve, and an fsck must find nothing wrong.
+//! Malformed requests: each gets an error in the envelope and causes no panic, no hang and no partly stored
+//! content. After each table the server must still handle requests, and `lode fsck` must find no damage.
 
 use std::io::Write;
 
@@ -115,7 +115,7 @@ async fn manifests_that_are_none() {
         assert_eq!(answer.code().as_deref(), Some(*code), "{what}: {}", answer.text());
         registry.manifest_get("bad/manifests", "v1").await.expect(404);
     }
-    // Over the limit, with and without a length that says so in advance.
+    // Over the limit, with and without a Content-Length.
     let pad = " ".repeat(5 << 20);
     let big = format!("{{\"schemaVersion\":2,{pad}\"manifests\":[]}}");
     registry
@@ -130,11 +130,11 @@ async fn manifests_that_are_none() {
         .header("content-type", IMAGE_INDEX)
         .body(body);
     registry.send(request).await.expect_error(413, "SIZE_INVALID");
-    // Four million bytes are within it.
+    // Four million bytes are within the limit.
     let pad = " ".repeat(4_000_000);
     let large = format!("{{\"schemaVersion\":2,{pad}\"mediaType\":\"{IMAGE_INDEX}\",\"manifests\":[]}}");
     registry.manifest_put("bad/manifests", "large", IMAGE_INDEX, large.as_bytes()).await.expect(201);
-    // The digest in the path is not that of the body.
+    // The digest in the path does not match the body.
     let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": []}).to_string();
     registry
         .manifest_put("bad/manifests", &sha256(b"other"), IMAGE_INDEX, index.as_bytes())
@@ -154,7 +154,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
     let bytes = random_bytes(fresh_seed(), 300_000);
     let digest = sha256(&bytes);
     let separator = |path: &str| if path.contains('?') { '&' } else { '?' };
-    // A PUT that promises more than it sends, then hangs up.
+    // A PUT that sends less than its Content-Length and then closes the connection.
     let location = registry.upload_open("bad/length").await;
     let path = location.trim_start_matches(&server.url()).to_owned();
     let head = format!(
@@ -163,7 +163,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
         server.address
     );
     let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &bytes].concat());
-    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)), "a short body is not acknowledged");
+    assert!(answer.is_none_or(|a| (400..500).contains(&a.status)), "a short body was acknowledged");
     registry.blob_head("bad/length", &digest).await.expect(404);
     // A single POST cut in the middle.
     let head = format!(
@@ -173,7 +173,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
     let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &bytes[..100_000]].concat());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     registry.blob_head("bad/length", &digest).await.expect(404);
-    // A chunked body that stops without its last chunk.
+    // A chunked body without its last chunk.
     let location = registry.upload_open("bad/length").await;
     let path = location.trim_start_matches(&server.url()).to_owned();
     let head = format!(
@@ -185,10 +185,10 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
     let answer = raw::exchange_cut(server.address, &[head.as_bytes(), &part].concat());
     assert!(
         answer.is_none_or(|a| (400..500).contains(&a.status)),
-        "a body without an end is not acknowledged, even if its bytes are right"
+        "a body without a last chunk was acknowledged"
     );
     registry.blob_head("bad/length", &digest).await.expect(404);
-    // A cut manifest.
+    // A truncated manifest.
     let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": []}).to_string();
     let head = format!(
         "PUT /v2/bad/length/manifests/v1 HTTP/1.1\r\nhost: {}\r\ncontent-type: {IMAGE_INDEX}\r\ncontent-length: {}\r\n\r\n{index}",
@@ -198,7 +198,7 @@ async fn a_body_that_is_not_what_its_length_or_digest_says() {
     let answer = raw::exchange_cut(server.address, head.as_bytes());
     assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     registry.manifest_get("bad/length", "v1").await.expect(404);
-    // The bytes of another digest; no digest at all.
+    // A wrong digest, then no digest.
     let location = registry.upload_open("bad/length").await;
     registry.upload_finish(&location, &sha256(b"other"), &bytes).await.expect_error(400, "DIGEST_INVALID");
     let location = registry.upload_open("bad/length").await;
@@ -229,7 +229,7 @@ async fn lines_that_are_not_http() {
         let answer = raw::exchange_cut(server.address, bytes);
         assert!(answer.is_none_or(|a| (400..500).contains(&a.status)));
     }
-    // A client that connects and says nothing, or only half a head, does not keep others waiting.
+    // A client that sends nothing, or only half a head, does not block others.
     let mut slow = raw::connect(server.address);
     slow.write_all(b"GET /v2/ HTT").unwrap();
     let _silent = raw::connect(server.address);
@@ -289,11 +289,7 @@ async fn the_apis_of_models_refuse_politely() {
     assert!(listed.contains("\"x:latest\"") && !listed.contains("bad/made"), "{listed}");
     for path in ["/hf/api/models", "/nothing"] {
         let answer = registry.post_json(path, &json!({})).await;
-        assert!(
-            [404, 405].contains(&answer.status),
-            "what a later step serves does not exist yet: {path} {}",
-            answer.status
-        );
+        assert!([404, 405].contains(&answer.status), "{path} is not a route: {}", answer.status);
     }
     still_well(&server).await;
 }

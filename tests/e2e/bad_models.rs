@@ -1,5 +1,6 @@
-//! Hostile and broken checkpoints: refused with the file and the key named, and nothing of them visible afterwards.
-//! Unknown architectures are no error: they are stored with a notice, and refused by name where they would have to run.
+//! Hostile and broken checkpoints: the error names the file and the key, and no part of the model becomes
+//! visible. A model with an unknown architecture is stored with a notice; a worker refuses it at load and
+//! names the architecture.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ async fn refused(lode: &Lode, path: &Path, naming: &[&str]) {
     let finished = lode.create("bad/model", path, &[]).await;
     finished.refused(naming);
     let list = lode.run(&["list"]).await.ok().stdout;
-    assert!(!list.contains("bad/model"), "nothing visible: {list}");
+    assert!(!list.contains("bad/model"), "the refused model is visible: {list}");
 }
 
 #[tokio::test]
@@ -138,13 +139,13 @@ async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
     fs::write(photos.join("cat.jpg"), b"JFIF").unwrap();
     refused(&lode, &photos, &["there is no model in the folder", "lode push"]).await;
 
-    // No weights at all is a model whose words can still be counted, and is listed.
+    // A folder without weights is a model that can still tokenize, so it is listed.
     let path = folder(&server, "bare");
     let created = lode.create("team/bare", &path, &[]).await.ok();
     assert!(created.stderr.contains("there are no tensors"), "{}", created.stderr);
     assert!(lode.run(&["list"]).await.ok().stdout.contains("team/bare"));
 
-    // Files that are called as others are while they are written come back, too.
+    // Files with the names of temporary files are stored and returned too.
     let path = server.folder().path().join("unfinished");
     copy_folder(&demo(), &path);
     for name in ["config.json.part", "model.safetensors.part", "model.safetensors.part.state", ".lode-pull"] {
@@ -155,7 +156,7 @@ async fn what_is_not_a_model_is_told_and_what_it_is_called_is_harmless() {
     lode.run(&["pull", "team/unfinished", "--to", &out.to_string_lossy()]).await.ok();
     assert!(read_folder(&out) == read_folder(&path));
 
-    // Names are a stranger's, and a terminal would obey some.
+    // Tensor names are untrusted and may contain terminal escape sequences.
     let path = server.folder().path().join("Odd.SafeTensors");
     fs::write(&path, safetensors(&[("w\u{1b}[2J\n.weight", &[2], vec![1.0, 2.0])])).unwrap();
     lode.create("team/odd", &path, &[]).await.ok();
@@ -201,7 +202,7 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
     fs::write(path.join("config.json"), config.to_string()).unwrap();
     let created = lode.create("team/zork", &path, &[]).await.ok();
     let said = format!("{}{}", created.stdout, created.stderr).to_lowercase();
-    assert!(said.contains("zork"), "a notice names the architecture: {said}");
+    assert!(said.contains("zork"), "no notice with the architecture: {said}");
     let list = lode.run(&["list"]).await.ok().stdout;
     assert!(list.contains("team/zork"), "{list}");
     let answer = server
@@ -215,7 +216,7 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
         answer.text()
     );
     lode.run(&["run", "team/zork", "hi"]).await.refused(&["zork"]);
-    // Something without any tensor is stored as well, and says what it lacks.
+    // A model without tensors is stored too, but cannot generate.
     let bare = server.folder().path().join("bare");
     fs::create_dir_all(&bare).unwrap();
     fs::copy(demo().join("tokenizer.json"), bare.join("tokenizer.json")).unwrap();
@@ -228,7 +229,7 @@ async fn an_unknown_architecture_is_stored_with_a_notice_and_refused_at_load() {
         .post_json("/api/generate", &json!({"model": "team/bare", "prompt": "hi", "stream": false}))
         .await;
     assert!(answer.status >= 400, "{}", answer.text());
-    // The worker is well after both.
+    // The worker still runs other models.
     lode.create("team/demo", &demo(), &[]).await.ok();
     let answer = server
         .registry()

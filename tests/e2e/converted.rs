@@ -1,5 +1,5 @@
-//! Checkpoints and GGUF files quantised on the way in: what types come of it, that the values are near, that a file of floats
-//! gives what its checkpoint gives, and that repeating sends nothing.
+//! Checkpoints and GGUF files quantised on import: the resulting tensor types, the rounding error, that a
+//! checkpoint and its unquantised GGUF give the same file, and that a repeated import sends nothing.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,8 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
         .iter()
         .map(|tensor| (tensor["name"].as_str().unwrap(), tensor["dtype"].as_str().unwrap()))
         .collect();
-    // Tied, so the embedding is the output; of four layers the last (4 * 7 / 8) and every third get more bits.
+    // The embedding is tied, so it is also the output. Of four layers, the last (4 * 7 / 8) and every third
+    // get more bits.
     for (name, expect) in [
         ("token_embd.weight", "Q6_K"),
         ("blk.0.attn_q.weight", "Q4_K"),
@@ -40,7 +41,7 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
         assert_eq!(types.get(name), Some(&expect), "{name}");
     }
 
-    // Through a GGUF of floats it is the same file, so nothing of it is sent again.
+    // The same file results from an unquantised GGUF, so almost nothing is sent again.
     lode.create("team/floats", &demo(), &["--quantize", "bf16"]).await.ok();
     let back = folder.join("back");
     lode.run(&["pull", "team/floats", "--to", back.to_str().unwrap()]).await.ok();
@@ -54,7 +55,7 @@ async fn a_checkpoint_and_its_gguf_give_the_same_q4_k_m() {
     assert_eq!(files.keys().collect::<Vec<_>>(), ["model-Q4_K_M.gguf"]);
     assert!(files["model-Q4_K_M.gguf"].starts_with(b"GGUF"));
 
-    // What is quantised already is refused, by name, and nothing becomes visible.
+    // A quantised file is refused by name, and no model becomes visible.
     let file = pulled.join("model-Q4_K_M.gguf");
     lode.create("team/worse", &file, &["--quantize", "q8_0"])
         .await
@@ -83,6 +84,6 @@ async fn values_stay_near_and_rows_in_their_order() {
         let tensor = &tensors_of(&exported)["blk.0.ffn_up.weight"];
         let got = f32_values(&tensor.dtype, &exported[tensor.begin..tensor.end]);
         let error = got.iter().zip(&want).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt() / size;
-        assert!(error <= bound, "{ty}: {error} of the values' size, expected at most {bound}");
+        assert!(error <= bound, "{ty}: relative error {error}, expected at most {bound}");
     }
 }

@@ -1,5 +1,5 @@
-//! cosign signs an image with a key and verifies it; the signature is a referrer of the image, and another key's is none.
-//! Without a transparency log, so that nothing beyond this machine is asked.
+//! cosign signs an image with a key and verifies it. The signature is a referrer of the image, and another
+//! key does not verify it. The transparency log is disabled, because the tests use no network.
 
 use std::path::Path;
 use std::process::Command;
@@ -42,7 +42,7 @@ async fn sign_and_verify(program: &Path, front: &Front) {
         run(program, scratch, &[&["verify", "--key", key][..], &plain, &[name]].concat())
     };
     let unsigned = verify("cosign.pub", &by_tag).output().unwrap();
-    assert!(!unsigned.status.success(), "nothing has been signed");
+    assert!(!unsigned.status.success(), "an unsigned image was verified");
     succeed(&mut run(
         program,
         scratch,
@@ -62,9 +62,12 @@ async fn sign_and_verify(program: &Path, front: &Front) {
         let shown = succeed(&mut verify("cosign.pub", name));
         assert!(shown.contains(&digest), "{shown}");
     }
-    assert!(!verify("other.pub", &by_tag).output().unwrap().status.success(), "another key verifies nothing");
+    assert!(
+        !verify("other.pub", &by_tag).output().unwrap().status.success(),
+        "another key verified the image"
+    );
     let found = registry.get(&format!("/v2/team/signed/referrers/{digest}")).await.expect(200).json();
-    assert_eq!(found["manifests"].as_array().unwrap().len(), 1, "the signature is a referrer: {found}");
-    assert_eq!(registry.tags("team/signed").await, ["v1"], "and needs no tag");
+    assert_eq!(found["manifests"].as_array().unwrap().len(), 1, "the signature is not a referrer: {found}");
+    assert_eq!(registry.tags("team/signed").await, ["v1"], "the signature has a tag");
     front.check().await;
 }

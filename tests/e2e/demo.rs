@@ -1,5 +1,5 @@
-//! `lode serve --demo`: the first thing that a newcomer types, on an empty folder and on one that has the model already.
-//! What it prints must be true: the commands that it names are run here.
+//! `lode serve --demo` on an empty folder and on one that already has the model.
+//! The test runs the commands that the server prints.
 
 use lode_tests::checkpoint::demo_expected;
 use lode_tests::server::{Folder, Options};
@@ -15,7 +15,8 @@ async fn the_demo_model_is_there_and_answers() {
         "`lode serve --demo` on an empty folder, to ready",
         &format!("{} ms", took.as_millis()),
     );
-    // It is ready as soon as the model is there, and then says what to try; this is the last line of it.
+    // The server becomes ready once the model is imported, and then prints suggested commands. This is the
+    // last line.
     let output = server.wait_output("lode push").await;
     assert!(output.contains("lode run lode-demo") && output.contains("/api/generate"), "{output}");
     let answer = server.lode().run(&["run", "lode-demo", "What is 40 plus 41?"]).await.ok();
@@ -34,13 +35,13 @@ async fn the_demo_model_is_there_and_answers() {
     assert_eq!(
         lode_tests::checkpoint::read_folder(&folder.data().join("blobs")).len(),
         before,
-        "nothing is stored twice"
+        "the second start stored more blobs"
     );
-    // The local worker maps the registry's blobs where they lie.
+    // The local worker maps the registry's blobs in place.
     server.registry().post_json("/api/generate", &body).await.expect(200);
     let cached = folder.data().join("worker");
     let copies =
         if cached.is_dir() { lode_tests::checkpoint::read_folder(&cached) } else { Default::default() };
     let large = copies.iter().filter(|(_, bytes)| bytes.len() > 100_000).count();
-    assert_eq!(large, 0, "no tensor was copied: {:?}", copies.keys());
+    assert_eq!(large, 0, "the worker copied tensors: {:?}", copies.keys());
 }

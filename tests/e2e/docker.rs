@@ -1,5 +1,5 @@
-//! docker with a daemon of its own, on a scratch folder: images go there and come back as the same images.
-//! One test for all of it, because a daemon takes a while to start.
+//! docker with its own daemon on a scratch folder: images are pushed and pulled back unchanged.
+//! A single test, because a daemon starts slowly.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use lode_tests::command::{succeed, until};
 use lode_tests::oci::Registry;
 use lode_tests::server::{Folder, Options};
 
-/// Makes an image of two layers without running anything in it.
+/// Builds an image of two layers without running a container.
 fn build(docker: &Docker, scratch: &Path, name: &str, layer_bytes: usize) -> String {
     let context = scratch.join("context");
     fs::create_dir_all(&context).unwrap();
@@ -34,11 +34,12 @@ async fn there_and_back(docker: &Docker, scratch: &Path, registry: &Registry) {
     let pushed = succeed(&mut docker.command(&["push", &name]));
     let answer = registry.manifest_get("team/image", "v1").await.expect(200);
     let digest = answer.header("docker-content-digest").unwrap().to_owned();
-    assert!(pushed.contains(&digest), "docker computed the same digest: {pushed}");
+    assert!(pushed.contains(&digest), "docker computed another digest: {pushed}");
     assert_eq!(answer.json()["config"]["digest"], id, "an image's id is its config's digest");
     assert_eq!(answer.json()["layers"].as_array().unwrap().len(), 2);
 
-    // Away with it, then back by tag and by digest: the same image, so the same layers to the byte.
+    // Removed locally and pulled by tag and by digest, the image has the same id, so its layers are
+    // identical.
     succeed(&mut docker.command(&["image", "rm", "-f", &id]));
     succeed(&mut docker.command(&["pull", &name]));
     let inspect = |name: &str| {
@@ -51,7 +52,7 @@ async fn there_and_back(docker: &Docker, scratch: &Path, registry: &Registry) {
     succeed(&mut docker.command(&["pull", &by_digest]));
     assert!(inspect(&by_digest).contains(&id));
 
-    // Another name for it: its layers are mounted, not sent; a push of what is there is quick and changes nothing.
+    // Under another name its layers are mounted, not sent. A repeated push changes nothing.
     let other = format!("{}/other/copy:v9", registry.host());
     succeed(&mut docker.command(&["tag", &id, &other]));
     let pushed = succeed(&mut docker.command(&["push", &other]));
@@ -78,20 +79,20 @@ async fn images_go_there_and_back() {
         front.check().await;
     }
 
-    // A server that dies in the middle of a push: repeated, the push goes through.
+    // If the server is killed during a push, the repeated push succeeds.
     let big = format!("{}/team/big:v1", server.registry().host());
     let id = build(&docker, folder.path(), &big, 40_000_000);
     let before = crate::start_stop::stored_bytes(&folder);
     let mut push =
         docker.command(&["push", &big]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("some of it has arrived", || async {
+    until("a part of the image has arrived", || async {
         crate::start_stop::stored_bytes(&folder) > before + 2_000_000
     })
     .await;
     let address = server.address;
     server.kill();
     let server = folder.start(Options::new().listen(address.to_string())).await;
-    push.wait().unwrap(); // docker tries again by itself and may well succeed
+    push.wait().unwrap(); // docker retries and may succeed
     succeed(&mut docker.command(&["push", &big]));
     let registry = server.registry();
     assert_eq!(registry.manifest_get("team/big", "v1").await.expect(200).json()["config"]["digest"], id);

@@ -1,5 +1,5 @@
-//! Abandoned uploads go away by themselves, with their bytes; live ones stay.
-//! The time is set to a second here, through the same setting that operators have.
+//! An abandoned upload expires, and its bytes are deleted.
+//! The test sets the expiry to one second.
 
 use lode_tests::artifact::random_bytes;
 use lode_tests::checkpoint::read_folder;
@@ -14,8 +14,8 @@ async fn an_abandoned_upload_expires_with_its_bytes() {
     let registry = server.registry();
     let location = registry.upload_open("team/abandoned").await;
     registry.upload_append(&location, 0, &random_bytes(1, 3_000_000)).await.expect(202);
-    until("the session is gone", || async { registry.get(&location).await.status == 404 }).await;
-    until("its bytes are gone", || async {
+    until("the upload has expired", || async { registry.get(&location).await.status == 404 }).await;
+    until("its bytes are deleted", || async {
         read_folder(folder.data())
             .iter()
             .filter(|(name, _)| !name.starts_with("lode.db"))

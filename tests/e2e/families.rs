@@ -1,5 +1,5 @@
-//! Every family of models that a worker runs: the checkpoint goes in through `lode create`, one blob a tensor and experts
-//! together, or as a GGUF, and the ids that come out are the known ones.
+//! Every model family that a worker supports: imported with `lode create` as a checkpoint or a GGUF, it
+//! generates the expected ids.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::gguf::fixture;
 
-/// A folder for each family: a small checkpoint, and what is known of it.
+/// A folder for each family, with a small checkpoint and its expected outputs.
 fn families() -> Vec<(String, PathBuf)> {
     let all = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/arch");
     let folders = std::fs::read_dir(all).unwrap().map(|entry| entry.unwrap().path());
@@ -21,7 +21,8 @@ fn families() -> Vec<(String, PathBuf)> {
     families
 }
 
-/// Those that a GGUF can hold: its llama architecture does not carry the window of one.
+/// The families with a GGUF. mistral-swa has none, because GGUF's llama architecture does not store its
+/// window.
 pub(crate) fn gguf_families() -> impl Iterator<Item = (String, PathBuf)> {
     families().into_iter().filter(|(family, _)| family != "mistral-swa")
 }
@@ -42,7 +43,7 @@ async fn every_family_answers_as_known() {
             serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
         for case in expected["cases"].as_array().unwrap() {
             let (prompt, known) = (ids(&case["token_ids"]), ids(&case["greedy"]));
-            // What comes behind the end of the sequence is known too, but not said.
+            // The fixture continues after the end-of-sequence id; the model stops there.
             let end = known.iter().position(|id| *id == 2).unwrap_or(known.len());
             let body = json!({
                 "model": name, "prompt": case["prompt"], "raw": true, "stream": false,
@@ -50,17 +51,17 @@ async fn every_family_answers_as_known() {
             });
             let got = registry.post_json("/api/generate", &body).await.expect(200).json();
             let found = ids(&got["context"]);
-            assert!(found.starts_with(&prompt), "{family}: {found:?} begins with {prompt:?}");
+            assert!(found.starts_with(&prompt), "{family}: {found:?} does not begin with {prompt:?}");
             let answer = &found[prompt.len()..];
             assert!(
                 answer.len() >= end && answer[..end] == known[..end],
-                "{family}: {answer:?} is {known:?}"
+                "{family}: got {answer:?}, expected {known:?}"
             );
         }
     }
 }
 
-/// The same from GGUF files in Q8_0, whose vocabulary, configuration and stacks of experts are read from the file itself.
+/// The same with GGUF files in Q8_0, which contain the vocabulary, the config and stacked experts.
 #[tokio::test]
 async fn every_family_answers_from_a_gguf() {
     let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_MAX_LOADED_MODELS", "2");
@@ -79,17 +80,19 @@ async fn every_family_answers_from_a_gguf() {
             });
             let got = registry.post_json("/api/generate", &body).await.expect(200).json();
             let found = ids(&got["context"]);
-            assert!(found.starts_with(&prompt), "{family}: {found:?} begins with {prompt:?}");
-            // Activations in eight bits may turn round what is nearly equal, and an expert with it.
+            assert!(found.starts_with(&prompt), "{family}: {found:?} does not begin with {prompt:?}");
+            // Activations quantised to 8 bits may change the order of nearly equal logits, or the selected
+            // expert.
             let margin = case["greedy_margin"][0].as_f64().unwrap();
             if margin > 0.3 && known[0] != 2 {
-                assert_eq!(found.get(prompt.len()), Some(&known[0]), "{family}, by {margin}");
+                assert_eq!(found.get(prompt.len()), Some(&known[0]), "{family}, with a margin of {margin}");
             }
         }
     }
 }
 
-/// An encoder, from its text to its vector: the ids of its tokenizer, and the mean of its rows at length one.
+/// An encoder: the ids of its tokenizer, and its embedding, which is the L2-normalised mean of the hidden
+/// states.
 #[tokio::test]
 async fn a_roberta_makes_the_known_vectors() {
     let server = Folder::new().start(Options::new().worker()).await;

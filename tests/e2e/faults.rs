@@ -1,5 +1,6 @@
-//! The database or the object storage refuses, is slow, says nothing, is cut off, or loses its answer after the work was done: for every
-//! request the right status, nothing lost that was acknowledged, and all well again without a restart once the fault is over.
+//! The database or the object storage refuses connections, is slow or silent, drops connections, or executes
+//! a request and loses the response. Every request gets the right status, no acknowledged change is lost, and
+//! the server recovers without a restart.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,9 @@ use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, Server};
 use lode_tests::services::{Backing, postgres_address, postgres_through, s3_address};
 
-/// Longer than any answer may take while a service is away.
+/// More than any response may take while a service is unavailable.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a silent service is silent.
+/// How long a silent service stays silent.
 const SILENCE: Duration = Duration::from_secs(25);
 
 struct Site {
@@ -34,18 +35,19 @@ impl Site {
         let options = Options::new()
             .on(&backing)
             .env("AWS_ENDPOINT_URL", format!("http://{}", storage.address))
-            .env("LODE_REDIRECT", "false"); // so that the server meets the fault, not the client
+            .env("LODE_REDIRECT", "false"); // so that the fault affects the server, not the client
         let server = Folder::new().start(options).await;
         Some(Self { registry: server.registry(), server, database, storage })
     }
 
-    /// Sends every request while a service misbehaves, all at once, and then holds the server to what it said.
+    /// Sends all requests concurrently during a fault, and then checks the responses and the stored content.
     async fn under(&self, service: &FaultProxy, name: &str, fault: Fault) {
         let cases = Case::prepare_all(&self.registry).await;
         service.set(fault.clone());
         let started = Instant::now();
         let requests = join_all(cases.iter().map(|case| case.send(&self.registry, PATIENCE)));
-        // Silence is not told from slowness before some time has gone by; it ends while some still wait.
+        // The server needs some time to tell silence from slowness. The silence ends while requests still
+        // wait.
         let silence = async {
             if fault == Fault::Silent {
                 tokio::time::sleep(SILENCE).await;
@@ -67,11 +69,11 @@ impl Site {
                 reply.as_ref().map_or(0, |answer| answer.status)
             ));
         }
-        assert!(met > 0, "{name}: nothing met the fault");
+        assert!(met > 0, "{name}: the fault affected no connection");
         figure(&format!("fault: {name}, {} ms", took.as_millis()), &statuses.join(", "));
     }
 
-    /// One request after the other meets the fault alone.
+    /// Sends the requests one after another, each during the fault.
     async fn one_by_one(&self, service: &FaultProxy, name: &str, fault: &Fault, endpoints: &[Endpoint]) {
         let mut met = Vec::new();
         for endpoint in endpoints {
@@ -87,11 +89,11 @@ impl Site {
                 met.push(format!("{endpoint:?} {}", reply.as_ref().map_or(0, |answer| answer.status)));
             }
         }
-        assert!(!met.is_empty(), "{name}: nothing met the fault");
+        assert!(!met.is_empty(), "{name}: the fault affected no connection");
         figure(&format!("fault: {name}"), &met.join(", "));
     }
 
-    /// After all of it index and bytes agree.
+    /// Checks that database and blob store agree.
     async fn sound(&self) {
         self.server.lode().run(&["fsck", "--verify"]).await.ok();
     }
@@ -109,19 +111,19 @@ impl Site {
 async fn of_the_database() {
     let Some(site) = Site::start("faults::of_the_database").await else { return };
     let database = &site.database;
-    site.under(database, "database refuses", Fault::Refused).await;
+    site.under(database, "database refuses connections", Fault::Refused).await;
     site.under(database, "database slow", Fault::Slow(Duration::from_millis(50))).await;
-    site.under(database, "database cut off", Fault::CutAfter(300)).await;
+    site.under(database, "database drops connections", Fault::CutAfter(300)).await;
     site.under(database, "database silent", Fault::Silent).await;
     site.one_by_one(
         database,
-        "database loses the answer to a commit",
+        "database loses the response to a commit",
         &Fault::AnswerLost("COMMIT", 1),
         &WRITES,
     )
     .await;
     let every = Fault::AnswerLost("COMMIT", usize::MAX);
-    site.one_by_one(database, "database loses the answer to every commit", &every, &WRITES).await;
+    site.one_by_one(database, "database loses the response to every commit", &every, &WRITES).await;
     site.sound().await;
 }
 
@@ -129,12 +131,12 @@ async fn of_the_database() {
 async fn of_the_storage() {
     let Some(site) = Site::start("faults::of_the_storage").await else { return };
     let storage = &site.storage;
-    site.under(storage, "storage refuses", Fault::Refused).await;
+    site.under(storage, "storage refuses connections", Fault::Refused).await;
     site.under(storage, "storage slow", Fault::Slow(Duration::from_millis(20))).await;
     site.under(storage, "storage throttled", Fault::Throttled(20_000_000)).await;
-    site.under(storage, "storage cut off", Fault::CutAfter(1_000_000)).await;
+    site.under(storage, "storage drops connections", Fault::CutAfter(1_000_000)).await;
     site.under(storage, "storage silent", Fault::Silent).await;
-    // Answers lost after the work was done: once, then each time.
+    // The response to an executed request is lost, once or every time.
     for (what, pattern) in [
         ("PutObject", "PUT /"),
         ("CreateMultipartUpload", "?uploads"),
@@ -145,15 +147,17 @@ async fn of_the_storage() {
         ("DeleteObject", "DELETE /"),
     ] {
         for times in [1, usize::MAX] {
-            let name =
-                format!("storage loses {} of {what}", if times == 1 { "one answer" } else { "every answer" });
+            let name = format!(
+                "storage loses {} to {what}",
+                if times == 1 { "one response" } else { "every response" }
+            );
             site.one_by_one(storage, &name, &Fault::AnswerLost(pattern, times), &touching(pattern)).await;
         }
     }
     site.sound().await;
 }
 
-/// The requests that may make the server speak so to its storage.
+/// The requests that may make the server send a storage request with this pattern.
 fn touching(pattern: &str) -> Vec<Endpoint> {
     use Endpoint::{BlobGet, BlobPost, ManifestPut, TagMove, UploadAppend, UploadCancel, UploadFinish};
     match pattern {

@@ -1,5 +1,5 @@
-//! A checkpoint of FP8, as large models are published: stored as it is it comes back and is refused by a worker; quantised on
-//! the way it runs, and says nothing of what it was.
+//! An FP8 checkpoint, as large models are published. Stored unchanged, it is returned byte for byte and a
+//! worker refuses to run it. Quantised on import, it runs and has no trace of FP8.
 
 use lode_tests::checkpoint::{demo, demo_expected, demo_in_fp8, f32_values, read_folder, tensors_of};
 use lode_tests::report::figure;
@@ -18,7 +18,7 @@ async fn what_is_stored_as_fp8_comes_back_and_is_not_run() {
     lode.run(&["pull", "team/fp8", "--to", back.to_str().unwrap()]).await.ok();
     assert!(read_folder(&back) == read_folder(&source));
 
-    // Its tensors are what they stand for: listed with their scales, and exported as their products.
+    // Tensors are listed with their scales and exported as code times scale.
     let listed = lode.run(&["tensor", "ls", "team/fp8"]).await.ok().stdout;
     assert!(listed.contains("F8_E4M3 g128x128") && !listed.contains("scale_inv"), "{listed}");
     let shown = lode.run(&["show", "team/fp8", "--json"]).await.ok().json();
@@ -51,18 +51,18 @@ async fn what_is_stored_as_fp8_comes_back_and_is_not_run() {
     for name in [name.to_owned(), format!("{name}_scale_inv")] {
         assert!(exported[tensors[&name].begin..tensors[&name].end] == *bytes(&name), "{name}");
     }
-    // A GGUF of float32 holds the same values.
+    // A float32 GGUF has the same values.
     lode.create("team/floats", &source, &["--quantize", "f32"]).await.ok();
     let compared = lode.run(&["diff", "team/fp8", "team/floats", "--all"]).await.ok().stdout;
     let same = |line: &str| line.starts_with("same values") && line.contains(name);
     assert!(compared.lines().any(same) && compared.contains(" 0 changed"), "{compared}");
 
-    // Its codes without their scales are other numbers; no worker computes with them.
+    // Codes without their scales are different values, so no worker uses them.
     let run = lode.run(&["run", "team/fp8", "hello"]).await;
     run.refused(&["model.layers.0.", "F8_E4M3"]);
 }
 
-/// Nats a token of the demo model's own answers.
+/// Nats per token over the demo model's reference outputs.
 async fn nats(server: &Server, model: &str) -> f64 {
     let ids = |value: &Value| -> Vec<u64> { serde_json::from_value(value.clone()).unwrap() };
     let cases = demo_expected()["cases"].clone();
@@ -89,7 +89,7 @@ async fn quantised_from_fp8_it_runs() {
         let model = format!("team/{}", kind.to_lowercase());
         lode.create(&model, &source, &["--quantize", kind]).await.ok();
         let nats = nats(&server, &model).await;
-        assert!((nats - known).abs() <= worst, "{kind}: {nats} a token, in BF16 {known}");
+        assert!((nats - known).abs() <= worst, "{kind}: {nats} nats per token, BF16 {known}");
         figures.push(format!("{kind} {nats:.4}"));
         let shown = lode.run(&["show", &model, "--json"]).await.ok().json();
         assert_eq!(
@@ -98,9 +98,9 @@ async fn quantised_from_fp8_it_runs() {
             "{shown}"
         );
     }
-    figure("nats a token of the demo model's own answers, by way of FP8", &figures.join(", "));
+    figure("nats per token over the demo model's reference outputs, imported from FP8", &figures.join(", "));
 
-    // No scale is left, and nobody who reads the result is told that it is FP8.
+    // No scales are left, and the config does not mention FP8.
     let listed = lode.run(&["tensor", "ls", "team/mxfp8"]).await.ok().stdout;
     assert!(
         listed.contains("mxfp8 g32") && !listed.contains("scale_inv") && !listed.contains("F8_"),
@@ -111,7 +111,7 @@ async fn quantised_from_fp8_it_runs() {
     let config: Value = serde_json::from_slice(&read_folder(&back)["config.json"]).unwrap();
     assert!(config.get("quantization_config").is_none() && config["model_type"] == "llama", "{config}");
 
-    // Damage is refused by the tensor's name, and nothing of it becomes visible.
+    // A damaged tensor is refused by name, and no model becomes visible.
     let path = source.join("model.safetensors");
     let mut weights = std::fs::read(&path).unwrap();
     let name = "model.layers.1.mlp.up_proj.weight_scale_inv";

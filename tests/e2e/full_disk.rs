@@ -1,5 +1,5 @@
-//! A full disk: nothing is acknowledged, reads go on, and with room again pushes go on without a restart.
-//! The disk is a small file system in memory, which only root can mount.
+//! A full disk: the server acknowledges no writes, reads continue, and pushes succeed without a restart once
+//! space is available again. The disk is a small tmpfs, which only root can mount.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ async fn refused_push(registry: &Registry, repository: &str, bytes: &[u8]) {
         let request = registry
             .request("PUT", &lode_tests::oci::with_query(&location, "digest", &digest))
             .body(bytes.to_vec());
-        // Refused with an answer, or the connection closed under the body: both are no acknowledgement.
+        // An error response or a closed connection: neither acknowledges the blob.
         if let Ok(answer) = registry.try_send(request).await {
             assert!(answer.status >= 500, "{} {}", answer.status, answer.text());
             assert!(answer.code().is_some(), "{}", answer.text());
@@ -44,12 +44,12 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     let digest = image.push(&registry, "full", "v1").await;
     fs::write(disk.path().join("ballast"), vec![7; 24 << 20]).unwrap();
 
-    // Far too much, in one body and in chunks.
+    // Far more than fits, in one body.
     let big = random_bytes(fresh_seed(), 40 << 20);
     refused_push(&registry, "full", &big).await;
     image.check(&registry, "full", "v1").await;
 
-    // Not one block left: not even the index can grow.
+    // No free block is left, so the database cannot grow either.
     let mut left = 8 << 20;
     while left >= 4096 {
         match append(&disk.path().join("rest"), left) {
@@ -68,7 +68,7 @@ async fn a_full_disk_acknowledges_nothing_and_keeps_serving() {
     registry.get("/healthz").await.expect(200);
     assert_eq!(registry.tags("full").await, ["v1"]);
 
-    // Room again.
+    // Space is available again.
     for name in ["ballast", "rest"] {
         fs::remove_file(disk.path().join(name)).unwrap();
     }

@@ -1,5 +1,5 @@
-//! Garbage collection and fsck: what nothing refers to goes after its grace, what is referred to stays, and damage is found.
-//! Pushes race with collections here, because a push that races must win.
+//! Garbage collection and fsck: unreferenced content is deleted after its grace period, referenced content is
+//! kept, and damage is found. A push that races with a collection must win.
 
 use std::fs;
 
@@ -28,13 +28,13 @@ async fn what_nothing_refers_to_goes_and_the_rest_stays() {
     assert!(blob_path(&server, &digest).is_file(), "a dry run deletes nothing");
     server.lode().run(&["gc"]).await.ok();
     for digest in gone.layers.iter().map(|l| sha256(l)).chain([digest, orphan]) {
-        assert!(!blob_path(&server, &digest).exists(), "{digest} is gone");
+        assert!(!blob_path(&server, &digest).exists(), "{digest} is still there");
     }
     for repository in ["gc", "gc/other"] {
         kept.check(&registry, repository, "kept").await;
     }
     server.lode().run(&["fsck", "--verify"]).await.ok();
-    // What is gone can come again.
+    // Deleted content can be pushed again.
     gone.push(&registry, "gc", "again").await;
     gone.check(&registry, "gc", "again").await;
 }
@@ -54,7 +54,8 @@ async fn within_the_grace_and_the_lease_nothing_goes() {
 
 #[tokio::test]
 async fn a_push_that_races_with_collections_wins() {
-    let server = Folder::new().start(Options::new().env("LODE_GC_GRACE", "0s")).await; // the lease protects what is being pushed
+    // The lease protects blobs of a push in progress.
+    let server = Folder::new().start(Options::new().env("LODE_GC_GRACE", "0s")).await;
     let registry = server.registry();
     let collector = {
         let registry = registry.clone();
@@ -87,13 +88,13 @@ async fn damage_is_found_and_orphans_are_not_damage() {
     let registry = server.registry();
     let image = Image::random(fresh_seed(), 2, 10_000);
     image.push(&registry, "hurt", "v1").await;
-    // Bytes without a row, and an upload that nobody finished.
+    // Bytes without a row, and an unfinished upload.
     let orphan = blob_path(&server, &sha256(b"orphan"));
     fs::write(&orphan, b"orphan").unwrap();
     let location = registry.upload_open("hurt").await;
     registry.upload_append(&location, 0, b"unfinished").await.expect(202);
     server.lode().run(&["fsck", "--verify"]).await.ok();
-    // Wrong bytes of the right length are found by --verify, missing ones always.
+    // `--verify` finds wrong bytes of the right length. Missing bytes are always found.
     let path = blob_path(&server, &sha256(&image.layers[0]));
     let mut bytes = fs::read(&path).unwrap();
     bytes[5_000] ^= 1;
@@ -104,13 +105,13 @@ async fn damage_is_found_and_orphans_are_not_damage() {
     assert_eq!(found.code, 1, "{found:?}");
     assert!(
         format!("{}{}", found.stdout, found.stderr).contains(&sha256(&image.layers[0])),
-        "it names the blob: {found:?}"
+        "fsck does not name the blob: {found:?}"
     );
     fs::remove_file(blob_path(&server, &sha256(&image.layers[1]))).unwrap();
     let found = server.lode().run(&["fsck"]).await;
     assert_eq!(found.code, 1, "{found:?}");
     assert!(format!("{}{}", found.stdout, found.stderr).contains(&sha256(&image.layers[1])), "{found:?}");
-    // A server that is not there cannot be checked.
+    // A stopped server cannot be checked.
     let (lode, _folder) = (server.lode(), server.folder().clone());
     server.kill();
     assert_eq!(lode.run(&["fsck"]).await.code, 2);
@@ -135,7 +136,7 @@ async fn what_was_removed_is_on_record_and_comes_back() {
     registry.get("/v2/gc/undo/manifests/v1").await.expect(404);
     let history = server.lode().run(&["gc", "history", "gc/undo"]).await.ok();
     assert!(history.stdout.contains("v1") && history.stdout.contains("delete"), "{}", history.stdout);
-    // Under the tag that it had, with every byte.
+    // The image is restored under its tag, byte for byte.
     server.lode().run(&["gc", "undo", &format!("gc/undo@{digest}")]).await.ok();
     image.check(&registry, "gc/undo", "v1").await;
     server.lode().run(&["fsck", "--verify"]).await.ok();

@@ -1,7 +1,8 @@
-//! The end-to-end tests: real processes, real sockets, one file a story. `tests/run e2e` runs them against the release build;
-//! LODE_BIN names another program, and a word after `--` picks tests by name as with any `cargo test`.
+//! The end-to-end tests: real processes and sockets, one file per topic. `tests/run e2e` runs them against
+//! the release build or the program in LODE_BIN. As with any `cargo test`, a word after `--` selects tests by
+//! name.
 
-#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed, and says where")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test and reports its line")]
 
 mod agreement;
 mod attached_worker;
@@ -60,10 +61,10 @@ fn no_file_is_forgotten() {
     let here = include_str!("main.rs");
     for entry in std::fs::read_dir(folder).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        let module = name.strip_suffix(".rs").unwrap_or_else(|| panic!("{name} is no module"));
+        let module = name.strip_suffix(".rs").unwrap_or_else(|| panic!("{name} is not a module"));
         assert!(
             module == "main" || here.contains(&format!("\nmod {module};\n")),
-            "main.rs does not name {module}"
+            "main.rs does not declare `mod {module}`"
         );
     }
 }
@@ -75,7 +76,7 @@ fn an_address_is_found_in_what_a_server_says() {
     };
     check("listening on http://127.0.0.1:41234\n", Some("127.0.0.1:41234"));
     check("listening on http://127.0.0.1:41234.\n", Some("127.0.0.1:41234"));
-    check("listening on http://127.0.0.1:412", None); // the line may be half written
+    check("listening on http://127.0.0.1:412", None); // the line may be incomplete
     check("http://127.0.0.1:0 http://[::1]:80/ ", Some("[::1]:80"));
     check("nothing here", None);
 }
