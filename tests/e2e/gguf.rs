@@ -1,4 +1,4 @@
-//! GGUF files through `lode create`: what is shown of them, that they come back, and that damaged ones are refused.
+//! GGUF files through `lode create`: metadata, pulling them back unchanged, and refusal of damaged files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ async fn a_damaged_gguf_is_refused_and_leaves_nothing() {
     let lode = server.lode();
     let whole = fs::read(fixture("llama-q8_0.gguf")).unwrap();
     let damaged = server.folder().path().join("model.gguf");
-    // 40,000 bytes are within the tensors' data, 400 within the name of the ninth key.
+    // 40,000 bytes end within the tensor data, 400 within the name of the ninth key.
     for (cut, expect) in [(40_000, "tensor `"), (400, "key number 9"), (20, "first 24 bytes")] {
         fs::write(&damaged, &whole[..cut]).unwrap();
         let refused = lode.create("team/cut", &damaged, &[]).await;
@@ -55,7 +55,7 @@ async fn a_big_gguf_is_sent_once_whatever_it_is_called() {
     let server = Server::fresh().await;
     let lode = server.lode();
     let path = server.folder().path().join("big.gguf");
-    // One tensor of zeros, long enough to be sent before its digest is known.
+    // A tensor of zeros, large enough that the client sends it before it knows the digest.
     let elements: u64 = 17 << 20;
     let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let header = [

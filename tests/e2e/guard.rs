@@ -1,5 +1,5 @@
-//! An open server on loopback must not be reachable by a web page, and a server bound wider must not be open by accident.
-//! The table of Host and Origin is that of the contracts.
+//! Web pages of other sites must not reach an open server on loopback, and a server on another address must
+//! not be open by accident. The Host and Origin values follow the contracts.
 
 use lode_tests::raw::exchange;
 use lode_tests::server::{Folder, Options, Server};

@@ -1,4 +1,5 @@
-//! Hostile request bodies and connections: what they cost the server and its runners, and that others are served meanwhile.
+//! Hostile request bodies and connections: memory of the server and its runners stays bounded, and other
+//! clients are served meanwhile.
 
 use std::fs;
 use std::net::TcpStream;
@@ -8,7 +9,7 @@ use lode_tests::report::figure;
 use lode_tests::server::{Folder, Options, PATIENCE, Server};
 use serde_json::{Value, json};
 
-/// What all processes of a server may take above what they take when idle.
+/// The memory that all processes of a server may use above their idle memory.
 const LIMIT_BYTES: u64 = 400 << 20;
 
 const MESSAGE: &str = r#"{"role":"user","content":""},"#;
@@ -21,13 +22,13 @@ fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A server process and all below it.
+/// A process and all its descendants.
 fn processes(pid: u32) -> Vec<u32> {
     let below = children(pid).into_iter().flat_map(processes);
     [pid].into_iter().chain(below).collect()
 }
 
-/// The sum over all processes of a server of one line of their status, in bytes.
+/// One field of `/proc/PID/status`, in bytes, summed over all processes of a server.
 fn memory(server: &Server, key: &str) -> u64 {
     let of = |pid: u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -76,16 +77,16 @@ async fn large_bodies_cost_little_more_than_themselves() {
         ("/api/chat", messages.clone(), 400),
         ("/v1/chat/completions", messages.clone(), 400),
         ("/v1/embeddings", texts, 400),
-        // Many values in few bytes: within the limits, and charged for what they take.
+        // Many values in few bytes: within the limits, and accounted by their memory.
         ("/api/show", nested, 200),
         ("/api/create", files, 400),
-        // As large as a body may be, and nothing wrong with it; the gateway passes it on to a worker that loads a model for it.
+        // Valid bodies of the maximum size; the gateway forwards them to a worker, which loads the model.
         ("/api/embed", format!("{}{}", " ".repeat(15 << 20), one(1)), 200),
         ("/api/embed", one(15 << 20), 200),
     ] {
         let len = body.len() as u64;
         let (status, answer) = post(&server, path, body).await;
-        // A decoder need not be able to embed: what counts is that the answer is the model's own.
+        // A decoder may not support embeddings; a 400 from the model is fine.
         let is_expected = status == expect || path == "/api/embed" && status == 400;
         assert!(is_expected, "{path}: {status} {answer}");
         let peak = memory(&server, "VmHWM:");
@@ -96,7 +97,7 @@ async fn large_bodies_cost_little_more_than_themselves() {
         assert!(peak < idle + LIMIT_BYTES, "{path}: {} MiB above idle", mib(peak - idle));
     }
 
-    // Four at once, while others ask.
+    // Four at once, with other requests in parallel.
     let hostile = (0..4).map(|_| post(&server, "/api/chat", messages.clone()));
     let honest = async {
         for _ in 0..5 {
@@ -113,18 +114,18 @@ async fn large_bodies_cost_little_more_than_themselves() {
         &format!("{} MiB", mib(peak.saturating_sub(idle))),
     );
     assert!(peak < idle + LIMIT_BYTES, "{} MiB above idle", mib(peak - idle));
-    // What they took is given back.
+    // The memory is released.
     let deadline = std::time::Instant::now() + PATIENCE;
     while memory(&server, "VmRSS:") > idle + LIMIT_BYTES / 4 {
         assert!(
             std::time::Instant::now() < deadline,
-            "{} MiB are kept",
+            "{} MiB are not released",
             mib(memory(&server, "VmRSS:") - idle)
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     figure(
-        "memory above idle in the end",
+        "memory above idle at the end",
         &format!("{} MiB", mib(memory(&server, "VmRSS:").saturating_sub(idle))),
     );
 }
@@ -132,11 +133,12 @@ async fn large_bodies_cost_little_more_than_themselves() {
 #[allow(unsafe_code)]
 fn limit_descriptors(pid: u32, descriptors: u64) {
     let limit = libc::rlimit { rlim_cur: descriptors, rlim_max: descriptors };
-    // SAFETY: prlimit reads the new limit from a struct that outlives the call and writes nothing where the old one is not asked for.
+    // SAFETY: prlimit reads the new limit from a struct that outlives the call. The old limit is not
+    // requested, so nothing is written.
     let set = unsafe {
         libc::prlimit(pid.cast_signed(), libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
     };
-    assert_eq!(set, 0, "the limit of descriptors is set");
+    assert_eq!(set, 0, "prlimit failed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,7 +149,7 @@ async fn a_server_short_of_descriptors_goes_on() {
     let used = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count() as u64;
     limit_descriptors(server.pid(), used + 64);
 
-    // Three times as many connections as there are descriptors; none of them sends a request.
+    // Three times as many connections as free descriptors; none of them sends a request.
     let mut silent = Vec::new();
     for n in 0..192 {
         silent.push(TcpStream::connect(server.address).unwrap());

@@ -1,5 +1,5 @@
-//! Templates, tokenizers and schemas that would take all memory or never end: each request gets an error that names the limit, and
-//! nothing else notices.
+//! Templates, tokenizers and schemas that would use all memory or never end: each request gets an error that
+//! names the limit, and other requests are not affected.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use lode_tests::checkpoint::{copy_folder, demo};
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
-/// Small limits, so that what exceeds them does so soon.
+/// Starts a server with small limits, which a hostile model exceeds quickly.
 async fn server() -> Server {
     let options = Options::new().worker().env("LODE_TEXT_TIMEOUT", "1s").env("LODE_TEXT_MEMORY", "128MiB");
     let server = Folder::new().start(options).await;
@@ -16,7 +16,7 @@ async fn server() -> Server {
     server
 }
 
-/// Imports the demo model with one of its files as it is not.
+/// Imports the demo model with one edited file.
 async fn create(server: &Server, model: &str, file: &str, edit: impl FnOnce(&mut Value)) {
     let folder = server.folder().path().join(model.replace('/', "-"));
     copy_folder(&demo(), &folder);
@@ -81,7 +81,7 @@ async fn tokenizers_that_take_everything_are_refused() {
         create(&server, &model, "tokenizer.json", |tokenizer| tokenizer[key] = value).await;
         let hostile = server.registry().post_json("/api/chat", &chat(&model)).await;
         let text = hostile.text();
-        // Many split expressions are slow but, on a fast machine, within the limits.
+        // Many split expressions are slow, but may stay within the limits on a fast machine.
         let is_within = hostile.status == 200 && key == "pre_tokenizer";
         let is_refused = hostile.status == 400 && text.contains("LODE_TEXT_");
         assert!(is_within || is_refused, "{at}: {} {text}", hostile.status);
@@ -106,7 +106,7 @@ async fn a_schema_without_an_end_fails_its_request_alone() {
         tokio::join!(registry.post_json("/api/chat", &endless), registry.post_json("/api/chat", &honest),);
     let text = hostile.text();
     assert!(hostile.status == 400 && text.contains("LODE_TEXT_"), "{} {text}", hostile.status);
-    // What the schema does not name is not generated, so the answer ends.
+    // Only properties in the schema are generated, so the generated text ends.
     let answer = honest.expect(200).json();
     assert_eq!(answer["done_reason"], "stop", "{answer}");
     let content: Value = serde_json::from_str(answer["message"]["content"].as_str().unwrap()).unwrap();

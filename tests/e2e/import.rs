@@ -1,5 +1,5 @@
-//! Checkpoints on the way in and out: what create stores, what the listings say, what pull and export give back.
-//! The demo model stands for a checkpoint; a relative of it with one other tensor stands for a fine-tune.
+//! Import and export of checkpoints: stored blobs, listings, and the files that pull and export return.
+//! The demo model serves as the checkpoint, and a copy that differs in one tensor as a fine-tune.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
     let lode = server.lode();
     let source = server.folder().path().join("source");
     copy_folder(&demo(), &source);
-    // Odd neighbours come back too: an empty file, a folder, a file of an unknown kind.
+    // Unusual files are returned too: an empty file, a folder, an unknown format.
     fs::create_dir_all(source.join("extra/deep")).unwrap();
     fs::write(source.join("extra/deep/notes.bin"), [0u8, 1, 2, 255]).unwrap();
     fs::write(source.join("empty"), b"").unwrap();
@@ -53,10 +53,10 @@ async fn a_checkpoint_is_described_and_comes_back_byte_for_byte() {
     lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.ok();
     assert!(
         read_folder(&back) == read_folder(&source),
-        "every file comes back: {:?}",
+        "pulled files differ from the source: {:?}",
         read_folder(&back).keys()
     );
-    // Repeated over what is there, it is done at once and changes nothing; a damaged file is made good.
+    // A repeated pull restores a damaged file.
     fs::write(back.join("config.json"), b"changed").unwrap();
     lode.run(&["pull", "team/mini", "--to", back.to_str().unwrap()]).await.ok();
     assert!(read_folder(&back) == read_folder(&source));
@@ -115,26 +115,26 @@ async fn a_relative_costs_only_what_differs() {
     let created = lode.create("team/tuned", &tuned, &[]).await.ok();
     let grown = stored_blob_bytes(&server) - before;
     let tensor_bytes = 768 * 256 * 2;
-    assert!(grown < tensor_bytes + 100_000, "{grown} bytes more for one tensor of {tensor_bytes}");
+    assert!(grown < tensor_bytes + 100_000, "{grown} bytes added for one tensor of {tensor_bytes} bytes");
     let said = format!("{}{}", created.stdout, created.stderr);
     assert!(
         said.contains("saved") || said.contains("shared") || said.contains("already"),
-        "it says how much that saved: {said}"
+        "the output does not mention the saved bytes: {said}"
     );
     figure(
         "a fine-tune that differs in one tensor",
         &format!(
-            "{before} bytes stored for the first checkpoint, {grown} more for the second; create said: {}",
+            "{before} bytes stored for the first checkpoint, {grown} more for the second; output of create: {}",
             said.trim().replace('\n', " / ")
         ),
     );
     let back = server.folder().path().join("back");
     lode.run(&["pull", "team/tuned", "--to", back.to_str().unwrap()]).await.ok();
     assert!(read_folder(&back) == read_folder(&tuned));
-    // The same again sends nothing at all.
+    // An identical checkpoint adds no blobs.
     lode.create("team/again", &demo(), &[]).await.ok();
     assert!(stored_blob_bytes(&server) - before - grown < 10_000);
-    // And what one of them is deleted with, the other keeps.
+    // Deleting one model keeps the blobs that it shares with another.
     lode.run(&["rm", "team/base"]).await.ok();
     let back = server.folder().path().join("back2");
     lode.run(&["pull", "team/again", "--to", back.to_str().unwrap()]).await.ok();
@@ -191,7 +191,8 @@ async fn a_sharded_checkpoint_keeps_its_shards_and_its_header_spelling() {
         safetensors(&[("a.weight", &[4, 4], vec![0.5; 16])]),
     )
     .unwrap();
-    // Odd but valid: spaces in the header, metadata, data in another order than the names, trailing padding.
+    // Unusual but valid: spaces in the header, metadata, data in another order than the names, trailing
+    // padding.
     let header = "{ \"__metadata__\" : {\"format\":\"pt\"},\n \"z\": {\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[8,12]}, \
                   \"b.weight\":{\"shape\":[2],\"data_offsets\":[0,8],\"dtype\":\"F32\"}}     ";
     fs::write(source.join("model-00002-of-00002.safetensors"), file_of(header, &[9; 12])).unwrap();
@@ -224,7 +225,7 @@ async fn files_pushed_by_another_client_are_described_too() {
     image.push(&registry, "plain/files", "latest").await;
     let listed = server.lode().run(&["tensor", "ls", "plain/files", "--json"]).await.ok().json();
     assert_eq!(listed.as_array().or(listed["tensors"].as_array()).unwrap().len(), 38, "{listed}");
-    // And something that is no model at all is welcome, and described as such.
+    // An image that is not a model is accepted and listed too.
     lode_tests::artifact::Image::random(5, 1, 1000).push(&registry, "no/model", "latest").await;
     server.lode().run(&["show", "no/model"]).await.ok();
     server.lode().run(&["list"]).await.ok();
@@ -252,7 +253,7 @@ async fn a_killed_push_and_a_killed_pull_go_through_when_repeated() {
     fs::write(&file, lode_tests::artifact::random_bytes(77, 120_000_000)).unwrap();
     let push = ["push", file.to_str().unwrap(), "team/large"];
     let mut child = lode.command(&push).spawn().unwrap();
-    until("some of it has arrived", || async { stored_bytes(server.folder()) > 4_000_000 }).await;
+    until("a part of the file has arrived", || async { stored_bytes(server.folder()) > 4_000_000 }).await;
     child.kill().unwrap();
     child.wait().unwrap();
     server.registry().manifest_get("team/large", "latest").await.expect(404);
@@ -261,7 +262,7 @@ async fn a_killed_push_and_a_killed_pull_go_through_when_repeated() {
     let back = server.folder().path().join("back");
     let pull = ["pull", "team/large", "--to", back.to_str().unwrap()];
     let mut child = lode.command(&pull).spawn().unwrap();
-    until("some of it has been written", || async {
+    until("a part of the file has been written", || async {
         let files = fs::read_dir(&back).into_iter().flatten().flatten();
         files.filter_map(|file| file.metadata().ok()).any(|meta| meta.len() > 0)
     })
@@ -270,6 +271,6 @@ async fn a_killed_push_and_a_killed_pull_go_through_when_repeated() {
     child.wait().unwrap();
     lode.run(&pull).await.ok();
     assert!(fs::read(back.join("large.bin")).unwrap() == fs::read(&file).unwrap());
-    assert_eq!(read_folder(&back).len(), 1, "nothing is left beside it: {:?}", read_folder(&back).keys());
+    assert_eq!(read_folder(&back).len(), 1, "temporary files are left: {:?}", read_folder(&back).keys());
     server.lode().run(&["fsck", "--verify"]).await.ok();
 }

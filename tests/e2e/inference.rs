@@ -1,12 +1,13 @@
-//! A pushed model answers: generate and chat, streamed and not, context, options, load and unload, several at once.
-//! Known answers are those of tests/models/lode-demo/expected.json, computed elsewhere in float32.
+//! Inference with a pushed model: generate and chat, with and without streaming, context, options, load and
+//! unload, concurrent requests. The reference outputs in tests/models/lode-demo/expected.json were computed
+//! in float32 by another implementation.
 
 use lode_tests::checkpoint::{demo, demo_expected};
 use lode_tests::command::until;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
-/// A server with its worker, computing with an f32 cache, that holds the demo model as `team/demo`.
+/// Starts a server with a worker, an f32 KV cache and the demo model as `team/demo`.
 async fn with_model() -> Server {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
     server.lode().create("team/demo", &demo(), &[]).await.ok();
@@ -20,7 +21,7 @@ fn records(ndjson: &str) -> Vec<Value> {
 fn ids(value: &Value) -> Vec<u64> {
     value
         .as_array()
-        .unwrap_or_else(|| panic!("ids, not {value}"))
+        .unwrap_or_else(|| panic!("expected ids, got {value}"))
         .iter()
         .map(|id| id.as_u64().unwrap())
         .collect()
@@ -48,7 +49,7 @@ async fn greedy_answers_are_the_known_ones() {
         let known: Vec<u64> = [ids(&case["prompt_ids"]), ids(&case["answer_ids"])].concat();
         assert!(
             ids(&got["context"]).starts_with(&known),
-            "context {:?} holds prompt and answer {known:?}",
+            "context {:?} does not start with prompt and response {known:?}",
             got["context"]
         );
         for field in
@@ -102,9 +103,9 @@ async fn the_context_carries_a_conversation_on() {
     let alone = ask("Define water.", &json!([])).await;
     assert!(
         after.len() > ids(&alone["context"]).len(),
-        "the second prompt comes after the first exchange, not instead of it"
+        "the context of the second response does not contain the first exchange"
     );
-    // With `raw` the last record has the context as well, but none is taken.
+    // With `raw`, the last record has a context too, but a request with a context is refused.
     let raw = json!({"model": "team/demo", "prompt": "In the beginning", "raw": true, "stream": false, "options": {"num_predict": 5}});
     let got = registry.post_json("/api/generate", &raw).await.expect(200).json();
     assert_eq!(
@@ -127,21 +128,21 @@ async fn options_do_what_they_say() {
     };
     let seeded = json!({"temperature": 1.0, "seed": 7, "num_predict": 24});
     let (a, b) = (ask(seeded.clone()).await, ask(seeded).await);
-    assert_eq!(a["context"], b["context"], "the same seed gives the same text");
+    assert_eq!(a["context"], b["context"], "the same seed gave different texts");
     let other = ask(json!({"temperature": 1.0, "seed": 8, "num_predict": 24})).await;
     assert_ne!(a["context"], other["context"]);
     let (greedy, one) = (
         ask(json!({"temperature": 0, "num_predict": 24})).await,
         ask(json!({"temperature": 2.0, "top_k": 1, "num_predict": 24})).await,
     );
-    assert_eq!(greedy["response"], one["response"], "the best of one is the best");
+    assert_eq!(greedy["response"], one["response"], "top_k 1 differs from greedy sampling");
     let text = greedy["response"].as_str().unwrap();
     let stop: String = text.chars().skip(10).take(5).collect();
     let stopped = ask(json!({"temperature": 0, "num_predict": 24, "stop": [stop]})).await;
     assert_eq!(
         stopped["response"].as_str().unwrap(),
         &text[..text.find(&stop).unwrap()],
-        "up to the stop text, without it"
+        "the response does not end before the stop sequence"
     );
     assert_eq!(stopped["done_reason"], "stop");
     assert_eq!(ask(json!({"num_predict": 1})).await["eval_count"], 1);
@@ -176,7 +177,7 @@ async fn models_are_loaded_listed_and_stopped() {
     assert!(lode.run(&["ps"]).await.ok().stdout.contains("team/demo"));
     lode.run(&["stop", "team/demo"]).await.ok();
     until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) }).await;
-    // It loads again on the next question, and a keep-alive of nothing unloads it right after.
+    // The next request loads it again, and with `keep_alive` 0 it is unloaded at once.
     let body = json!({"model": "team/demo", "prompt": "Define water.", "stream": false, "keep_alive": 0});
     registry.post_json("/api/generate", &body).await.expect(200);
     until("it is unloaded", || async { registry.get("/api/ps").await.json()["models"] == json!([]) }).await;
@@ -233,9 +234,9 @@ async fn a_runner_that_dies_takes_down_nothing_else() {
     let ask = json!({"model": "team/demo", "prompt": "What is 5 plus 5?", "stream": false, "options": {"temperature": 0, "num_predict": 20}});
     registry.post_json("/api/generate", &ask).await.expect(200);
     let runners = runners_of(server.pid());
-    assert_eq!(runners.len(), 1, "one process a model");
+    assert_eq!(runners.len(), 1, "expected one process per model");
     lode_tests::server::signal(runners[0], libc::SIGKILL);
-    until("the model answers again", || async {
+    until("the model responds again", || async {
         registry.post_json("/api/generate", &ask).await.status == 200
     })
     .await;
@@ -243,7 +244,7 @@ async fn a_runner_that_dies_takes_down_nothing_else() {
     let pid = server.pid();
     let runners = runners_of(pid);
     server.kill(); // a runner dies with its worker
-    until("the runner is gone", || async { runners.iter().all(|pid| !running(*pid)) }).await;
+    until("the runner has ended", || async { runners.iter().all(|pid| !running(*pid)) }).await;
 }
 
 fn running(pid: u32) -> bool {
@@ -266,7 +267,7 @@ fn runners_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The worker beside the registry takes the weights from the registry's own folder.
+/// A local worker maps the weights from the registry's data folder.
 #[tokio::test]
 async fn weights_are_mapped_where_the_registry_keeps_them() {
     let server = with_model().await;
@@ -275,12 +276,12 @@ async fn weights_are_mapped_where_the_registry_keeps_them() {
 
     let data = server.folder().data().canonicalize().unwrap();
     let copies = walk(&data.join("worker/blobs"));
-    assert!(copies.is_empty(), "nothing is copied: {copies:?}");
+    assert!(copies.is_empty(), "the worker copied blobs: {copies:?}");
     let runner = child_of(server.pid());
     let maps = std::fs::read_to_string(format!("/proc/{runner}/maps")).unwrap();
     let mapped =
         maps.lines().filter(|line| line.contains(data.join("blobs/sha256").to_str().unwrap())).count();
-    // Its 28 matrices and its embedding; what the norms need is read once.
+    // The 28 matrices and the embedding. The norms are read, not mapped.
     assert!(mapped >= 29, "{maps}");
 }
 
@@ -289,11 +290,11 @@ fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
-/// The one process that this one started.
+/// The only child process of a process.
 fn child_of(parent: u32) -> u32 {
     let is_child = |id: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        // What stands before the last parenthesis is a name, which may be anything.
+        // The process name before the last parenthesis may contain any characters.
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
         fields.split_whitespace().nth(1) == Some(parent.to_string().as_str())
     };

@@ -1,5 +1,6 @@
-//! kill -9 at random moments of pushes, commits and tag moves, with a restart in between: what was acknowledged is there.
-//! LODE_KILL_ROUNDS sets how many: 30 in the short form, 200 in the long one. A failure prints its seed; LODE_KILL_SEED repeats it.
+//! kill -9 at random moments during pushes, commits and tag moves, each followed by a restart: all
+//! acknowledged content must be stored. LODE_KILL_ROUNDS sets the number of rounds: 30 by default, 200 with
+//! `tests/run --long`. A failure prints its seed; LODE_KILL_SEED repeats it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -13,27 +14,27 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// What the server has acknowledged, and what it was asked when it died.
+/// The changes that the server has acknowledged, and those in progress when it was killed.
 #[derive(Default)]
 struct Ledger {
-    /// Blobs by repository: made again from (seed, length) when they are checked.
+    /// Seed and length of each blob, by repository and digest. The check generates the bytes again.
     blobs: BTreeMap<(String, String), (u64, usize)>,
     /// Manifest bytes by repository and digest.
     manifests: BTreeMap<(String, String), Vec<u8>>,
-    /// Where a tag points: nothing when its deletion was acknowledged.
+    /// The digest of each tag, or `None` after an acknowledged deletion.
     tags: BTreeMap<(String, String), Option<String>>,
-    /// Where it may point instead, because a move or a deletion was under way.
+    /// The digest that a tag may have instead, because a move or a deletion was in progress.
     moving: BTreeMap<(String, String), Option<String>>,
-    /// Uploads with acknowledged chunks: location path, offset, blob.
+    /// Uploads with acknowledged chunks, by location: repository, offset, and seed and length of the blob.
     uploads: BTreeMap<String, (String, u64, u64, usize)>,
-    /// What has been added since the last check.
+    /// Blobs and manifests that were added since the last check.
     fresh: BTreeSet<(String, String)>,
     acknowledged: u64,
 }
 
 type Shared = Arc<Mutex<Ledger>>;
 
-/// One client: pushes, commits, moves and deletes tags of its own repository until a request fails.
+/// A client that pushes, commits, moves and deletes tags in its own repository until a request fails.
 async fn client(registry: Registry, lane: u64, seed: u64, ledger: Shared) -> Result<(), reqwest::Error> {
     let mut random = StdRng::seed_from_u64(seed);
     let repository = format!("lane/{lane}");
@@ -65,7 +66,7 @@ async fn push(
     Ok(())
 }
 
-/// Two blobs, a manifest of them, and a tag on it.
+/// Pushes two blobs and a tagged manifest.
 async fn commit(
     registry: &Registry,
     repository: &str,
@@ -176,7 +177,8 @@ async fn upload_in_chunks(
     Ok(())
 }
 
-/// Holds the server to the ledger: everything new, and all of it when `whole`.
+/// Checks the server against the ledger: everything if `whole`, otherwise what was added since the last
+/// check.
 async fn check(registry: &Registry, ledger: &Shared, whole: bool) {
     let mut book = std::mem::take(&mut *ledger.lock().unwrap());
     for ((repository, digest), (seed, len)) in &book.blobs {
@@ -201,7 +203,7 @@ async fn check(registry: &Registry, ledger: &Shared, whole: bool) {
         let found = match answer.status {
             200 => Some(answer.header("docker-content-digest").unwrap().to_owned()),
             404 => None,
-            other => panic!("{repository}:{tag} answers {other}"),
+            other => panic!("{repository}:{tag} returns {other}"),
         };
         if let Some(digest) = &found {
             assert_eq!(*digest, sha256(&answer.body));
@@ -211,7 +213,7 @@ async fn check(registry: &Registry, ledger: &Shared, whole: bool) {
         let allowed = found == acknowledged || book.moving.get(&key) == Some(&found);
         assert!(
             allowed,
-            "{repository}:{tag} points at {found:?}, acknowledged was {acknowledged:?}, under way {:?}",
+            "{repository}:{tag} points at {found:?}, acknowledged {acknowledged:?}, in progress {:?}",
             book.moving.get(&key)
         );
         book.tags.insert(key, found);
@@ -221,11 +223,11 @@ async fn check(registry: &Registry, ledger: &Shared, whole: bool) {
         let digest = sha256(&bytes);
         let status = registry.get(&path).await;
         if status.status == 404 {
-            // The closing PUT may have been carried out without its answer arriving.
+            // The server may have executed the closing PUT without sending the response.
             registry.blob_head(&repository, &digest).await.expect(200);
         } else {
             let stored = lode_tests::oci::offset_in(status.expect(204).header("range").unwrap());
-            assert!(stored >= offset, "{offset} bytes of {path} were acknowledged, {stored} are there");
+            assert!(stored >= offset, "{offset} bytes of {path} were acknowledged, {stored} are stored");
             let request = registry
                 .request("PUT", &with_query(&path, "digest", &digest))
                 .body(bytes[stored as usize..].to_vec());
@@ -244,7 +246,7 @@ async fn what_was_acknowledged_survives_kill_9() {
         (setting("LODE_KILL_ROUNDS", 30), setting("LODE_KILL_SEED", rand::random::<u32>().into()));
     let mut random = StdRng::seed_from_u64(seed);
     let folder = Folder::new();
-    // No grace: collections during all this have work to do, and the leases must hold them back.
+    // Without a grace period the collections delete content, and only leases protect blobs.
     let options = Options::new().env("LODE_GC_GRACE", "0s").env("LODE_GC_INTERVAL", "1s");
     let ledger = Shared::default();
     let mut starts = Vec::new();
@@ -256,11 +258,12 @@ async fn what_was_acknowledged_survives_kill_9() {
         let clients: Vec<_> = (0..4)
             .map(|lane| tokio::spawn(client(registry.clone(), lane, random.random(), ledger.clone())))
             .collect();
-        tokio::time::sleep(Duration::from_micros(random.random_range(1_000..700_000))).await; // the random moment
+        // The random moment of the kill.
+        tokio::time::sleep(Duration::from_micros(random.random_range(1_000..700_000))).await;
         server.kill();
         for client in clients {
             let ended = client.await.unwrap_or_else(|e| panic!("seed {seed}, round {round}: {e}"));
-            assert!(ended.is_err(), "a client ends only because its server is gone");
+            assert!(ended.is_err(), "a client ended without a failed request");
         }
     }
     let server = folder.start(options).await;
@@ -280,5 +283,5 @@ async fn what_was_acknowledged_survives_kill_9() {
             starts.iter().max().map_or(0, Duration::as_millis)
         ),
     );
-    assert!(book.acknowledged > 0, "the rounds did some work");
+    assert!(book.acknowledged > 0, "no request was acknowledged");
 }

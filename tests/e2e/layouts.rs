@@ -1,5 +1,5 @@
-//! The demo model in the layouts of other tools, through `/v2` and with real oras: it is listed, compared and run as the same
-//! model that `lode create` makes of it.
+//! The demo model in the layouts of other tools, pushed through `/v2` and with the real oras. Listing,
+//! comparison and inference give the same results as for the model that `lode create` imports.
 
 use std::fs;
 use std::path::Path;
@@ -21,14 +21,14 @@ fn file(name: &str) -> Vec<u8> {
     fs::read(demo().join(name)).unwrap()
 }
 
-/// A plain tar, made by the tar of this machine.
+/// A tar file, written by the `tar` program.
 fn tar(scratch: &Path, files: &[&str]) -> Vec<u8> {
     let path = scratch.join(format!("{}.tar", files[0]));
     succeed(Command::new("tar").arg("-C").arg(demo()).arg("-cf").arg(&path).args(files));
     fs::read(path).unwrap()
 }
 
-/// Pushes layers of a type, a path of theirs where there is one, and bytes.
+/// Pushes layers, each with its media type, an optional path and its bytes.
 async fn push(
     registry: &Registry,
     name: &str,
@@ -55,7 +55,7 @@ async fn push(
     registry.manifest_put(name, "latest", IMAGE_MANIFEST, &manifest).await.expect(201);
 }
 
-/// The demo model as each tool would push it.
+/// Pushes the demo model in the layout of each tool.
 async fn push_all(server: &Server) -> Vec<&'static str> {
     let registry = server.registry();
     let scratch = server.folder().path();
@@ -81,7 +81,7 @@ async fn push_all(server: &Server) -> Vec<&'static str> {
     let pack = "application/vnd.cncf.model";
     let layers = FILES.map(|name| (format!("{pack}.{}.v1.raw", kind(name)), Some(name), file(name)));
     push(&registry, "layouts/modelpack", &format!("{pack}.config.v1+json"), &said, layers.into()).await;
-    // As modctl packs by default: each file a tar.
+    // The default of modctl: each file in a tar.
     let layers =
         FILES.map(|name| (format!("{pack}.{}.v1.tar", kind(name)), Some(name), tar(scratch, &[name])));
     push(&registry, "layouts/modctl", &format!("{pack}.config.v1+json"), &said, layers.into()).await;

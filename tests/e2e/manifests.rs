@@ -1,5 +1,5 @@
-//! Manifests: exact bytes, the headers that go with them, tags on a push by digest, deletion, and what is refused.
-//! `bad_input` has the table of malformed requests; here are the rules between manifests, tags and blobs.
+//! Manifests: exact bytes, response headers, tags in a push by digest, deletion, and refused manifests.
+//! This file tests the rules between manifests, tags and blobs; `bad_input` tests malformed requests.
 
 use lode_tests::artifact::{Image, descriptor, fresh_seed, sha256, sha512};
 use lode_tests::oci::{DOCKER_MANIFEST, IMAGE_INDEX, IMAGE_MANIFEST};
@@ -12,7 +12,8 @@ async fn odd_but_valid_bytes_come_back_as_they_were() {
     let registry = server.registry();
     let config = registry.blob_push("odd", b"{}").await;
     let data = "e30=";
-    // Spacing, key order, repeated white space, unicode escapes, unknown fields, a number that JSON libraries like to rewrite.
+    // Spacing, key order, repeated white space, unicode escapes, unknown fields, numbers that JSON libraries
+    // rewrite.
     let text = format!(
         "{{ \"layers\":[ ],\n\t\"x-unknown\": {{\"n\": 1.0e+2, \"big\": 123456789012345678901234567890, \"\\u00e4\": \"\\u0041\"}},\r\n\
          \"schemaVersion\":2 , \"config\":{{\"size\":2,\"digest\":\"{config}\",\"mediaType\":\"application/x-anything\",\"data\":\"{data}\",\"later\":true}}}}\n\n"
@@ -23,7 +24,7 @@ async fn odd_but_valid_bytes_come_back_as_they_were() {
     assert_eq!(answer.text(), text);
     assert_eq!(answer.header("content-type"), Some(IMAGE_MANIFEST));
     assert_eq!(answer.header("docker-content-digest"), Some(sha256(text.as_bytes()).as_str()));
-    // Whatever the client would rather have, it gets what is stored.
+    // The server returns the stored manifest whatever the Accept header.
     let request = registry.request("GET", "/v2/odd/manifests/v1").header("accept", DOCKER_MANIFEST);
     assert_eq!(registry.send(request).await.expect(200).text(), text);
 }
@@ -73,13 +74,13 @@ async fn sha512_manifests_and_tags_on_a_push_by_digest() {
             (image.manifest.as_slice(), Some(digest.as_str()))
         );
     }
-    // The sha512 content has its own row: the same bytes under sha256 were never pushed.
+    // Content under sha512 has its own row: the same bytes were not pushed under sha256.
     registry.manifest_get("tagged", &sha256(&image.manifest)).await.expect(404);
     registry
         .manifest_put("tagged", &format!("{digest}?tag=not%20a%20tag"), IMAGE_MANIFEST, &image.manifest)
         .await
         .expect(400);
-    assert_eq!(registry.tags("tagged").await, tags, "a push that is refused tags nothing");
+    assert_eq!(registry.tags("tagged").await, tags, "a refused push changed tags");
 }
 
 #[tokio::test]
@@ -118,7 +119,11 @@ async fn a_tag_moves_at_once() {
                 let answer = registry.manifest_get("move", "now").await.expect(200);
                 let digest = answer.header("docker-content-digest").unwrap();
                 assert!(digests.iter().any(|d| d == digest), "{digest}");
-                assert_eq!(sha256(&answer.body), digest, "bytes and header are of one manifest");
+                assert_eq!(
+                    sha256(&answer.body),
+                    digest,
+                    "body and digest header belong to different manifests"
+                );
             }
         })
     };
@@ -153,7 +158,11 @@ async fn what_need_not_exist_and_what_must() {
     let answer =
         registry.manifest_put("needs", "absent", IMAGE_MANIFEST, manifest(json!([absent])).as_bytes()).await;
     assert_eq!(answer.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
-    assert!(answer.text().contains(&sha256(b"absent")), "the error names the digest: {}", answer.text());
+    assert!(
+        answer.text().contains(&sha256(b"absent")),
+        "the error does not name the digest: {}",
+        answer.text()
+    );
     let child = json!({"mediaType": IMAGE_MANIFEST, "digest": sha256(b"no child"), "size": 8});
     let index = json!({"schemaVersion": 2, "mediaType": IMAGE_INDEX, "manifests": [child]}).to_string();
     let answer = registry.manifest_put("needs", "index", IMAGE_INDEX, index.as_bytes()).await;

@@ -1,5 +1,5 @@
-//! Memory while a large blob goes through: a few buffers, whatever the blob's size.
-//! LODE_MEMORY_MIB sets the size: 1024 in the short form, 4096 in the long one.
+//! Memory while a large blob is pushed and pulled: a few buffers, independent of the blob's size.
+//! LODE_MEMORY_MIB sets the size: 1024 by default, 4096 with `tests/run --long`.
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 const PIECE: usize = 1 << 20;
 const LIMIT: u64 = 100 << 20;
 
-/// Piece `i` of a blob whose pieces all differ, made without keeping the blob anywhere.
+/// Generates piece `i` of a blob, so that the test does not keep the blob in memory. All pieces differ.
 fn piece(block: &[u8], i: u64) -> Bytes {
     let mut bytes = block.to_vec();
     bytes[..8].copy_from_slice(&i.to_le_bytes());
@@ -61,7 +61,7 @@ async fn a_large_blob_goes_through_a_few_buffers() {
 
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     figure(
-        &format!("memory of `lode serve` around a blob of {pieces} MiB"),
+        &format!("memory of `lode serve` with a blob of {pieces} MiB"),
         &format!(
             "idle {:.1} MiB, peak {:.1} MiB after the push ({push_seconds:.1} s), {:.1} MiB after the pull ({pull_seconds:.1} s): {:.1} MiB above idle",
             mib(idle),

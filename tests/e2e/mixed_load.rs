@@ -1,7 +1,9 @@
-//! Honest clients work while others attack the same server: no honest request fails, memory stays bounded, and nothing inside the
-//! machine is reached. Times are reported and not asserted. LODE_HOSTILE_SECONDS sets how long: 30, or 600 in the long form.
+//! Honest clients work while others attack the same server: no honest request fails, memory stays bounded,
+//! and the server connects to no internal address. Times are reported, not asserted. LODE_HOSTILE_SECONDS
+//! sets the duration: 30 by default, 600 with `tests/run --long`.
 //!
-//! The attackers come from an address of their own (127.0.0.9), so that limits per client tell them from honest clients.
+//! The attackers use another address (127.0.0.9), so that limits per client separate them from honest
+//! clients.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +28,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use crate::attached_worker::{Worker, workers};
 
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
-/// Small limits, so that half a minute reaches all of them.
+/// Small limits, so that the attacks reach all of them within half a minute.
 const SETTINGS: [(&str, &str); 5] = [
     ("LODE_MAX_CONNECTIONS", "200"),
     ("LODE_MAX_PER_CLIENT", "4"),
@@ -34,13 +36,13 @@ const SETTINGS: [(&str, &str); 5] = [
     ("LODE_TEXT_TIMEOUT", "1s"),
     ("LODE_TEXT_MEMORY", "134217728"),
 ];
-/// How much more memory all processes together may have under attack than at rest.
+/// How much more memory all processes together may use under attack than when idle.
 const MEMORY_LIMIT: u64 = 400 << 20;
-/// How long an attacker waits for a response before it leaves.
+/// How long an attacker waits for a response before it disconnects.
 const ATTACKER_PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Chat templates that take all memory, or all time.
+/// Chat templates that would use all memory or run for ever.
 const TEMPLATES: [(&str, &str); 2] = [
     (
         "attack/doubling",
@@ -59,18 +61,18 @@ struct Bench {
     honest: Registry,
     attacker: Registry,
     image: Image,
-    /// What the model says to the honest client's prompt.
+    /// The model's response to the honest client's prompt.
     answer: Value,
     many_messages: Bytes,
-    /// A registry that sends its clients to `internal`.
+    /// A registry that redirects its clients to an internal address.
     lure: SocketAddr,
-    /// Connections to an address that only this machine may reach.
+    /// The number of connections to the internal address.
     reached: Arc<AtomicU64>,
 }
 
-/// One honest request, or several that belong together.
+/// An operation of an honest client: one request or several.
 type Request = for<'a> fn(&'a Bench) -> BoxFuture<'a, Result<(), String>>;
-/// One round of an attack. An error is something that the server must not let happen.
+/// One round of an attack. An error means that the attack succeeded.
 type Attack = for<'a> fn(&'a Bench) -> BoxFuture<'a, Result<(), String>>;
 
 const REQUESTS: [(&str, Request); 4] = [
@@ -80,14 +82,14 @@ const REQUESTS: [(&str, Request); 4] = [
     ("/api/generate", |bench| Box::pin(generate(bench))),
 ];
 
-/// Name, how many clients at a time, what each does over and over.
+/// Each attack: its name, the number of concurrent clients, and one round.
 const ATTACKS: [(&str, usize, Attack); 7] = [
     ("bodies of 15 MB with 500,000 empty messages", 3, |bench| Box::pin(many_messages(bench))),
-    ("chat templates that take all memory or time", 2, |bench| Box::pin(templates(bench))),
+    ("chat templates that use all memory or time", 2, |bench| Box::pin(templates(bench))),
     ("schemas that take for ever to compile, abandoned after a second", 2, |bench| Box::pin(schemas(bench))),
     ("streams that are never read", 8, |bench| Box::pin(never_read(bench))),
     ("idle connections and requests that are never finished", 1, |bench| Box::pin(flood(bench))),
-    ("pulls that are sent on to loopback addresses", 2, |bench| Box::pin(redirected_pulls(bench))),
+    ("pulls that are redirected to loopback addresses", 2, |bench| Box::pin(redirected_pulls(bench))),
     ("busy loops on another model", 3, |bench| Box::pin(busy_loop(bench))),
 ];
 
@@ -132,7 +134,7 @@ async fn honest_requests_succeed_while_others_attack() {
     }
     figure(
         &format!("mixed load of {seconds} s, peak memory"),
-        &format!("{}; at rest {}; after the start {}", peak.shown(), at_rest.shown(), idle.shown()),
+        &format!("{}; idle {}; after the start {}", peak.shown(), at_rest.shown(), idle.shown()),
     );
     for (name, rounds, _) in &attacks {
         figure(&format!("mixed load of {seconds} s, rounds of the attack"), &format!("{name}: {rounds}"));
@@ -140,16 +142,16 @@ async fn honest_requests_succeed_while_others_attack() {
 
     for (kind, honest) in before.iter().chain(&during) {
         assert!(honest.errors.is_empty(), "{kind}: {:#?}", &honest.errors[..honest.errors.len().min(5)]);
-        assert!(!honest.times.is_empty(), "{kind} was asked at least once");
+        assert!(!honest.times.is_empty(), "no {kind} request succeeded");
     }
     for (name, rounds, failures) in attacks {
         assert!(failures.is_empty(), "{name}: {:#?}", &failures[..failures.len().min(5)]);
-        assert!(rounds > 0, "{name} took place");
+        assert!(rounds > 0, "{name}: no round ran");
     }
     assert_eq!(
         bench.reached.load(Ordering::Relaxed),
         0,
-        "the server connected to an address that a registry sent it to"
+        "the server followed a registry's redirect to an internal address"
     );
     let above = peak.total().saturating_sub(at_rest.total());
     assert!(above < MEMORY_LIMIT, "{above} bytes above the idle server: {}", peak.shown());
@@ -210,7 +212,7 @@ impl Bench {
         Bench { server, worker, honest, attacker, image, answer, many_messages, lure, reached }
     }
 
-    /// What the server, the worker, its runners and their helpers take now.
+    /// The current memory of the server, the worker, its runners and their text helpers.
     fn memory(&self) -> Memory {
         let (server, worker) = (self.server.pid(), self.worker.pid());
         let mut memory = Memory::default();
@@ -224,7 +226,7 @@ impl Bench {
     }
 }
 
-/// A client without connections that wait, so that each request needs a new one.
+/// A client without a connection pool: each request opens a new connection.
 fn client(server: &Server, from: Option<IpAddr>) -> Registry {
     let http = reqwest::Client::builder()
         .no_proxy()
@@ -241,7 +243,7 @@ fn prompt(model: &str) -> Value {
         "options": {"temperature": 0, "num_predict": 8}})
 }
 
-/// The demo model with another chat template.
+/// Writes the demo model with another chat template.
 fn with_template(path: &Path, template: &str) {
     copy_folder(&demo(), path);
     let file = path.join("tokenizer_config.json");
@@ -252,7 +254,7 @@ fn with_template(path: &Path, template: &str) {
 
 // Honest clients.
 
-/// What one kind of honest request met.
+/// The times and errors of one kind of honest request.
 #[derive(Default)]
 struct Met {
     times: Vec<Duration>,
@@ -274,7 +276,7 @@ fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-/// One client for each kind of request, for that long.
+/// Runs one client for each kind of request.
 async fn honest_clients(bench: &Bench, length: Duration) -> BTreeMap<&'static str, Met> {
     let end = Instant::now() + length;
     join_all(REQUESTS.map(|(kind, request)| async move {
@@ -310,13 +312,13 @@ async fn pull(bench: &Bench) -> Result<(), String> {
     let get = |path: String| send(&bench.honest, bench.honest.request("GET", &path), 200);
     let manifest = get("/v2/honest/image/manifests/v1".to_owned()).await?;
     if manifest.body != bench.image.manifest {
-        return Err("another manifest".to_owned());
+        return Err("a different manifest".to_owned());
     }
     let layer = manifest.json()["layers"][0]["digest"].as_str().unwrap_or_default().to_owned();
     let blob = get(format!("/v2/honest/image/blobs/{layer}")).await?;
     match bench.image.blobs().any(|bytes| blob.body == bytes) {
         true => Ok(()),
-        false => Err("other bytes".to_owned()),
+        false => Err("different bytes".to_owned()),
     }
 }
 
@@ -338,13 +340,13 @@ async fn generate(bench: &Bench) -> Result<(), String> {
     let answer = send(&bench.honest, request, 200).await?;
     match answer.json()["response"] == bench.answer {
         true => Ok(()),
-        false => Err(format!("another response: {}", answer.text())),
+        false => Err(format!("a different response: {}", answer.text())),
     }
 }
 
 // Attackers.
 
-/// All attacks at once, for that long: how many rounds of each, and what must not have happened.
+/// Runs all attacks concurrently. Returns the number of rounds and the failures of each.
 async fn attackers(bench: &Bench, length: Duration) -> Vec<(&'static str, u64, Vec<String>)> {
     let end = tokio::time::Instant::now() + length;
     join_all(ATTACKS.map(|(name, clients, attack)| async move {
@@ -359,7 +361,7 @@ async fn attackers(bench: &Bench, length: Duration) -> Vec<(&'static str, u64, V
                     tokio::time::sleep(PAUSE).await;
                 }
             };
-            // Whatever is in progress is abandoned at the end, as clients do.
+            // Rounds in progress at the end are abandoned.
             let _: Result<(), _> = tokio::time::timeout_at(end, attacking).await;
         }))
         .await;
@@ -368,7 +370,7 @@ async fn attackers(bench: &Bench, length: Duration) -> Vec<(&'static str, u64, V
     .await
 }
 
-/// Sends a request that may be refused in any way but by a failure of the server. An attacker does not mind if the connection breaks.
+/// Sends an attacker's request. Any response except 500 is fine, and so is a broken connection.
 async fn attack_with(
     bench: &Bench,
     path: &str,
@@ -384,7 +386,7 @@ async fn attack_with(
 
 async fn many_messages(bench: &Bench) -> Result<(), String> {
     match attack_with(bench, "/api/chat", bench.many_messages.clone()).await? {
-        Some(answer) if answer.status == 200 => Err("500,000 messages were taken".to_owned()),
+        Some(answer) if answer.status == 200 => Err("500,000 messages were accepted".to_owned()),
         _ => Ok(()),
     }
 }
@@ -461,7 +463,7 @@ async fn busy_loop(bench: &Bench) -> Result<(), String> {
     attack_with(bench, "/api/generate", body.to_string()).await.map(drop)
 }
 
-/// A connection from the attackers' address; none where the server, or this process, has no more.
+/// A connection from the attackers' address, or `None` if the server or this process is out of connections.
 async fn connect(bench: &Bench, receive_buffer: Option<u32>) -> Option<TcpStream> {
     let socket = TcpSocket::new_v4().ok()?;
     socket.bind(SocketAddr::from((ATTACKER, 0))).ok()?;
@@ -472,7 +474,7 @@ async fn connect(bench: &Bench, receive_buffer: Option<u32>) -> Option<TcpStream
     connecting.await.ok()?.ok()
 }
 
-/// Answers connections to a port of loopback until the test ends.
+/// Listens on a loopback port and responds to connections until the test ends.
 async fn listen(answer: impl Fn(TcpStream) -> BoxFuture<'static, ()> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -514,7 +516,7 @@ impl Memory {
         self.0.insert("all", total);
     }
 
-    /// Keeps the larger of each.
+    /// Keeps the larger value of each role.
     fn raise(&mut self, now: &Memory) {
         for (role, bytes) in &now.0 {
             let peak = self.0.entry(role).or_default();
@@ -522,7 +524,7 @@ impl Memory {
         }
     }
 
-    /// Of all processes at one moment.
+    /// The sum over all processes.
     fn total(&self) -> u64 {
         self.0.get("all").copied().unwrap_or_default()
     }
@@ -533,7 +535,8 @@ impl Memory {
     }
 }
 
-/// What a process below the worker does: `lode runner` has a model, `lode runner --text` evaluates what a model says.
+/// The role of a descendant: `lode runner` runs a model, `lode runner --text` evaluates templates and
+/// grammars.
 fn role_of(pid: u32) -> &'static str {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let says = |word: &str| command.split(|byte| *byte == 0).any(|said| said == word.as_bytes());
@@ -544,7 +547,7 @@ fn role_of(pid: u32) -> &'static str {
     }
 }
 
-/// The processes below one.
+/// The descendants of a process.
 fn descendants(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut waiting = vec![pid];

@@ -1,4 +1,5 @@
-//! Models made from models: by the command line with a Modelfile, and by a real ollama whose server this registry is.
+//! Models derived from other models: with the command line and a Modelfile, and with a real ollama that uses
+//! Lode as its server.
 
 use std::fs;
 use std::process::Command;
@@ -38,7 +39,7 @@ async fn a_derived_model_moves_no_weights() {
     assert_eq!(made["base"], "team/mini:8b", "{made}");
     assert!(made["sent_bytes"].as_u64().unwrap() < 1000, "{made}");
     assert!(made["shared_bytes"].as_u64().unwrap() > 1_000_000, "{made}");
-    assert!(stored_bytes(server.folder()) - before < 100_000, "only texts and a manifest");
+    assert!(stored_bytes(server.folder()) - before < 100_000, "more than texts and a manifest was stored");
 
     let registry = server.registry();
     let base = registry.manifest_get("team/mini", "8b").await.expect(200).json();
@@ -46,7 +47,7 @@ async fn a_derived_model_moves_no_weights() {
     assert_eq!(layers(&manifest, "tensor"), layers(&base, "tensor"));
     assert_eq!(manifest["annotations"]["org.opencontainers.image.base.name"], "team/mini:8b");
 
-    // What is said comes back, and makes the same model again.
+    // `lode show` returns the texts, and its Modelfile creates the same model.
     let system = lode.run(&["show", "other/brief", "--system"]).await.ok();
     assert_eq!(system.stdout, "You answer\nin one sentence.\n");
     let parameters = lode.run(&["show", "other/brief", "--parameters"]).await.ok().stdout;
@@ -58,7 +59,7 @@ async fn a_derived_model_moves_no_weights() {
     for kind in ["tensor", "system", "params", "messages", "license"] {
         assert_eq!(digests(&again, kind), digests(&manifest, kind), "{kind}");
     }
-    // The files of the base come out of it as they went in.
+    // The base model's files are returned unchanged.
     let out = server.folder().path().join("out");
     lode.run(&["pull", "other/brief", "--to", out.to_str().unwrap()]).await.ok();
     let weights = "model.safetensors";
@@ -132,7 +133,7 @@ async fn ollama_manages_the_models_of_a_registry() {
     let test = "modelfile::ollama_manages_the_models_of_a_registry";
     let Some(ollama) = Ollama::start(test, scratch) else { return };
     server.lode().create("team/mini:8b", &demo(), &[]).await.ok();
-    // Its own commands, with this server in place of its own.
+    // The ollama commands, with this server as ollama's server.
     let host = server.url();
     let command = |args: &[&str]| -> Command {
         let mut command = ollama.command(args);
@@ -158,14 +159,14 @@ async fn ollama_manages_the_models_of_a_registry() {
     let listed = succeed(&mut command(&["list"]));
     assert!(!listed.contains("brief") && listed.contains("team/copy:latest"), "{listed}");
 
-    // From files, which it sends first.
+    // From files, which ollama uploads first.
     fs::write(&path, format!("FROM {}\nSYSTEM from files\n", demo().display())).unwrap();
     succeed(&mut command(&["create", "team/files", "-f", file]));
     let registry = server.registry();
     let manifest = registry.manifest_get("team/files", "latest").await.expect(200).json();
     let base = registry.manifest_get("team/mini", "8b").await.expect(200).json();
     assert_eq!(layers(&manifest, "tensor"), layers(&base, "tensor"));
-    // From one server of ours to another and back.
+    // From one Lode server to another and back.
     let other = Server::fresh().await;
     let away = format!("{}/team/files", other.url().trim_start_matches("http://"));
     succeed(&mut command(&["push", "--insecure", &away]));

@@ -1,5 +1,5 @@
-//! A registry on its way to another place, as its operator sees it: a backup of the running server, the same folder served for
-//! reading alone, and the move to a database and a bucket.
+//! Moving a registry: a backup of the running server, the same folder served read-only, and the migration to
+//! a database and a bucket.
 
 use lode_tests::artifact::{Image, fresh_seed};
 use lode_tests::server::{Folder, Options, Server};
@@ -21,7 +21,7 @@ async fn a_backup_of_a_running_server_is_a_data_folder() {
     let copy = Folder::new();
     let to = copy.data().to_str().unwrap();
     server.lode().run(&["backup", "--data", &data, "--to", to]).await.ok();
-    // What comes later is in the next backup, which adds what is new.
+    // The next backup adds what was pushed since.
     let later = Image::random(fresh_seed(), 1, 1_000);
     later.push(&server.registry(), "moving/later", "v1").await;
     server.lode().run(&["backup", "--data", &data, "--to", to]).await.ok();
@@ -44,7 +44,7 @@ async fn a_folder_moves_to_a_database_and_a_bucket_while_it_is_read() {
     let data = folder.data().to_str().unwrap().to_owned();
     let (database, storage) = (backing.database.clone().unwrap(), backing.storage.clone().unwrap());
     let migrate = ["migrate", "--data", &data, "--to-database", &database, "--to-storage", &storage];
-    // While a server writes to the folder, nothing moves.
+    // The migration refuses a folder that a server writes to.
     server.lode().run(&migrate).await.refused(&["in use"]);
     server.stop().await;
 
@@ -54,7 +54,7 @@ async fn a_folder_moves_to_a_database_and_a_bucket_while_it_is_read() {
     assert_eq!(refused.status, 405, "{}", refused.text());
     old.lode().run(&migrate).await.ok();
     first.check(&old.registry(), "moving/first", "v1").await;
-    // Again: there is nothing left to do.
+    // A repeated migration has nothing to do.
     old.lode().run(&migrate).await.ok();
 
     let elsewhere = Folder::new();

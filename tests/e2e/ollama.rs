@@ -1,5 +1,5 @@
-//! A real ollama pushes models here and pulls them back: a GGUF with template, system and parameters, and one of tensor blobs,
-//! for which it has another client inside.
+//! A real ollama pushes models and pulls them back: a GGUF with template, system prompt and parameters, and a
+//! model of tensor blobs, for which ollama uses another registry client.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use lode_tests::cluster::Front;
 use lode_tests::command::succeed;
 use serde_json::json;
 
-/// A GGUF of one tensor, just enough to be one.
+/// A minimal valid GGUF with one tensor.
 fn tiny_gguf() -> Vec<u8> {
     fn text(out: &mut Vec<u8>, text: &str) {
         out.extend((text.len() as u64).to_le_bytes());
@@ -54,7 +54,7 @@ async fn there_and_back(test: &str, front: &Front) {
     let registry = front.registry();
     let blobs = ollama.models().join("blobs");
 
-    // A GGUF with what a Modelfile adds to it.
+    // A GGUF with the additions of a Modelfile.
     let gguf = tiny_gguf();
     fs::write(front.scratch().join("tiny.gguf"), &gguf).unwrap();
     let modelfile = front.scratch().join("Modelfile");
@@ -71,18 +71,22 @@ async fn there_and_back(test: &str, front: &Front) {
         let layers = manifest["layers"].as_array().unwrap();
         let media_type = format!("application/vnd.ollama.image.{kind}");
         let layer = layers.iter().find(|layer| layer["mediaType"] == media_type.as_str());
-        layer.unwrap_or_else(|| panic!("{kind} in {manifest}"))["digest"].as_str().unwrap().to_owned()
+        layer.unwrap_or_else(|| panic!("no {kind} layer in {manifest}"))["digest"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     };
     assert_eq!(layer("model"), sha256(&gguf));
     assert_eq!(layer("system"), sha256(b"be brief"));
     succeed(&mut ollama.command(&["rm", &name]));
-    assert_eq!(fs::read_dir(&blobs).unwrap().count(), 0, "nothing is left of it here");
+    assert_eq!(fs::read_dir(&blobs).unwrap().count(), 0, "ollama kept blobs of the removed model");
     succeed(&mut ollama.command(&["pull", "--insecure", &name]));
     assert!(fs::read(blobs.join(sha256(&gguf).replace(':', "-"))).unwrap() == gguf);
     let shown = succeed(&mut ollama.command(&["show", "--modelfile", &name]));
     assert!(shown.contains("SYSTEM be brief") && shown.contains("PARAMETER temperature 0.5"), "{shown}");
 
-    // Tensor blobs: put into its store by hand, because it makes such models only where it could run them.
+    // The test writes tensor blobs into ollama's store, because ollama creates such models only where it can
+    // run them.
     let store = |bytes: &[u8]| {
         let digest = sha256(bytes);
         fs::write(blobs.join(digest.replace(':', "-")), bytes).unwrap();
@@ -111,7 +115,7 @@ async fn there_and_back(test: &str, front: &Front) {
     let name = format!("{}/team/tensors:v1", registry.host());
     succeed(&mut ollama.command(&["push", "--insecure", &name]));
     let answer = registry.manifest_get("team/tensors", "v1").await.expect(200);
-    assert_eq!(answer.text(), manifest, "its bytes as they are");
+    assert_eq!(answer.text(), manifest, "the manifest's bytes have changed");
     succeed(&mut ollama.command(&["rm", &name]));
     succeed(&mut ollama.command(&["pull", "--insecure", &name]));
     for bytes in &tensors {

@@ -1,5 +1,5 @@
-//! oras pushes files as artifacts, attaches others to them, and lists what was attached.
-//! A push killed in the middle goes through when it is repeated.
+//! oras pushes files as artifacts, attaches other files to them, and lists these.
+//! A push that was killed succeeds when it is repeated.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,9 +86,9 @@ async fn there_and_back(program: &Path, front: &Front) {
     let attached = &found["manifests"].as_array().or(found["referrers"].as_array()).unwrap()[0];
     assert_eq!(attached["artifactType"], "application/vnd.example.sbom", "{found}");
     let tags = registry.tags("oras/files").await;
-    assert_eq!(tags, ["v1"], "a registry with a referrers API needs no fallback tags");
+    assert_eq!(tags, ["v1"], "oras used fallback tags instead of the referrers API");
 
-    // To another repository with everything attached, then back out of it.
+    // Copy it to another repository with its referrers, and delete the copy.
     let copied = format!("{}/oras/copied:v2", registry.host());
     succeed(&mut run(
         program,
@@ -121,7 +121,7 @@ async fn a_killed_push_goes_through_when_repeated() {
     let name = format!("{}/oras/cut:v1", server.address);
     let args = ["push", "--plain-http", &name, "weights.bin:application/octet-stream"];
     let mut push = run(&program, &source, &args).spawn().unwrap();
-    until("some of it has arrived", || async {
+    until("a part of the blob has arrived", || async {
         crate::start_stop::stored_bytes(server.folder()) > 4_000_000
     })
     .await;

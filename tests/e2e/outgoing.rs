@@ -1,4 +1,4 @@
-//! Requests of the server to other hosts, in a process of its own: the settings that permit them, and the proxy of its environment.
+//! Requests of the server to other hosts: the settings that allow them, and the proxy from the environment.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -8,7 +8,7 @@ use lode_tests::oci::Registry;
 use lode_tests::server::{Folder, Options};
 use serde_json::json;
 
-/// A proxy that knows no host, and what it was asked for.
+/// Starts a proxy that returns 404 for every host. Returns its URL and the request lines that it receives.
 fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -19,7 +19,7 @@ fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
             let mut peer = peer.unwrap();
             let mut lines = BufReader::new(peer.try_clone().unwrap()).lines().map_while(Result::ok);
             notes.lock().unwrap().extend(lines.next());
-            // The header ends with an empty line.
+            // The head ends with an empty line.
             lines.find(String::is_empty);
             let _ =
                 peer.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");

@@ -1,4 +1,4 @@
-//! Who sends a blob's bytes where they lie in S3: the storage, by an address that opens this one blob, or the server itself.
+//! Pulling a blob that is stored in S3: the server redirects to a presigned URL, or sends the bytes itself.
 
 use lode_tests::artifact::{fresh_seed, random_bytes, sha256};
 use lode_tests::cluster::Cluster;
@@ -24,16 +24,16 @@ async fn the_storage_sends_what_it_has() {
     let answer = registry.get(&path).await.expect(307);
     let address = answer.header("location").unwrap().to_owned();
     assert!(address.starts_with(&format!("http://{}/", s3_address())), "{address}");
-    // Also where several ranges are asked for.
+    // A request for several ranges is redirected too.
     registry.send(registry.request("GET", &path).header("range", "bytes=0-1,9-10")).await.expect(307);
-    // It needs nothing but its address, and takes ranges.
+    // The URL needs no other credentials and supports ranges.
     assert!(registry.get(&address).await.expect(200).body == bytes);
     let part = registry.send(registry.request("GET", &address).header("range", "bytes=5999990-")).await;
     assert!(part.expect(206).body == bytes[5_999_990..]);
-    // A HEAD is answered here: an address signed for GET would not do.
+    // The server responds to HEAD itself, because the URL is signed for GET only.
     let head = registry.head(&path).await.expect(200);
     assert_eq!(head.header("content-length"), Some("6000000"));
-    // What the repository does not show has no address either.
+    // A blob that is not visible in the repository has no URL.
     registry.get(&path.replace("elsewhere", "another")).await.expect_error(404, "BLOB_UNKNOWN");
 }
 
@@ -44,12 +44,12 @@ async fn an_ollama_is_not_sent_to_the_same_host_name() {
     assert_eq!(
         s3_address().ip().to_string(),
         registry.host().split(':').next().unwrap(),
-        "both are on this host"
+        "server and storage are on different hosts"
     );
     let answer = registry.send(registry.request("GET", &path).header("user-agent", OLLAMA)).await.expect(200);
     assert!(answer.body == bytes);
-    // The address that it fetches the parts from is ours and carries its own right. It asks there as anyone, without
-    // credentials, and follows.
+    // The parts come from a URL of this server that authorises this blob. ollama requests it without
+    // credentials and follows the redirect.
     let address = answer.header("location").unwrap().to_owned();
     assert!(address.starts_with(&registry.url), "{address}");
     let ranged = |address: &str| registry.send(registry.request("GET", address).header("range", "bytes=0-9"));

@@ -1,5 +1,5 @@
-//! Listing tags and repositories: byte order, pages, `n` and `last` at their edges.
-//! The conformance program looks at little of this, so the whole table is here.
+//! Listing tags and repositories: byte order, pages, and edge cases of `n` and `last`.
+//! The conformance program tests little of this.
 
 use lode_tests::artifact::Image;
 use lode_tests::oci::{IMAGE_MANIFEST, Registry, strings};
@@ -41,7 +41,7 @@ async fn tags_come_in_byte_order_and_in_pages() {
         ("n=1000000", &all[..], false),
         ("n=0", &all[..0], false),
         ("last=alpha", &all[8..], false),
-        ("last=b", &all[8..], false), // need not exist
+        ("last=b", &all[8..], false), // `last` need not exist
         ("n=2&last=_x", &all[5..7], true),
         ("n=2&last=v1.10", &all[9..], false),
         ("last=zzz", &all[..0], false),
@@ -50,7 +50,7 @@ async fn tags_come_in_byte_order_and_in_pages() {
         let (tags, next) = page(&registry, &format!("/v2/list/tags/list?{query}")).await;
         assert_eq!((tags, next.is_some()), (expect(names), more), "{query}");
     }
-    // Following the links visits everything once.
+    // Following the links lists every tag once.
     let (mut seen, mut next) = (Vec::new(), Some("/v2/list/tags/list?n=4".to_owned()));
     while let Some(path) = next {
         let (tags, more) = page(&registry, &path).await;
