@@ -1,5 +1,4 @@
-//! What operators do with Postgres besides running it: TLS to it, a disk of its that is full, and a backup with `pg_dump`
-//! and a copy of the bucket.
+//! Operating Postgres: TLS connections, a full disk, and a backup with `pg_dump` and a copy of the bucket.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,8 @@ use lode_tests::server::{Folder, Options};
 use lode_tests::services::{Backing, psql, s3_prefix};
 use serde_json::json;
 
-/// A certificate for 127.0.0.1 with its key, `NAME.crt` and `NAME.key`, and the one that signed it, whose path it gives.
+/// Creates a certificate for 127.0.0.1 with its key, `NAME.crt` and `NAME.key`. Returns the path of the CA
+/// certificate.
 fn certificate(folder: &Path, name: &str) -> PathBuf {
     let file = |kind: &str| folder.join(format!("{name}.{kind}"));
     let openssl = |arguments: &[&str], files: &[(&str, &str)]| {
@@ -58,7 +58,7 @@ async fn an_index_that_is_reached_over_tls_alone() {
         make_private(&data.join("ours.key"));
         let settings = "ssl = on\nssl_cert_file = 'ours.crt'\nssl_key_file = 'ours.key'\n";
         append(&data.join("postgresql.conf"), settings);
-        // Nobody without TLS, on the socket either.
+        // Refuse connections without TLS, on the Unix socket too.
         fs::write(data.join("pg_hba.conf"), "hostssl all all 127.0.0.1/32 trust\n").unwrap();
     });
     let Some(server) = server else { return };
@@ -75,11 +75,11 @@ async fn an_index_that_is_reached_over_tls_alone() {
     );
     assert_eq!(spoken.trim(), "t");
     lode.stop().await;
-    // The same without asking who answers.
+    // The same without verifying the server's certificate.
     let lode = folder.start(on(server.url("?sslmode=require"))).await;
     image.check(&lode.registry(), "tls", "v1").await;
     lode.stop().await;
-    // Somebody else's certificate, and no TLS at all.
+    // The wrong CA certificate, then no TLS.
     for parameters in [root(&other), "?sslmode=disable".to_owned()] {
         let (status, said) = folder.refuse(on(server.url(&parameters))).await;
         assert!(!status.success(), "{parameters}: {said}");
@@ -110,7 +110,7 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
     fs::create_dir(&tables).unwrap();
     open_to_all(outer.path());
     server.give(&tables);
-    // The tables are on the small disk; the log, without which Postgres stops, is not.
+    // Only the tables are on the small disk: Postgres stops if its write-ahead log does not fit.
     psql(&server.url(""), &format!("create tablespace small location '{}'", tables.display()));
     let lode = Folder::new().start(on(server.url("?options=-c%20default_tablespace%3Dsmall"))).await;
     let registry = lode.registry();
@@ -119,7 +119,7 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
 
     fs::write(disk.path().join("ballast"), vec![7; 4 << 20]).unwrap();
     let large = |n: u64| {
-        // Incompressible, so that the index has to find room for it.
+        // Incompressible, so that the database needs space for all of it.
         let note: String = random_bytes(n, 500_000).iter().map(|byte| char::from(b'0' + byte % 64)).collect();
         Image::of(image.config.clone(), image.layers.clone(), &json!({ "annotations": { "note": note } }))
     };
@@ -131,10 +131,10 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
             break answer;
         }
         held.push(next);
-        assert!(held.len() < 200, "the disk has an end");
+        assert!(held.len() < 200, "the disk is still not full");
     };
     assert!(refused.status >= 500 && refused.code().is_some(), "{} {}", refused.status, refused.text());
-    // Nothing of it is there, and what was acknowledged is.
+    // The refused manifest is not stored; the acknowledged ones are.
     registry.manifest_get("full", &format!("n{}", held.len())).await.expect(404);
     for _ in 0..3 {
         let answer = registry.manifest_put("full", "more", IMAGE_MANIFEST, &large(999).manifest).await;
@@ -152,16 +152,16 @@ async fn a_full_disk_of_the_database_acknowledges_nothing_and_keeps_serving() {
     lode.lode().run(&["fsck", "--verify"]).await.ok();
     assert!(!lode.output().contains("panicked"), "{}", lode.output());
     drop(lode);
-    drop(server); // before the disk under it
+    drop(server); // before its disk
 }
 
-/// So that the database's user gets to what lies below.
+/// Lets the database's user traverse the folder.
 fn open_to_all(path: &Path) {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(path, mode).unwrap();
 }
 
-/// A database of the test's own, which goes with it.
+/// A new database. Dropping it drops the database.
 struct Database {
     server: String,
     name: String,
@@ -205,16 +205,17 @@ async fn a_dump_and_a_copy_of_the_bucket_are_a_backup() {
     let session = registry.upload_open("backup/one").await;
     registry.upload_append(&session, 0, &random_bytes(fresh_seed(), 100_000)).await.expect(202);
 
-    // As docs/guide/backup.md has it: the index first.
+    // In the order of docs/guide/backup.md: the database first.
     let scratch = tempfile::tempdir().unwrap();
     let dump = scratch.path().join("lode.dump");
     succeed(Command::new("pg_dump").arg("--format=custom").arg("--file").arg(&dump).arg(database.url()));
-    // The server goes on: what comes now is in neither, and what goes stays for its grace.
+    // The server keeps running. Later pushes are in neither copy, and deleted content is kept for the grace
+    // period.
     let later = Image::random(fresh_seed(), 1, 10_000);
     later.push(&registry, "backup/later", "v1").await;
     registry.delete(&format!("/v2/backup/two/manifests/{digest}")).await.expect(202);
     lode.lode().run(&["gc"]).await.ok();
-    // Then the bytes.
+    // Then the blobs.
     let to = s3_prefix(test).expect("the bucket is there");
     assert!(bucket::copy(from.storage.as_ref().unwrap(), &to) > 6);
     drop(lode);
@@ -230,7 +231,7 @@ async fn a_dump_and_a_copy_of_the_bucket_are_a_backup() {
     large.check(&registry, "backup/two", "v1").await;
     gone.check(&registry, "backup/two", "v2").await;
     registry.manifest_get("backup/later", "v1").await.expect(404);
-    // Clients push what is missing again.
+    // Clients push missing content again.
     later.push(&registry, "backup/later", "v1").await;
     later.check(&registry, "backup/later", "v1").await;
     drop(lode);

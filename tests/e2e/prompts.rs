@@ -1,4 +1,4 @@
-//! What becomes of a request before a model sees it: Go templates as ollama's models bring them, and prompts too long for the context.
+//! Building prompts: Go templates as in ollama's models, and prompts that are too long for the context.
 
 use std::path::Path;
 
@@ -6,13 +6,14 @@ use lode_tests::checkpoint::{copy_folder, demo, demo_expected};
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
-/// Says what the demo model's own template says.
+/// A Go template that renders the same prompts as the demo model's template.
 const CHATML: &str = "{{- range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n";
-/// The same from before templates knew of conversations.
+/// The same as a template of the older kind, which renders one turn at a time.
 const BY_TURNS: &str = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}{{ if .Prompt }}<|im_start|>user\n\
     {{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n{{ .Response }}<|im_end|>\n";
 
-/// A server with its worker that holds the demo model as `team/demo`, and under a Go template as `team/NAME`.
+/// Starts a server with a worker, the demo model as `team/demo`, and a copy with each Go template as
+/// `team/NAME`.
 async fn with_templates(templates: &[(&str, &str)]) -> Server {
     let options = Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32").env("LODE_CONTEXT_LENGTH", "256");
     let server = Folder::new().start(options).await;
@@ -91,7 +92,7 @@ async fn a_full_context_is_handled_as_ollama_does() {
     let options = |num_predict: i64| json!({"temperature": 0, "num_predict": num_predict});
     let long = "word ".repeat(600);
 
-    // A conversation loses its oldest messages, but not the system prompt.
+    // A long conversation is truncated at its oldest messages. The system prompt is kept.
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
     let mut messages = vec![message("system", "Be brief.")];
     for turn in 0..60 {
@@ -110,26 +111,26 @@ async fn a_full_context_is_handled_as_ollama_does() {
     );
     assert!(!text.contains("question 3<"), "{text}");
     let count = ask(&server, "/api/chat", chat.clone()).await["prompt_eval_count"].as_u64().unwrap();
-    assert!((200..=256).contains(&count), "no more goes than has to: {count}");
+    assert!((200..=256).contains(&count), "more messages were removed than necessary: {count}");
     let mut whole = chat;
     whole["truncate"] = false.into();
     let error = refused(&server, "/api/chat", whole).await;
     assert_eq!(error, "the input length exceeds the context length");
 
-    // A text loses its middle, or is refused.
+    // A long text is truncated in the middle, or refused.
     let prompt = |more: Value| {
         let mut body = json!({"model": "team/demo", "prompt": long, "raw": true, "options": options(1)});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
     let got = ask(&server, "/api/generate", prompt(json!({}))).await;
-    assert_eq!(got["prompt_eval_count"], 130, "half of what is not kept is free: {got}");
+    assert_eq!(got["prompt_eval_count"], 130, "half of the context beyond num_keep must be free: {got}");
     let error = refused(&server, "/api/generate", prompt(json!({"truncate": false}))).await;
     assert_eq!(error, "the input length exceeds the context length");
     let error = refused(&server, "/api/generate", prompt(json!({"shift": false}))).await;
     assert!(error.contains("longer than the context length"), "{error}");
 
-    // An answer ends with the context, or goes on in a shifted one.
+    // Generation stops at the end of the context, or continues in a shifted context.
     let endless = json!({"temperature": 0.9, "seed": 5, "num_predict": 400, "num_ctx": 64});
     let body = json!({"model": "team/demo", "prompt": "In the beginning", "raw": true, "options": endless, "shift": false});
     let got = ask(&server, "/api/generate", body.clone()).await;
@@ -143,7 +144,7 @@ async fn a_full_context_is_handled_as_ollama_does() {
     assert!(on["done_reason"] == "stop" || got["done_reason"] == "length", "{got} {on}");
 }
 
-/// The demo model with one number of its last norm that is none.
+/// Writes the demo model with a NaN in its last norm.
 fn damaged(folder: &Path) {
     copy_folder(&demo(), folder);
     let path = folder.join("model.safetensors");

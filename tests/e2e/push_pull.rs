@@ -1,5 +1,5 @@
-//! What is pushed comes back: every way to push a blob, both digest algorithms, many at once.
-//! The answers' headers are checked too, because clients steer by them.
+//! Pushing and pulling: every way to push a blob, both digest algorithms, concurrent pushes.
+//! Response headers are checked too, because clients depend on them.
 
 use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256, sha512};
 use lode_tests::oci::{IMAGE_INDEX, with_query};
@@ -37,7 +37,7 @@ async fn every_way_to_push_a_blob_gives_the_same_blob() {
         assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
         assert_eq!(registry.get(answer.header("location").unwrap()).await.expect(200).body, bytes);
 
-        // Three chunks of awkward sizes, the last of them in the PUT.
+        // Three chunks of odd sizes, the last of them in the PUT.
         let repository = format!("ways/chunks-{way}");
         let location = registry.upload_open(&repository).await;
         let answer = registry.upload_append(&location, 0, &bytes[..1]).await.expect(202);
@@ -96,7 +96,7 @@ async fn awkward_repository_names_are_names() {
         registry.get(&format!("/v2/{name}/referrers/{digest}")).await.expect(200);
         assert_eq!(registry.tags(name).await, ["latest"], "{name}");
     }
-    // A colon may arrive percent-encoded.
+    // A colon may be percent-encoded.
     let image = Image::random(7, 1, 10);
     let digest = image.push(&registry, "a", "latest").await;
     registry.get(&format!("/v2/a/manifests/{}", digest.replace(':', "%3A"))).await.expect(200);
@@ -147,7 +147,7 @@ async fn many_pushers_of_the_same_and_of_different_bytes() {
     for task in tasks {
         task.await.unwrap();
     }
-    // The shared bytes lie there once.
+    // The shared bytes are stored once.
     let name = sha256(&shared).replace(':', "/");
     assert!(server.folder().data().join("blobs").join(name).is_file());
     server.lode().run(&["fsck", "--verify"]).await.ok();

@@ -1,5 +1,6 @@
-//! Python's packages as judges: what the gguf package reads from a file is what comes out of here, and llama.cpp, which
-//! xllamacpp carries, answers from files that were made here as it should; and as clients: OpenAI's library, with tools.
+//! Python packages as references and clients. The gguf package reads the same values from a file as `lode
+//! tensor export` writes. llama.cpp, from the xllamacpp package, generates the expected text from imported
+//! files. OpenAI's library calls tools.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python").join(name)
 }
 
-/// Makes a model a GGUF of a type, and gives the file that it comes back as.
+/// Imports a model as a GGUF of a type, pulls it, and returns the path of the file.
 pub(crate) async fn made(server: &Server, source: &Path, ty: &str) -> PathBuf {
     let lode = server.lode();
     let model = format!("team/{}-{}", source.file_name().unwrap().to_string_lossy(), ty.to_lowercase());
@@ -52,7 +53,7 @@ async fn exported_values_are_those_of_the_gguf_package() {
     }
 }
 
-/// What llama.cpp says to each question.
+/// Runs llama.cpp on each request and returns the generated texts.
 fn answers(python: &Path, questions: &[Value]) -> Vec<String> {
     let mut child = Command::new(python)
         .arg(script("generate.py"))
@@ -73,7 +74,7 @@ fn answers(python: &Path, questions: &[Value]) -> Vec<String> {
     answers
 }
 
-/// The prompt whose greedy answer begins with most letters that a text can hold, and that beginning.
+/// The prompt whose expected response starts with the longest ASCII text, and this text.
 fn expected(model: &Path) -> (String, String) {
     let read = |path: &Path| -> Value { serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() };
     let (expected, tokenizer) = (read(&model.join("expected.json")), read(&model.join("tokenizer.json")));
@@ -104,7 +105,7 @@ async fn llama_cpp_answers_from_what_is_made() {
         ("Q5_K_M", "81."),
         ("Q5_1", "81."),
         ("Q4_K_M", "81."),
-        // What is left in so few bits of so small a model may be wrong, but it is an answer.
+        // So small a model may be wrong with so few bits, but it generates text.
         ("Q4_0", ""),
         ("Q3_K_M", ""),
         ("Q2_K", ""),
@@ -113,7 +114,7 @@ async fn llama_cpp_answers_from_what_is_made() {
         questions.push(json!({"path": path, "chat": "What is 40 plus 41?"}));
         expect.push(answer.to_owned());
     }
-    // Each family as floats says what transformers says.
+    // Each family in F32 generates the text of the transformers library.
     for (family, source) in gguf_families() {
         let (prompt, answer) = expected(&source);
         assert!(answer.len() > 2, "{family}: {answer:?}");
@@ -121,11 +122,15 @@ async fn llama_cpp_answers_from_what_is_made() {
         expect.push(answer);
     }
     for ((question, answer), expect) in questions.iter().zip(answers(&python, &questions)).zip(expect) {
-        assert!(!answer.is_empty() && answer.starts_with(&expect), "{question}: {answer:?}, not {expect:?}");
+        assert!(
+            !answer.is_empty() && answer.starts_with(&expect),
+            "{question}: got {answer:?}, expected {expect:?}"
+        );
     }
 }
 
-/// all-MiniLM-L6-v2 lies in a package; its known vectors were computed elsewhere, with transformers in float32.
+/// all-MiniLM-L6-v2, from a Python package. The expected embeddings were computed with transformers in
+/// float32.
 #[tokio::test]
 async fn sentences_have_their_known_vectors() {
     let Some(python) = clients::python("sentences_have_their_known_vectors") else { return };
@@ -147,7 +152,7 @@ async fn sentences_have_their_known_vectors() {
     for (case, vector) in cases.iter().zip(answer["embeddings"].as_array().unwrap()) {
         let floats = |value: &Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
         let (known, vector) = (floats(&case["embedding"]), floats(vector));
-        // Both are of length one.
+        // Both are L2-normalised.
         let cosine: f64 = known.iter().zip(&vector).map(|(a, b)| a * b).sum();
         assert!(known.len() == vector.len() && cosine > 0.99999, "{cosine} of {}", case["text"]);
         let ids = case["token_ids"].as_array().unwrap();
@@ -160,7 +165,7 @@ async fn sentences_have_their_known_vectors() {
                 .ok()
                 .json();
             let found = found["ids"].as_array().unwrap();
-            // What is cut off of a long text is cut before the token that ends it.
+            // A long text is truncated before its end token.
             assert_eq!(found[..ids.len() - 1], ids[..ids.len() - 1], "{text}");
         }
     }
@@ -172,7 +177,8 @@ async fn sentences_have_their_known_vectors() {
     assert!(refused.json()["error"].as_str().unwrap().contains("does not support generate"));
 }
 
-/// Qwen's way to write calls. What the model says next it sees from the last token: whether a question or a result is to be answered.
+/// Qwen's format of tool calls. The last token tells the test's model whether to respond to a prompt or to a
+/// tool result.
 const WITH_TOOLS: &str = r#"{%- if tools %}{{ tools | tojson }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == "assistant" %}

@@ -1,5 +1,5 @@
-//! The demo model in BF16, int8 and int4: perplexity on text that training did not see, and answers that make sense.
-//! BF16 has to give the known figure; the others may lose a little, and how much is printed.
+//! The demo model in BF16, int8 and int4: perplexity on held-out text, and generated text.
+//! BF16 must reach the reference perplexity. The others may be slightly worse; the difference is printed.
 
 use lode_tests::checkpoint::{demo, demo_expected, read_folder};
 use lode_tests::report::figure;
@@ -28,7 +28,7 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
         let perplexity = measured["perplexity"].as_f64().unwrap();
         assert!(
             perplexity < known * worst && perplexity > known * 0.97,
-            "{name}: {perplexity}, in BF16 {known}"
+            "{name}: {perplexity}, BF16 {known}"
         );
         let mut right = 0;
         for case in cases {
@@ -40,17 +40,17 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
         assert!(name != "bf16" || right == cases.len());
         let shown = lode.run(&["show", &model, "--json"]).await.ok().json();
         assert_eq!(shown["parameters"], 4_196_608, "{shown}");
-        figures.push(format!("{name} {perplexity:.4} ({right} of {} answers as in float32)", cases.len()));
+        figures.push(format!("{name} {perplexity:.4} ({right} of {} responses as in float32)", cases.len()));
         lode.run(&["stop", &model]).await.ok();
     }
     figure("perplexity of the demo model on its held-out text", &figures.join(", "));
-    // A quantised model gives assembled files and says so.
+    // Pulling a quantised model writes assembled files and prints a notice.
     let back = server.folder().path().join("back");
     let pulled = lode.run(&["pull", "team/demo-int4", "--to", back.to_str().unwrap()]).await.ok();
     let said = format!("{}{}", pulled.stdout, pulled.stderr);
     assert!(said.contains("quantis") || said.contains("quantiz"), "{said}");
     assert!(read_folder(&back).contains_key("config.json"), "{:?}", read_folder(&back).keys());
-    // Its tensors decode to nearly what they were.
+    // The tensors decode to nearly the original values.
     let out = server.folder().path().join("int8.safetensors");
     let name = "model.layers.0.mlp.up_proj.weight";
     lode.run(&["tensor", "export", "team/demo-int8", name, "--to", out.to_str().unwrap(), "--dtype", "f32"])
@@ -70,11 +70,11 @@ async fn perplexity_and_answers_in_bf16_int8_and_int4() {
     let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
     assert!(
         got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= largest / 100.0),
-        "int8 keeps every value within a hundredth of the largest"
+        "an int8 value differs by more than a hundredth of the largest value"
     );
 }
 
-/// The same conversation under the weights of each type: how likely the known answers are.
+/// The likelihood of the reference outputs with the weights in each type.
 #[tokio::test]
 async fn every_container_runs() {
     let server = Folder::new().start(Options::new().worker().env("LODE_KV_CACHE_TYPE", "f32")).await;
@@ -84,7 +84,7 @@ async fn every_container_runs() {
     let window = |case: &Value| [ids(&case["prompt_ids"]), ids(&case["answer_ids"])].concat();
     let windows: Vec<Vec<u64>> = cases.as_array().unwrap().iter().map(window).collect();
     let (mut known, mut figures) = (None, Vec::new());
-    // By how much a window may be less likely than in BF16, a token.
+    // The allowed difference from BF16 in nats per token.
     for (kind, worst) in [("bf16", 0.0), ("mxfp8", 0.02), ("nvfp4", 0.1), ("Q8_0", 0.01), ("Q4_K_M", 0.1)] {
         let model = format!("team/demo-{}", kind.to_lowercase());
         let more = if kind == "bf16" { vec![] } else { vec!["--quantize", kind] };
@@ -96,8 +96,8 @@ async fn every_container_runs() {
         };
         let nll = sum("nll") / sum("tokens");
         let known = *known.get_or_insert(nll);
-        assert!((nll - known).abs() <= worst, "{kind}: {nll} a token, in BF16 {known}");
+        assert!((nll - known).abs() <= worst, "{kind}: {nll} nats per token, BF16 {known}");
         figures.push(format!("{kind} {nll:.4}"));
     }
-    figure("nats a token of the demo model's own answers", &figures.join(", "));
+    figure("nats per token over the demo model's reference outputs", &figures.join(", "));
 }

@@ -1,5 +1,6 @@
-//! Referrers: what refers to a manifest, before it exists, after it is gone, filtered, and with the headers that tell.
-//! An empty list is an answer; 404 would tell clients that there is no such API.
+//! Referrers of a manifest: before the manifest exists and after it is deleted, with filters, and with the
+//! headers. Without referrers the response is an empty list, because 404 would mean that the API does not
+//! exist.
 
 use lode_tests::artifact::{Image, fresh_seed, referrer, sha256};
 use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST};
@@ -61,7 +62,7 @@ async fn referrers_are_listed_with_what_they_say_of_themselves() {
         answer.json()["manifests"].as_array().unwrap().iter().map(|m| m["digest"].clone()).collect();
     assert_eq!(digests, [json!(sbom.digest())]);
 
-    // A referrer goes when it is deleted, and stays when its subject is.
+    // A deleted referrer is no longer listed. Deleting the subject keeps its referrers.
     registry.delete(&format!("/v2/refs/manifests/{}", typed_by_config.digest())).await.expect(202);
     registry.delete(&format!("/v2/refs/manifests/{digest}")).await.expect(202);
     assert_eq!(registry.get(&path).await.expect(200).json()["manifests"].as_array().unwrap().len(), 2);
@@ -77,7 +78,7 @@ async fn nothing_refers_to_what_nobody_pushed() {
         assert_eq!(answer.json()["manifests"], json!([]));
     }
     registry.get("/v2/refs/referrers/sha256:bad").await.expect_error(400, "DIGEST_INVALID");
-    // A referrer in one repository does not show in another.
+    // A referrer is listed in its own repository only.
     let subject = Image::random(fresh_seed(), 1, 100);
     referrer(&subject_of(&subject), Some("application/x"), &json!({})).push(&registry, "here", "r").await;
     let answer = registry.get(&format!("/v2/there/referrers/{}", subject.digest())).await.expect(200);
@@ -108,13 +109,13 @@ async fn a_long_list_comes_in_pages() {
         let answer = registry.get(&path).await.expect(200);
         assert!(
             answer.body.len() < 4 << 20,
-            "one answer stays below the size that clients accept: {}",
+            "the response is larger than clients accept: {}",
             answer.body.len()
         );
         assert_eq!(
             answer.header("oci-filters-applied"),
             Some("artifactType"),
-            "the filter goes on in {path}"
+            "the filter was not applied to {path}"
         );
         seen.extend(
             answer.json()["manifests"]
@@ -127,5 +128,5 @@ async fn a_long_list_comes_in_pages() {
     }
     pushed.sort();
     seen.sort();
-    assert_eq!(seen, pushed, "every referrer once");
+    assert_eq!(seen, pushed, "the pages do not list every referrer once");
 }

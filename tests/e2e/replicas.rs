@@ -1,4 +1,5 @@
-//! Three replicas on one Postgres and one bucket: none has state of its own, so a client may meet another one at each request.
+//! Three replicas on one Postgres and one bucket. Replicas are stateless, so each request may go to another
+//! one.
 
 use futures::StreamExt;
 use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
@@ -12,7 +13,7 @@ async fn three(test: &str) -> Option<Cluster> {
     Some(Cluster::start(3, &backing, Options::new()).await)
 }
 
-/// An upload's address at another replica.
+/// The URL of an upload at another replica.
 fn at(registry: &Registry, location: &str) -> String {
     let (_, path) = location.split_once("/v2/").unwrap();
     registry.at(&format!("/v2/{path}"))
@@ -22,7 +23,7 @@ fn at(registry: &Registry, location: &str) -> String {
 async fn half_a_blob_here_the_rest_there_and_pulled_from_a_third() {
     let Some(cluster) = three("replicas::half_a_blob_here").await else { return };
     let [a, b, c] = [0, 1, 2].map(|replica| cluster.registry(replica));
-    // Around the size of a part and away from it, with a tail that is no whole part.
+    // Sizes near a part boundary and far from it, with incomplete last parts.
     for (first, rest) in [(3_000, 5_000), (5 << 20, 1), (7_000_000, 13_000_001), (12_000_000, 0)] {
         let bytes = random_bytes(fresh_seed(), first + rest);
         let digest = sha256(&bytes);
@@ -35,7 +36,11 @@ async fn half_a_blob_here_the_rest_there_and_pulled_from_a_third() {
         c.upload_finish(&at(&c, &location), &digest, b"").await.expect(201);
         for registry in [&a, &b, &c] {
             let answer = registry.blob_get("half", &digest).await.expect(200);
-            assert!(answer.body == bytes, "{first} and {rest} bytes come back from {}", registry.url);
+            assert!(
+                answer.body == bytes,
+                "{first} and {rest} bytes: {} returns a different blob",
+                registry.url
+            );
         }
     }
     cluster.lode(1).run(&["fsck", "--verify"]).await.ok();
@@ -48,7 +53,8 @@ async fn an_upload_survives_the_replica_that_it_began_on() {
     let bytes = random_bytes(fresh_seed(), 30_000_000);
     let location = a.upload_open("survives").await;
     a.upload_append(&location, 0, &bytes[..6_000_000]).await.expect(202);
-    // The next piece is under way when the replica dies: some of it is there, what was acknowledged before certainly is.
+    // The replica is killed during the next PATCH. Earlier acknowledged bytes must be stored; some of the new
+    // ones may be.
     let path = at(&a, &location);
     let pieces: Vec<_> = bytes[6_000_000..].chunks(100_000).map(<[u8]>::to_vec).collect();
     let (told, mut halfway) = tokio::sync::mpsc::channel(1);
@@ -59,7 +65,7 @@ async fn an_upload_survives_the_replica_that_it_began_on() {
                 let _ = told.send(()).await;
             }
             if i == 200 {
-                std::future::pending::<()>().await; // however late the replica is killed, it never has it all
+                std::future::pending::<()>().await; // so that the replica never receives all bytes
             }
             Ok::<_, std::io::Error>(piece)
         }
@@ -73,7 +79,7 @@ async fn an_upload_survives_the_replica_that_it_began_on() {
     });
     halfway.recv().await.unwrap();
     cluster.kill(0);
-    assert!(sending.await.unwrap().is_err(), "nobody is there to answer");
+    assert!(sending.await.unwrap().is_err(), "a killed replica responded");
     let status = b.get(&at(&b, &location)).await.expect(204);
     let offset = offset_in(status.header("range").unwrap()) as usize;
     assert!((6_000_000..=bytes.len()).contains(&offset), "{offset}");
@@ -91,7 +97,7 @@ async fn of_two_writers_at_two_replicas_none_corrupts_the_upload() {
         let bytes = random_bytes(fresh_seed(), 9_000_000 + round);
         let digest = sha256(&bytes);
         let location = a.upload_open("writers").await;
-        // The same piece twice, as by a client that gave up on an answer too soon.
+        // The same chunk twice, as from a client with a short timeout.
         let (here, there) = (at(&a, &location), at(&b, &location));
         let (first, second) =
             tokio::join!(a.upload_append(&here, 0, &bytes), b.upload_append(&there, 0, &bytes));
@@ -100,10 +106,14 @@ async fn of_two_writers_at_two_replicas_none_corrupts_the_upload() {
         }
         let offset = c.upload_offset(&at(&c, &location)).await as usize;
         let acknowledged = first.status == 202 || second.status == 202;
-        assert!(!acknowledged || offset == bytes.len(), "{offset} bytes of an acknowledged piece");
+        assert!(
+            !acknowledged || offset == bytes.len(),
+            "only {offset} bytes of an acknowledged chunk are stored"
+        );
         c.upload_finish(&at(&c, &location), &digest, &bytes[offset..]).await.expect(201);
         assert!(c.blob_get("writers", &digest).await.expect(200).body == bytes);
-        // Both close it: one blob, and an answer that says so or that the upload is over.
+        // Both close the upload. It becomes one blob, and each response is a success or says that the upload
+        // is closed.
         let location = a.upload_open("writers").await;
         let other = random_bytes(fresh_seed(), 6_000_000);
         a.upload_append(&location, 0, &other).await.expect(202);
@@ -127,7 +137,7 @@ async fn every_request_to_another_replica() {
     let image = Image::random(fresh_seed(), 3, 700_000);
     let digest = image.push(&registry, "switched", "v1").await;
     image.check(&registry, "switched", "v1").await;
-    // In chunks, each of which goes elsewhere.
+    // In chunks, each to another replica.
     let bytes = random_bytes(fresh_seed(), 900_000);
     let mut location = registry.upload_open("switched").await;
     for (i, chunk) in bytes.chunks(100_000).enumerate() {
@@ -144,7 +154,7 @@ async fn every_request_to_another_replica() {
     let wrong = with_query(&registry.upload_open("other").await, "digest", &sha256(b"else"));
     registry.send(registry.request("PUT", &wrong).body("this")).await.expect(400);
     assert!(switch.served().iter().all(|count| *count > 5), "{:?}", switch.served());
-    // Without one of them, and then another, the rest serve on.
+    // The others keep serving when one replica is killed, and then another.
     cluster.kill(0);
     image.check(&registry, "switched", "v1").await;
     cluster.restart(0).await;

@@ -1,5 +1,5 @@
-//! Uploads that break off and go on: cut connections, killed servers, cancelled sessions, two writers on one session.
-//! What the status of an upload says is stored must be stored, whatever happened before.
+//! Interrupted and resumed uploads: broken connections, killed servers, cancelled uploads, two writers on one
+//! upload. The bytes that an upload's status reports must always be stored.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use lode_tests::command::wait_for;
 use lode_tests::raw;
 use lode_tests::server::{Folder, Options, Server};
 
-/// Begins a PATCH of the whole blob, sends only a part of it, and cuts the connection.
+/// Starts a PATCH of the whole blob, sends only a part of it, and closes the connection.
 fn cut_patch(server: &Server, location: &str, bytes: &[u8], sent: usize) {
     let path = location.trim_start_matches(&server.url());
     let mut stream = raw::connect(server.address);
@@ -31,8 +31,9 @@ async fn a_cut_upload_goes_on_where_its_status_says() {
     let digest = sha256(&bytes);
     let location = registry.upload_open("team/cut").await;
     cut_patch(&server, &location, &bytes, 17 << 20);
-    // As a client does: ask what is there, go on from it, and ask again while the dying request still holds the session.
-    let answer = wait_for("the cut upload can go on", || async {
+    // Like a client: get the offset, resume there, and retry while the interrupted request still holds the
+    // upload.
+    let answer = wait_for("the interrupted upload can be resumed", || async {
         let stored = registry.upload_offset(&location).await;
         assert!(stored <= 17 << 20, "reported {stored} bytes of {} sent", 17 << 20);
         let answer = registry.upload_append(&location, stored, &bytes[stored as usize..]).await;
@@ -57,7 +58,7 @@ async fn acknowledged_chunks_survive_a_killed_server() {
 
     let server = folder.serve().await;
     let registry = server.registry();
-    assert_eq!(registry.upload_offset(&path).await, 2_000_000, "every acknowledged byte is there");
+    assert_eq!(registry.upload_offset(&path).await, 2_000_000, "acknowledged bytes are missing");
     let answer = registry.upload_append(&path, 2_000_000, &bytes[2_000_000..]).await.expect(202);
     registry.upload_finish(answer.header("location").unwrap(), &sha256(&bytes), b"").await.expect(201);
     assert!(registry.blob_get("team/killed", &sha256(&bytes)).await.expect(200).body == bytes);
@@ -75,11 +76,11 @@ async fn chunks_out_of_order_are_refused_and_the_session_stays() {
         [(0, &bytes[..4_000]), (3_999, &bytes[3_999..]), (4_001, &bytes[4_001..]), (9_000, &bytes[9_000..])]
     {
         let answer = registry.upload_append(&location, first, chunk).await.expect(416);
-        assert_eq!(answer.header("range"), Some("0-3999"), "a refusal says where to go on");
+        assert_eq!(answer.header("range"), Some("0-3999"), "the refusal does not report the offset");
         assert!(answer.header("location").is_some());
         assert!(answer.code().is_some(), "{}", answer.text());
     }
-    // A span that is not the body's length.
+    // A Content-Range that does not match the body's length.
     let request = registry
         .request("PATCH", &location)
         .header("content-range", "4000-5000")
@@ -91,11 +92,11 @@ async fn chunks_out_of_order_are_refused_and_the_session_stays() {
         let answer = registry.send(request).await;
         assert!(
             (400..=416).contains(&answer.status) && answer.status != 404,
-            "`{text}` gives {}",
+            "`{text}` returns {}",
             answer.status
         );
     }
-    // A closing PUT out of order leaves the session open.
+    // A closing PUT out of order keeps the upload open.
     let finish = lode_tests::oci::with_query(&location, "digest", &sha256(&bytes));
     let request =
         registry.request("PUT", &finish).header("content-range", "5000-9999").body(bytes[5_000..].to_vec());
@@ -133,8 +134,12 @@ async fn two_writers_on_one_session_never_interleave() {
     let (first, second) =
         tokio::join!(registry.upload_append(&location, 0, &a), registry.upload_append(&location, 0, &b));
     let statuses = [first.status, second.status];
-    assert_eq!(statuses.iter().filter(|s| **s == 202).count(), 1, "one wins: {statuses:?}");
-    assert!(statuses.iter().any(|s| [409, 416].contains(s)), "one loses: {statuses:?}");
+    assert_eq!(
+        statuses.iter().filter(|s| **s == 202).count(),
+        1,
+        "expected exactly one success: {statuses:?}"
+    );
+    assert!(statuses.iter().any(|s| [409, 416].contains(s)), "expected one refusal: {statuses:?}");
     let winner = if first.status == 202 { &a } else { &b };
     assert_eq!(registry.upload_offset(&location).await, 2_000_000);
     registry.upload_finish(&location, &sha256(winner), b"").await.expect(201);

@@ -1,5 +1,6 @@
-//! What a node owes those who share it: a model too large for it is refused with numbers, a long prompt holds up nobody, who
-//! leaves frees a place, and what two prompts begin with is computed once. Counted in tokens, never in time.
+//! Sharing a worker: a model that is too large is refused with sizes, a long prompt does not delay other
+//! requests, a client that disconnects frees its sequence, and a common prefix of prompts is computed once.
+//! Checked by token counts, never by time.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,7 @@ use lode_tests::oci::Registry;
 use lode_tests::server::{Folder, Options, Server};
 use serde_json::{Value, json};
 
-/// The demo model, said to take longer texts than it was trained on.
+/// Writes the demo model with a longer context in its config than it was trained with.
 fn with_context(server: &Server, tokens: u64) -> PathBuf {
     let path = server.folder().path().join(format!("context-{tokens}"));
     copy_folder(&demo(), &path);
@@ -20,14 +21,14 @@ fn with_context(server: &Server, tokens: u64) -> PathBuf {
     path
 }
 
-/// Eight tokens of an answer.
+/// Generates eight tokens.
 async fn ask(registry: &Registry, model: &str, prompt: &str) -> Value {
     let body = json!({"model": model, "prompt": prompt, "raw": true, "stream": false,
         "options": {"temperature": 0, "num_predict": 8}});
     registry.post_json("/api/generate", &body).await.expect(200).json()
 }
 
-/// Requests whose answer has not begun, this one included.
+/// The number of requests without a response so far, including this one.
 async fn in_flight(registry: &Registry) -> f64 {
     let metrics = registry.get("/metrics").await.expect(200).text();
     let line = metrics.lines().find_map(|line| line.strip_prefix("lode_http_requests_in_flight "));
@@ -40,7 +41,7 @@ async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
     let (registry, lode) = (server.registry(), server.lode());
     lode.create("team/demo", &demo(), &[]).await.ok();
     lode.create("team/vast", &with_context(&server, 1 << 26), &[]).await.ok();
-    // 2 KiB of keys and values a token: 128 GiB for each of 64 sequences.
+    // The KV cache needs 2 KiB per token: 128 GiB for each of 64 sequences.
     let body = json!({"model": "team/vast", "prompt": "x", "stream": false, "options": {"num_ctx": 1 << 26}});
     let ask_vast = async || registry.post_json("/api/generate", &body).await.expect(503);
     for _ in 0..2 {
@@ -54,7 +55,7 @@ async fn a_model_larger_than_the_memory_is_refused_and_the_node_serves_on() {
         assert!(gibibytes(before) >= 8192.0 && gibibytes(before) > gibibytes(after), "{text}");
         assert_eq!(ask(&registry, "team/demo", "Water is").await["eval_count"], 8);
     }
-    // With the context that is there by default it fits.
+    // With the default context the model fits.
     assert_eq!(ask(&registry, "team/vast", "Water is").await["eval_count"], 8);
 }
 
@@ -66,20 +67,20 @@ async fn a_long_prompt_holds_up_nobody_and_who_leaves_frees_a_place() {
     let registry = server.registry();
     server.lode().create("team/long", &with_context(&server, CONTEXT), &[]).await.ok();
     let short = ask(&registry, "team/long", "Water is").await;
-    // Each of these takes minutes to read, and together they take both places.
+    // Prefill of each takes minutes, and together they occupy both sequences.
     let long = |word: &str| {
         let (registry, prompt) = (registry.clone(), format!(" {word}").repeat(120_000));
         tokio::spawn(async move { ask(&registry, "team/long", &prompt).await })
     };
     let (leaves, stays) = (long("one"), long("two"));
-    until("both have been asked", || async { in_flight(&registry).await >= 3.0 }).await;
+    until("both requests are in progress", || async { in_flight(&registry).await >= 3.0 }).await;
     let asked = tokio::spawn({
         let registry = registry.clone();
         async move { ask(&registry, "team/long", "Water is").await }
     });
     leaves.abort();
     assert_eq!(asked.await.unwrap()["response"], short["response"]);
-    assert!(!stays.is_finished(), "it is still being read");
+    assert!(!stays.is_finished(), "the other long prompt has finished");
     stays.abort();
     for _ in 0..2 {
         assert_eq!(ask(&registry, "team/long", "Water is").await["response"], short["response"]);
@@ -101,7 +102,7 @@ async fn what_prompts_have_in_common_is_computed_once() {
     assert!(tokens > 100 && cached(&again) + 4 > tokens, "{again}");
     assert!(cached(&again) < again["prompt_eval_count"].as_u64().unwrap(), "{again}");
 
-    // The same in OpenAI's words: a conversation goes on where it was.
+    // The same with the OpenAI API: a conversation reuses the KV cache of its earlier turns.
     let turn = json!({"role": "user", "content": "What is 40 plus 41?"});
     let chat = async |messages: Value| {
         let body = json!({"model": "team/demo", "messages": messages, "temperature": 0, "max_tokens": 20});
@@ -119,7 +120,7 @@ async fn answers_are_json_of_the_schema_that_is_asked_for() {
     let server = Folder::new().start(Options::new().worker()).await;
     let registry = server.registry();
     server.lode().create("team/demo", &demo(), &[]).await.ok();
-    // As pydantic and OpenAI's library write it; short, so that any model comes to an end.
+    // A schema as pydantic and OpenAI's library write it, with short values, so that any model completes it.
     let schema = json!({
         "$defs": {"Level": {"enum": ["low", "high"], "type": "string"}},
         "type": "object",
@@ -165,7 +166,7 @@ async fn answers_are_json_of_the_schema_that_is_asked_for() {
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "stop");
     check(choice["message"]["content"].as_str().unwrap());
-    // Beside one without a format, and one that asks for what cannot be.
+    // Concurrently with a request without a format and one with an invalid schema.
     let plain =
         json!({"model": "team/demo", "prompt": "Water is", "stream": false, "options": {"temperature": 0}});
     let alone = registry.post_json("/api/generate", &plain).await.expect(200).json();

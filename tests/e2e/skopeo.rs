@@ -1,5 +1,5 @@
-//! skopeo carries images between folders and the registry: same digests, same bytes, also for docker's own media types.
-//! An upload that dies with the server goes through when the command is repeated.
+//! skopeo copies images between folders and the registry: same digests, same bytes, also with docker's media
+//! types. A push that failed because the server was killed succeeds when it is repeated.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use lode_tests::oci::{IMAGE_INDEX, IMAGE_MANIFEST};
 use lode_tests::server::{Folder, Options};
 use serde_json::json;
 
-/// Writes an OCI layout with one image of gzipped layers, tagged `v1`, and gives the manifest's digest.
+/// Writes an OCI layout with one image of gzipped layers, tagged `v1`, and returns the manifest's digest.
 fn layout(to: &Path, n_layers: usize, layer_bytes: usize) -> String {
     let blobs = to.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
@@ -109,7 +109,7 @@ async fn there_and_back(program: &Path, front: &Front) {
             assert_eq!(sha256(&fs::read(&path).unwrap()), format!("sha256:{name}"));
         }
     }
-    // From one repository to another: blobs are mounted. In docker's own media types, too.
+    // From one repository to another, with docker's media types. The blobs are mounted.
     let elsewhere = format!("docker://{}/skopeo/docker:v2", registry.host());
     succeed(&mut copy(program, scratch, &["--format", "v2s2"], &there, &elsewhere));
     let answer = registry.manifest_get("skopeo/docker", "v2").await.expect(200);
@@ -138,9 +138,12 @@ async fn a_push_that_died_with_the_server_goes_through_when_repeated() {
     let digest = layout(&source, 2, 60_000_000);
     let (from, there) = (format!("oci:{}:v1", source.display()), format!("docker://{address}/skopeo/cut:v1"));
     let mut push = copy(&program, &scratch, &["--preserve-digests"], &from, &there).spawn().unwrap();
-    until("some of it has arrived", || async { crate::start_stop::stored_bytes(&folder) > 4_000_000 }).await;
+    until("a part of the image has arrived", || async {
+        crate::start_stop::stored_bytes(&folder) > 4_000_000
+    })
+    .await;
     server.kill();
-    assert!(!push.wait().unwrap().success(), "a push without a server fails");
+    assert!(!push.wait().unwrap().success(), "the push succeeded although the server was killed");
     let server = folder.start(Options::new().listen(address.to_string())).await;
     succeed(&mut copy(&program, &scratch, &["--preserve-digests"], &from, &there));
     let registry = server.registry();

@@ -1,6 +1,7 @@
-//! Push, mount, tag moves, deletions and pulls of overlapping content by many clients, while the collection runs every second
-//! without a grace and with a short lease: no client sees a failure, nothing is lost, nothing is left over.
-//! LODE_SOAK_SECONDS, LODE_SOAK_OPERATIONS and LODE_SOAK_COLLECTIONS say how long: all of them must be reached.
+//! Many clients push, mount, move tags, delete and pull overlapping content while garbage collection runs
+//! every second without a grace period and with a short lease. No request may fail, no referenced content may
+//! be lost, and all unreferenced content must be deleted. The test runs until LODE_SOAK_SECONDS,
+//! LODE_SOAK_OPERATIONS and LODE_SOAK_COLLECTIONS are all reached.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,12 +41,13 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
         })
         .collect();
 
-    // Besides the scheduled ones, a collection on each replica in turn, so that they are counted and meet each other.
+    // In addition to the scheduled collections, start one on each replica in turn. These are counted and may
+    // overlap.
     let mut collected = 0;
     while !soak.stop.load(Ordering::Relaxed) {
         let replica = &soak.replicas[collected as usize % n_replicas];
         let answer = replica.collect().await;
-        assert_eq!(answer.status, 200, "seed {seed}: a collection answers `{}`", answer.text());
+        assert_eq!(answer.status, 200, "seed {seed}: a collection returns `{}`", answer.text());
         collected += 1;
         if started.elapsed().as_secs() >= seconds
             && soak.operations() >= operations
@@ -70,7 +72,7 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
     }
     cluster.lode(0).run(&["fsck", "--verify"]).await.ok();
 
-    // With everything deleted, nothing stays behind.
+    // After everything is deleted, no blobs or uploads may remain.
     for worker in &mut idle {
         worker.clear().await.unwrap_or_else(|e| panic!("seed {seed}: clearing up: {e}"));
     }
@@ -90,8 +92,8 @@ async fn soak(backing: &Backing, n_replicas: usize, share: u64) {
     figure(
         &format!("soak on {} with {n_replicas} replica(s), seed {seed}", backing.name),
         &format!(
-            "{} operations ({} requests) and {collected} collections besides the scheduled ones in {} s: 0 failures, fsck --verify clean, \
-             {kept} images checked whole, nothing left over once deleted; {} pushes outlived their lease; {:?}",
+            "{} operations ({} requests) and {collected} collections in addition to the scheduled ones in {} s: 0 failures, \
+             fsck --verify clean, {kept} images checked, nothing left after deletion; {} pushes exceeded their lease; {:?}",
             soak.operations(),
             soak.requests.load(Ordering::Relaxed),
             took.as_secs(),
@@ -116,7 +118,7 @@ async fn one_process_on_a_folder() {
 fn a_read_is_explained_by_a_write_that_nothing_replaced() {
     let mut register = Register::default();
     let now = tick();
-    assert!(register.may_hold(None, now, tick()), "nothing was written");
+    assert!(register.may_hold(None, now, tick()), "an unwritten register must be empty");
     let a = register.put_begins("a");
     let during = tick();
     assert!(register.may_hold(None, during, tick()) && register.may_hold(Some("a"), during, tick()));
@@ -124,7 +126,7 @@ fn a_read_is_explained_by_a_write_that_nothing_replaced() {
     let now = tick();
     assert!(register.may_hold(Some("a"), now, tick()));
     assert!(!register.may_hold(None, now, tick()) && !register.may_hold(Some("b"), now, tick()));
-    // Two at once: either may win, the first has lost.
+    // Two concurrent writes: either may win, and the earlier value is replaced.
     let (b, c) = (register.put_begins("b"), register.put_begins("c"));
     let during = tick();
     assert!(register.may_hold(Some("a"), during, tick()));
@@ -133,7 +135,7 @@ fn a_read_is_explained_by_a_write_that_nothing_replaced() {
     let now = tick();
     assert!(register.may_hold(Some("b"), now, tick()) && register.may_hold(Some("c"), now, tick()));
     assert!(!register.may_hold(Some("a"), now, tick()));
-    // A removal of what it may hold.
+    // A removal of a possible value.
     let gone = register.removal_begins("c");
     register.ends(gone);
     let now = tick();

@@ -1,5 +1,6 @@
-//! Starting and stopping: one server a folder, a port in use, restarts that keep everything, a shutdown that finishes its requests.
-//! The cold start is measured and printed; only a generous bound is asserted.
+//! Starting and stopping: one server per folder, a port in use, restarts that keep all content, a shutdown
+//! that completes requests in progress. The cold start is measured and printed; only a generous limit is
+//! asserted.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -20,9 +21,9 @@ async fn a_second_server_on_one_folder_is_refused_until_the_first_is_gone() {
     let first = folder.serve().await;
     let (status, output) = folder.refuse(Options::new()).await;
     assert!(!status.success() && output.contains("error:"), "{output}");
-    assert!(output.contains(folder.data().to_str().unwrap()), "the error names the folder: {output}");
+    assert!(output.contains(folder.data().to_str().unwrap()), "the error does not name the folder: {output}");
     first.registry().get("/v2/").await.expect(200);
-    first.kill(); // the lock dies with its process
+    first.kill(); // the lock is released with the process
     folder.serve().await;
 }
 
@@ -43,7 +44,11 @@ async fn a_new_data_folder_is_closed_to_other_users_and_an_open_one_is_reported(
     for advice in ["chmod 700", "chmod 600"] {
         assert!(server.output().contains(advice), "{advice}: {}", server.output());
     }
-    assert_eq!((mode(&data), mode(&database)), (0o755, 0o644), "existing modes are the operator's");
+    assert_eq!(
+        (mode(&data), mode(&database)),
+        (0o755, 0o644),
+        "the server changed the modes of existing files"
+    );
 }
 
 #[tokio::test]
@@ -51,7 +56,7 @@ async fn a_port_in_use_is_said_by_name() {
     let first = Folder::new().serve().await;
     let (status, output) = Folder::new().refuse(Options::new().listen(first.address.to_string())).await;
     assert!(!status.success() && output.contains("error:"), "{output}");
-    assert!(output.contains(&first.address.to_string()), "the error names the address: {output}");
+    assert!(output.contains(&first.address.to_string()), "the error does not name the address: {output}");
 }
 
 #[tokio::test]
@@ -60,7 +65,7 @@ async fn a_restart_keeps_everything_however_it_ended() {
     let image = Image::random(fresh_seed(), 3, 200_000);
     let server = folder.serve().await;
     let digest = image.push(&server.registry(), "kept/image", "v1").await;
-    assert!(server.stop().await.success(), "SIGTERM is a way to end well");
+    assert!(server.stop().await.success(), "the server failed after SIGTERM");
     let server = folder.serve().await;
     image.check(&server.registry(), "kept/image", "v1").await;
     let registry = server.registry();
@@ -76,7 +81,7 @@ async fn a_restart_keeps_everything_however_it_ended() {
 
 #[tokio::test]
 async fn one_that_waits_for_its_database_stops_when_it_is_asked_to() {
-    // Nobody listens there.
+    // No server listens on this port.
     let away = Options::new()
         .arg("--database")
         .arg("postgres://lode:very-secret@127.0.0.1:9/lode")
@@ -106,23 +111,23 @@ async fn a_shutdown_finishes_the_request_in_flight() {
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(&bytes[..10_000_000]).unwrap();
-    // A server that has stored a part of the body is in the middle of this request; only then is it asked to stop.
+    // Stop the server only after it has stored a part of the body, so that the request is in progress.
     until("the request is being served", || async { stored_bytes(&folder) > 1_000_000 }).await;
-    // As timeout(1) does: the process, and then its group.
+    // Twice, as timeout(1) signals the process and then its group.
     server.ask_to_stop();
     server.ask_to_stop();
     until("new connections are refused", || async { std::net::TcpStream::connect(server.address).is_err() })
         .await;
-    assert!(server.try_wait().is_none(), "it waits for the request in flight");
+    assert!(server.try_wait().is_none(), "the server ended during a request");
     stream.write_all(&bytes[10_000_000..]).unwrap();
-    let answer = raw::read_to_end(&mut stream).expect("the request in flight is answered");
+    let answer = raw::read_to_end(&mut stream).expect("a response to the request in progress");
     assert_eq!(answer.status, 201, "{}", answer.text());
     assert!(server.wait_end().await.success());
     let server = folder.serve().await;
     assert!(server.registry().blob_get("team/graceful", &digest).await.expect(200).body == bytes);
 }
 
-/// Bytes that lie in the data folder.
+/// The number of bytes in the data folder, without the database.
 pub(crate) fn stored_bytes(folder: &Folder) -> u64 {
     let mut total = 0;
     let mut open = vec![folder.data().to_owned()];
@@ -198,7 +203,10 @@ async fn settings_are_shown_with_secrets_hidden() {
         .current_dir(folder.path());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let refused = lode_tests::command::finish(command, vec![]).await;
-    assert!(refused.code != 0 && refused.stderr.contains("soon"), "a bad setting is named: {refused:?}");
+    assert!(
+        refused.code != 0 && refused.stderr.contains("soon"),
+        "the error does not contain the invalid value: {refused:?}"
+    );
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
-//! Every step that a change takes at the database and the storage, one after the other: a replica is killed (kill -9) once the step is
-//! done and before it learns so, or the step's answer is lost. The other replica goes on, clients ask again, and nothing
-//! that was acknowledged is missing.
-//! LODE_EVERY_STEP=1, as the long form sets it, takes reads for steps as well.
-#![expect(clippy::print_stderr, reason = "the steps that went well lead to the one that did not")]
+//! Faults at every step of a change at the database and the storage, one after another. Either a replica is
+//! killed (kill -9) after the service has executed the step and before the response arrives, or the response
+//! is lost. The other replica keeps running, clients repeat their requests, and no acknowledged content is
+//! lost.
+//!
+//! With LODE_EVERY_STEP=1, which `tests/run --long` sets, reads are steps too.
+#![expect(clippy::print_stderr, reason = "the output shows which steps passed before a failure")]
 
 use std::time::Duration;
 
@@ -18,7 +20,7 @@ use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Two replicas; what befalls the first does not befall the second.
+/// Two replicas. Faults affect only the first.
 struct Site {
     steps: Steps,
     folder: Folder,
@@ -49,7 +51,8 @@ impl Site {
         self.mortal.as_ref().expect("it was started again")
     }
 
-    /// Sends a request to the replica that dies after so many steps. Gives the step, or the reply if it did not get so far.
+    /// Sends a request to the first replica and kills it after `before` more steps. Returns the step at which
+    /// it was killed, or the reply if the request had fewer steps.
     async fn until_killed<T>(
         &mut self,
         before: usize,
@@ -75,7 +78,7 @@ impl Site {
         }
     }
 
-    /// Kills a replica after each step of a request.
+    /// Repeats a request and kills the replica after each of its steps. Returns the number of steps.
     async fn die_at_each_step(&mut self, endpoint: Endpoint) -> usize {
         let other = self.other.registry();
         for before in 0.. {
@@ -89,7 +92,7 @@ impl Site {
                 }
                 Err(reply) => {
                     let status = reply.as_ref().map(|answer| answer.status);
-                    assert_eq!(status, Some(case.success()), "{endpoint:?} undisturbed");
+                    assert_eq!(status, Some(case.success()), "{endpoint:?} without a fault");
                     case.check(&other, &reply).await;
                     return before;
                 }
@@ -98,7 +101,7 @@ impl Site {
         unreachable!("a request has an end")
     }
 
-    /// Loses the answer of each step of a request.
+    /// Repeats a request and loses the response to each of its steps. Returns the number of steps.
     async fn lose_each_answer(&self, endpoint: Endpoint) -> usize {
         let (mortal, other) = (self.mortal().registry(), self.other.registry());
         for before in 0.. {
@@ -106,19 +109,19 @@ impl Site {
             self.steps.arm(before, Act::LoseAnswer);
             let reply = case.send(&mortal, PATIENCE).await;
             let Some(step) = self.steps.disarm() else {
-                case.right("undisturbed", &reply);
+                case.right("without a fault", &reply);
                 return before;
             };
             let status = reply.as_ref().map_or(0, |answer| answer.status);
-            eprintln!("{endpoint:?} {status}, no answer to {step}");
-            case.right(&format!("no answer to {step}"), &reply);
+            eprintln!("{endpoint:?} {status}, no response to {step}");
+            case.right(&format!("no response to {step}"), &reply);
             well_again(&mortal).await;
             case.check(&mortal, &reply).await;
         }
         unreachable!("a request has an end")
     }
 
-    /// Index and bytes agree.
+    /// Checks that database and blob store agree.
     async fn sound(&self) {
         self.other.lode().run(&["fsck", "--verify"]).await.ok();
     }
@@ -141,14 +144,15 @@ async fn killed_after_each_step_of_each_change() {
     }
     site.sound().await;
     let total: usize = kills.iter().map(|(_, steps)| steps).sum();
-    assert!(kills.iter().all(|(_, steps)| *steps > 0), "each of these changes something: {kills:?}");
+    assert!(kills.iter().all(|(_, steps)| *steps > 0), "a change without steps: {kills:?}");
     figure(
         &format!("kill -9 after each of {total} steps at database and storage"),
-        &format!("{kills:?}: the other replica went on, nothing lost, fsck --verify clean"),
+        &format!("{kills:?}: the other replica kept running, nothing lost, fsck --verify clean"),
     );
 }
 
-/// Collections with something to take, each of which meets the act one step later than the one before. How many did.
+/// Runs collections that delete content, each with the fault one step later than the previous one. Returns
+/// the number of collections with a fault.
 async fn collections(test: &str, act: Act) -> Option<usize> {
     let options =
         Options::new().env("LODE_GC_GRACE", "0s").env("LODE_GC_UNDO", "0s").env("LODE_UPLOAD_LEASE", "0s");
@@ -173,9 +177,10 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
             }
         };
         eprintln!("collection, {act:?} after {met:?}");
-        // What was to go is gone with its bytes, wherever the collection was left; the config, which both name, is not. Rows that a
-        // connection which is about to end still holds are left to the next collection.
-        let report = wait_for("what was to go is gone", || async {
+        // Unreferenced content is deleted with its bytes, wherever the collection was interrupted. The
+        // config, which both images reference, is kept. Rows that a closing connection still locks are left
+        // to the next collection.
+        let report = wait_for("the unreferenced content is deleted", || async {
             other.collect().await.expect(200);
             let report = site.other.lode().run(&["fsck", "--verify", "--json"]).await.ok().json();
             (report["blobs"] == 4).then_some(report)
@@ -185,8 +190,8 @@ async fn collections(test: &str, act: Act) -> Option<usize> {
         other.manifest_get("steps", &digest).await.expect(404);
         kept.check(&other, "steps", "kept").await;
         if let Err(status) = met {
-            assert_eq!(status, 200, "undisturbed");
-            assert!(before > 5, "a collection takes more than {before} steps");
+            assert_eq!(status, 200, "without a fault");
+            assert!(before > 5, "a collection has more than {before} steps");
             return Some(before);
         }
         site.restart().await;
@@ -201,7 +206,7 @@ async fn killed_after_each_step_of_a_collection() {
     };
     figure(
         "kill -9 after each step of a collection",
-        &format!("{kills} kills: the other replica ended what was begun, nothing lost, nothing left behind"),
+        &format!("{kills} kills: the other replica completed the collection, nothing lost, no garbage left"),
     );
 }
 
@@ -211,21 +216,21 @@ async fn each_answer_lost_once_in_a_collection() {
     else {
         return;
     };
-    figure("answers lost in collections, each once", &format!("{lost}: nothing lost, nothing left behind"));
+    figure("responses lost in collections, each once", &format!("{lost}: nothing lost, no garbage left"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_answer_lost_once() {
     let Some(site) = Site::start("steps::each_answer_lost_once", Options::new()).await else { return };
     let mut lost = Vec::new();
-    // A HEAD keeps the blob from going for a while.
+    // A HEAD extends the lease of the blob, so it writes too.
     for endpoint in WRITES.into_iter().chain([Endpoint::BlobHead]) {
         lost.push((endpoint, site.lose_each_answer(endpoint).await));
     }
     site.sound().await;
     figure(
-        "answers of database and storage lost, each once",
-        &format!("{lost:?}: carried out or 503 with Retry-After, repeated with success, fsck --verify clean"),
+        "responses of database and storage lost, each once",
+        &format!("{lost:?}: success or 503 with Retry-After, repeated with success, fsck --verify clean"),
     );
 }
 
@@ -237,7 +242,7 @@ fn steps_are_told_from_each_other() {
     };
     let message = |kind: &[u8], body: &[u8]| [kind, &(body.len() as u32 + 4).to_be_bytes(), body].concat();
     let sent = [
-        message(b"", &80_877_103u32.to_be_bytes()), // may we speak TLS?
+        message(b"", &80_877_103u32.to_be_bytes()), // TLS request
         message(b"", b"\0\x03\0\0user\0x\0\0"),
         message(b"Q", b"BEGIN\0"),
         message(b"P", b"s1\0insert\n  into t\0\0\0"),

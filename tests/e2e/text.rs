@@ -1,5 +1,5 @@
-//! Texts to ids and to vectors: `lode tokenize` from a GGUF's own vocabulary, `lode embed` and the routes that embed, the messages
-//! that a Modelfile brings along.
+//! Tokenizing and embedding texts: `lode tokenize` with a GGUF's vocabulary, `lode embed` and the embedding
+//! routes, and the messages of a Modelfile.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ async fn a_gguf_is_tokenized_without_a_worker() {
             for (flags, key) in [(&["--json"][..], "all"), (&["--json", "--no-special"], "none")] {
                 let args = [&["tokenize", &model], flags].concat();
                 let ids = lode.run_with_input(&args, text.as_bytes()).await.ok().json();
-                // Of nothing come no ids, not even those around every text.
+                // An empty text has no ids, not even special tokens.
                 let expect = if text.is_empty() { json!([]) } else { case[key].clone() };
                 assert_eq!(ids["ids"], expect, "{name} {key}: {text:?}");
                 if name != "bert" && key == "none" {

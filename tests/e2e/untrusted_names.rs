@@ -1,4 +1,5 @@
-//! `lode pull --to` with names that a stranger chose, into a folder that a stranger prepared: nothing is written outside of it.
+//! `lode pull --to` with untrusted file names and into a folder with untrusted content writes nothing outside
+//! the folder.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +13,7 @@ use lode_tests::oci::{IMAGE_MANIFEST, Registry};
 use lode_tests::server::Server;
 use serde_json::{Value, json};
 
-/// Pushes layers: a media type, the annotations, and the bytes.
+/// Pushes layers, each with its media type, annotations and bytes.
 async fn push(registry: &Registry, name: &str, config_type: &str, layers: &[(&str, Value, &[u8])]) {
     let mut descriptors = Vec::new();
     for (kind, annotations, bytes) in layers {
@@ -58,7 +59,8 @@ async fn links_in_the_folder_are_not_followed() {
     fs::create_dir(&outside).unwrap();
     let victim = outside.join("victim");
     fs::write(&victim, "untouched").unwrap();
-    // What the folder holds beforehand, and where its link leads: a folder, unfinished files, their notes, the journal.
+    // A link that is already in the folder, and its target: in place of a folder, of partial files, of the
+    // journal.
     let cases = [
         ("team/files", "sub", &outside, "sub is a symbolic link"),
         ("team/files", "plain.txt.part", &victim, "plain.txt.part is a symbolic link"),
@@ -75,7 +77,7 @@ async fn links_in_the_folder_are_not_followed() {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched", "{link}");
     }
 
-    // A link in a file's own place is replaced by the file. The folder itself may be reached through a link.
+    // A link in place of a file is replaced by the file. The folder itself may be a link.
     let to = scratch.join("out");
     fs::create_dir(scratch.join("real")).unwrap();
     symlink(scratch.join("real"), &to).unwrap();
@@ -93,7 +95,7 @@ async fn names_that_lead_out_of_the_folder_are_refused() {
     let (registry, lode, scratch) = (server.registry(), server.lode(), server.folder().path());
     let kit = "application/vnd.kitops.modelkit";
     for (at, name) in ["../evil.json", "sub/../../evil.json", "/tmp/lode-evil.json"].into_iter().enumerate() {
-        // A tar whose second member has that name.
+        // A tar whose second member has this name.
         let tar = scratch.join(format!("{at}.tar"));
         succeed(
             Command::new("tar")
@@ -106,7 +108,7 @@ async fn names_that_lead_out_of_the_folder_are_refused() {
         let model = format!("team/tar{at}");
         let layer = (&*format!("{kit}.model.v1.tar"), json!({}), &*fs::read(&tar).unwrap());
         push(&registry, &model, &format!("{kit}.config.v1+json"), &[layer]).await;
-        // And a layer of its own with it.
+        // A layer with this title.
         let titled = format!("team/titled{at}");
         let layer =
             ("application/octet-stream", json!({"org.opencontainers.image.title": name}), &b"evil"[..]);

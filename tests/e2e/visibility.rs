@@ -1,5 +1,5 @@
-//! Who sees a blob: only the repositories that a push or a mount linked it to. Knowing a digest opens nothing.
-//! Deleting in one repository must leave every other repository whole.
+//! Visibility of blobs: a blob is visible only in repositories that a push or a mount linked it to. A known
+//! digest gives no access. Deletion in one repository does not affect others.
 
 use lode_tests::artifact::{Image, fresh_seed, random_bytes, sha256};
 use lode_tests::oci::Registry;
@@ -44,7 +44,7 @@ async fn a_manifest_may_not_reach_into_another_repository() {
     assert!([400, 404].contains(&answer.status), "{}", answer.status);
     assert_eq!(answer.code().as_deref(), Some("MANIFEST_BLOB_UNKNOWN"));
     let errors = answer.json()["errors"].as_array().unwrap().len();
-    assert_eq!(errors, 2, "one entry a digest: {}", answer.text());
+    assert_eq!(errors, 2, "expected one error per digest: {}", answer.text());
     registry.manifest_get("thief", "v1").await.expect(404);
 }
 
@@ -57,9 +57,9 @@ async fn a_mount_links_and_outlives_its_source() {
     let answer = mount(&registry, "target", &digest, Some("source")).await.expect(201);
     assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
     assert!(registry.get(answer.header("location").unwrap()).await.expect(200).body == bytes);
-    // Without a source: found wherever the caller may look.
+    // Without a source, the server searches all repositories that the caller may read.
     mount(&registry, "third", &digest, None).await.expect(201);
-    // What cannot be mounted becomes an upload, and nothing tells why.
+    // A failed mount becomes an upload, and the response does not reveal the reason.
     let absent = mount(&registry, "target", &sha256(b"nowhere"), Some("source")).await.expect(202);
     let elsewhere = mount(&registry, "fourth", &digest, Some("nobody")).await.expect(202);
     for answer in [absent, elsewhere] {
@@ -70,7 +70,7 @@ async fn a_mount_links_and_outlives_its_source() {
     for repository in ["target", "third"] {
         assert!(
             registry.blob_get(repository, &digest).await.expect(200).body == bytes,
-            "{repository} keeps its link"
+            "{repository} has lost its link"
         );
     }
 }
@@ -88,7 +88,7 @@ async fn bytes_that_the_registry_has_are_linked_not_stored_again() {
         .values()
         .map(|b| b.len() as u64)
         .sum();
-    assert!(stored < 600_000, "{stored} bytes lie there for a blob of 500000");
+    assert!(stored < 600_000, "{stored} bytes are stored for a blob of 500000 bytes");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! What stands on the wire: lengths on HEAD, ranges, no compression, 100-continue, absolute request targets, keep-alive.
-//! Sockets by hand, because client libraries tidy up just these things.
+//! HTTP details: Content-Length on HEAD, ranges, no compression, 100-continue, absolute request targets,
+//! keep-alive. The tests use plain sockets, because client libraries hide these details.
 
 use std::io::Write;
 
@@ -39,7 +39,7 @@ async fn head_tells_length_type_and_digest_and_sends_no_body() {
             );
             assert_eq!(answer.header("docker-content-digest"), Some(digest.as_str()));
             assert_eq!(answer.header("content-type"), Some("application/vnd.oci.image.manifest.v1+json"));
-            assert_eq!(answer.header("content-encoding"), None, "never compressed on the fly");
+            assert_eq!(answer.header("content-encoding"), None, "the response is compressed");
             assert_eq!(answer.body.is_empty(), method == "HEAD");
         }
     }
@@ -83,7 +83,7 @@ async fn ranges() {
         let answer = ask(server.address, "GET", &target, &format!("range: {range}\r\n"));
         assert_eq!((answer.status, &answer.body[..]), (200, &bytes[..]), "{range} is ignored");
     }
-    // Several ranges: one part each.
+    // Several ranges: one part for each.
     let answer = ask(server.address, "GET", &target, "range: bytes=0-9,20-29\r\n");
     assert_eq!(answer.status, 206);
     assert!(answer.header("content-type").unwrap().starts_with("multipart/byteranges; boundary="));
