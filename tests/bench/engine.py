@@ -1,4 +1,4 @@
-"""Lode's engine and llama.cpp on the same GGUF files, threads and requests, in turn: see tests/bench/engine."""
+"""Compares Lode's engine with llama.cpp on the same GGUF files, threads and requests: see tests/bench/engine."""
 
 import argparse
 import json
@@ -19,8 +19,8 @@ from server import Server
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parent / "models/lode-demo"
 CONTEXT, SEQUENCES = 1024, 16
-# Words of a prompt and tokens of an answer, for one client and for several at once, and how often a round asks: a small model has to
-# answer for longer before its times mean anything.
+# Words of a prompt and generated tokens, for one client and for several, and the number of requests per
+# round. A small model must generate more tokens for meaningful times.
 LENGTHS, LONGER = ((96, 48), (32, 32), 1), {"demo": ((96, 512), (32, 256), 5)}
 MODELS = ["demo:Q4_K_M", "demo:BF16", "1b:Q4_K_M", "1b:Q8_0", "1b:BF16"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -32,7 +32,7 @@ def post(url, body):
 
 
 def streamed(url, body, prefix=b""):
-    """The last record of a stream, and the seconds to its first one."""
+    """Returns the last record of a stream, and the seconds to its first record."""
     begin, first, last = time.perf_counter(), None, b""
     with post(url, body) as answer:
         for line in answer:
@@ -43,7 +43,7 @@ def streamed(url, body, prefix=b""):
 
 
 def memory(process):
-    """Bytes that a process and its children hold for themselves, and all that they have resident."""
+    """Returns the anonymous memory of a process and its descendants, and all their resident memory, in bytes."""
     children = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -71,7 +71,7 @@ class Answer:
 
 
 class Lode:
-    """A server that holds the model; its worker loads it when it is first asked."""
+    """A server with the model; its worker loads the model on the first request."""
 
     name = "lode"
 
@@ -109,7 +109,7 @@ class Llama:
         self.child = subprocess.Popen(self.command, **pipes, text=True)
         self.address = self.child.stdout.readline().strip()
         if not self.address:
-            raise SystemExit("llama.cpp did not start")
+            raise SystemExit("llama.cpp failed to start")
 
     def generate(self, prompt, count):
         body = {"prompt": prompt, "n_predict": count, "temperature": 0, "cache_prompt": False, "stream": True}
@@ -126,7 +126,7 @@ class Llama:
 
 
 def together(engine, clients, salt, words, count):
-    """One request of each client at once, no two alike: the answers, and how long all of them took."""
+    """Sends one request per client concurrently, all different. Returns the responses and the elapsed time."""
     text = (DEMO / "heldout.txt").read_text().split()
     answers = [None] * clients
 
@@ -140,7 +140,7 @@ def together(engine, clients, salt, words, count):
     [thread.join() for thread in threads]
     took = time.perf_counter() - begin
     if None in answers:
-        raise SystemExit(f"{engine.name} did not answer")
+        raise SystemExit(f"{engine.name} did not respond")
     return answers, took
 
 
@@ -155,7 +155,7 @@ def measure(engines, label, file, rounds, clients, memory_rate):
             engine.start()
             engine.generate("One word", 1)
             take("cold", time.perf_counter() - begin)
-            # The second of these two, since the first may still find things cold.
+            # Measure only after this second request, because caches may be cold during the first.
             engine.generate("Another word", 1)
             take("warm", statistics.median(engine.generate(f"A word, number {n}", 1).first for n in range(5)))
             for count, time_of_it in ((count, n) for count in clients for n in range(times)):
@@ -180,22 +180,22 @@ def measure(engines, label, file, rounds, clients, memory_rate):
     for count in clients:
         if count == 1:
             row("prompt, tokens/s", "prompt 1", "{:.1f}".format)
-            row("answer, tokens/s", "answer 1", "{:.1f}".format)
-            if size > 256e6:  # smaller ones stay in the processor's caches
-                row("memory bandwidth that answers read at", "answer 1", lambda v: f"{v * size / memory_rate:.0%}")
+            row("generation, tokens/s", "answer 1", "{:.1f}".format)
+            if size > 256e6:  # smaller files fit into the processor's caches
+                row("share of memory bandwidth in generation", "answer 1", lambda v: f"{v * size / memory_rate:.0%}")
         else:
-            row(f"{count} at once, tokens/s of all answers", f"whole {count}", "{:.1f}".format)
-            row(f"{count} at once, to the first token, ms", f"first {count}", lambda v: f"{v * 1e3:.0f}", min)
-    row("to the first token, loaded, ms", "warm", lambda v: f"{v * 1e3:.1f}", min)
-    row("to the first token, with start and loading, s", "cold", "{:.2f}".format, min)
+            row(f"{count} clients, generated tokens/s of all", f"whole {count}", "{:.1f}".format)
+            row(f"{count} clients, time to the first token, ms", f"first {count}", lambda v: f"{v * 1e3:.0f}", min)
+    row("time to the first token, model loaded, ms", "warm", lambda v: f"{v * 1e3:.1f}", min)
+    row("time to the first token, with start and loading, s", "cold", "{:.2f}".format, min)
     reading = statistics.median(read_once(file) for _ in range(3))
-    row("the same, in times of reading the file from memory once", "cold", lambda v: f"{v / reading:.1f}", min)
-    row("memory of its own, MB", "own", lambda v: f"{v / 1e6:.0f}", min)
+    row("the same, relative to reading the file once from memory", "cold", lambda v: f"{v / reading:.1f}", min)
+    row("anonymous memory, MB", "own", lambda v: f"{v / 1e6:.0f}", min)
     row("memory with the mapped file, MB", "all", lambda v: f"{v / 1e6:.0f}", min)
 
 
 def read_once(file):
-    """Seconds that reading a file takes once it is in memory."""
+    """Returns the seconds to read a file from the page cache."""
     begin = time.perf_counter()
     with open(file, "rb", buffering=0) as opened:
         buffer = bytearray(1 << 22)
@@ -205,7 +205,7 @@ def read_once(file):
 
 
 def bandwidth(threads):
-    """Bytes a second that so many processes read from memory together, each a GiB of its own."""
+    """Returns the total memory read rate of several processes in bytes per second. Each reads its own GiB."""
     code = ("import time,sys\nimport numpy as np\na=np.ones(1<<27)\nsys.stdin.readline()\nb=time.perf_counter()\n"
             "for _ in range(3): a.max()\nprint(3*a.nbytes/(time.perf_counter()-b))")
     readers = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -231,7 +231,7 @@ with tempfile.TemporaryDirectory(prefix="lode-bench-", dir=os.environ.get("LODE_
     scratch = Path(scratch)
     rate = bandwidth(threads)
     print(f"{threads} threads, memory read at {rate / 1e9:.1f} GB/s, medians of {rounds}")
-    print("| model | what | lode | llama.cpp | lode against it |\n| --- | --- | --: | --: | --: |", flush=True)
+    print("| model | figure | lode | llama.cpp | lode relative to llama.cpp |\n| --- | --- | --: | --: | --: |", flush=True)
     sources = {"demo": DEMO}
     environment = {"LODE_NUM_PARALLEL": str(SEQUENCES), "LODE_CONTEXT_LENGTH": str(CONTEXT)}
     for model in models:

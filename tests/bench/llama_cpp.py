@@ -1,4 +1,4 @@
-"""llama.cpp's whole quantiser, out of the libraries that an npm package carries: see tests/bench/quantise."""
+"""llama.cpp's complete quantiser, from the libraries in an npm package: see tests/bench/quantise."""
 
 import ctypes
 import glob
@@ -6,13 +6,13 @@ import os
 import time
 from pathlib import Path
 
-# The numbers of llama.cpp's llama_ftype.
+# The values of llama.cpp's llama_ftype.
 TYPES = {"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13,
          "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18}
 
 
 class Parameters(ctypes.Structure):
-    """llama_model_quantize_params: only how it begins matters here."""
+    """llama_model_quantize_params; only its first fields are used."""
 
     _fields_ = [("nthread", ctypes.c_int32), ("ftype", ctypes.c_int32), ("rest", ctypes.c_uint8 * 248)]
 
@@ -28,7 +28,7 @@ def load(folder):
 
 
 def quantise(llama, source, out, name, threads, keep=False):
-    """Seconds of llama.cpp's whole quantiser, which talks much."""
+    """Runs llama.cpp's quantiser without its output, and returns the seconds."""
     parameters = llama.llama_model_quantize_default_params()
     parameters.nthread, parameters.ftype = threads, TYPES[name]
     talk, silent = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -39,7 +39,7 @@ def quantise(llama, source, out, name, threads, keep=False):
     os.dup2(talk, 2)
     os.close(talk), os.close(silent)
     if failed:
-        raise SystemExit("llama.cpp did not quantise it")
+        raise SystemExit("llama.cpp failed to quantise the model")
     if not keep:
         out.unlink()
     return took

@@ -1,6 +1,7 @@
-"""llama.cpp's HTTP server over one GGUF file, as the xllamacpp package carries it: see tests/bench/engine.
+"""llama.cpp's HTTP server from the xllamacpp package, with one GGUF file: see tests/bench/engine.
 
-Arguments: FILE THREADS SEQUENCES CONTEXT, the last one for each sequence. Prints its address, and serves until standard input ends.
+Arguments: FILE THREADS SEQUENCES CONTEXT, where CONTEXT is per sequence. Prints its address and serves until standard input
+ends.
 """
 
 import os

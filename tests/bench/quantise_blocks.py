@@ -1,4 +1,4 @@
-"""One thread of each: see tests/bench/quantise."""
+"""Compares one thread of each block quantiser: see tests/bench/quantise."""
 
 import array
 import ctypes
@@ -28,7 +28,7 @@ quantise.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p] + [ctypes.c
 source = (ctypes.c_float * len(values)).from_buffer(values)
 out = ctypes.create_string_buffer(4 * len(values))
 
-print("| type | lode | ggml | times |\n| --- | --: | --: | --: |")
+print("| type | lode | ggml | ratio |\n| --- | --: | --: | --: |")
 for name, number in TYPES.items():
     best = float("inf")
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Lode's GGUF files held to llama.cpp's of the same floats, tensor by tensor: see tests/bench/quantise."""
+"""Compares Lode's GGUF files with llama.cpp's of the same weights, tensor by tensor: see tests/bench/quantise."""
 
 import sys
 import tempfile
@@ -18,7 +18,7 @@ def tensors(path):
 
 lode, libraries, *types = sys.argv[1:]
 llama = llama_cpp.load(libraries)
-print("| model | type | tensors | of another type | of other bytes |\n| --- | --- | --: | --: | --: |")
+print("| model | type | tensors | with another type | with other bytes |\n| --- | --- | --: | --: | --: |")
 with tempfile.TemporaryDirectory(prefix="lode-bench-") as scratch, Server(lode) as server:
     scratch = Path(scratch)
     for model in MODELS:

@@ -1,4 +1,4 @@
-"""A whole model from F16 to blocks, by Lode and by llama.cpp: see tests/bench/quantise."""
+"""Compares Lode and llama.cpp quantising a whole F16 model: see tests/bench/quantise."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory(prefix="lode-bench-") as scratch:
     shutil.rmtree(scratch / "checkpoint")
     source = next((scratch / "pulled").glob("*.gguf"))
     print(f"{source.stat().st_size / 1e6:.0f} MB of F16, {cores} threads")
-    print("| type | llama.cpp | lode create | lode, nothing sent | times |\n| --- | --: | --: | --: | --: |")
+    print("| type | llama.cpp | lode create | lode, nothing sent | ratio |\n| --- | --: | --: | --: | --: |")
     for name in types or ["Q8_0", "Q4_K_M"]:
         rows = []
         for _ in range(ROUNDS):

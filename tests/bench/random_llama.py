@@ -1,4 +1,4 @@
-"""Checkpoints of random weights in the shape of a llama, with the demo model's vocabulary: what is measured does not ask for sense."""
+"""Writes Llama checkpoints with random weights and the demo model's vocabulary, for measurements."""
 
 import json
 import shutil
@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 DEMO = Path(__file__).resolve().parents[1] / "models/lode-demo"
-# Width, inner width, layers, heads, heads of keys, vocabulary. `1b` is Llama 3.2 1B, whose embedding is the head, too.
+# Width, inner width, layers, heads, KV heads, vocabulary. `1b` is Llama 3.2 1B, which has a tied embedding.
 SHAPES = {"280m": (2048, 5632, 6, 32, 8, 4096), "1b": (2048, 8192, 16, 32, 8, 128256)}
 
 
 def checkpoint(folder, name):
-    """Writes a checkpoint in F16, a tensor at a time."""
+    """Writes an F16 checkpoint, one tensor at a time."""
     width, inner, layers, heads, kv_heads, vocabulary = SHAPES[name]
     folder.mkdir()
     config = json.loads((DEMO / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""A server of Lode for measurements, in a folder that goes away with it."""
+"""A Lode server for measurements, on a temporary folder."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ class Server:
         raise SystemExit(open(self.scratch + "/log").read())
 
     def run(self, *arguments):
-        """Runs a command of lode, and says how long it took."""
+        """Runs a lode command and returns its seconds."""
         start = time.perf_counter()
         done = subprocess.run([self.lode, *map(str, arguments)], env=self.environment, capture_output=True, text=True)
         took = time.perf_counter() - start

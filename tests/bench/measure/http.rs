@@ -1,11 +1,11 @@
-//! HTTP/1.1 by hand over one blocking connection: cheap enough that what is measured is the server.
-//! It speaks what registries answer with, fixed lengths and chunks; a redirect is the caller's to follow.
+//! A minimal HTTP/1.1 client on one blocking connection, cheap enough that the server dominates the
+//! measurement. It supports Content-Length and chunked responses. Callers follow redirects.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// Bodies are received into a buffer of this size and thrown away; it stays in a core's cache.
+/// Bodies are received into a buffer of this size and discarded. It fits into a core's cache.
 const RECEIVE_BYTES: usize = 256 * 1024;
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -13,11 +13,11 @@ pub(crate) struct Connection {
     address: SocketAddr,
     stream: Option<TcpStream>,
     buffer: Vec<u8>,
-    /// What of the buffer is received and not yet used.
+    /// The received and unused part of the buffer.
     unread: std::ops::Range<usize>,
 }
 
-/// The head of an answer.
+/// The head of a response.
 pub(crate) struct Head {
     pub(crate) status: u16,
     pub(crate) location: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Head {
     closing: bool,
 }
 
-/// What a request sends.
+/// The body of a request.
 pub(crate) enum Body<'a> {
     None,
     Bytes { content_type: &'a str, bytes: &'a [u8] },
@@ -42,7 +42,7 @@ impl Connection {
         Connection { address, stream: None, buffer: vec![0; RECEIVE_BYTES], unread: 0..0 }
     }
 
-    /// Sends a request and gives the answer's head; the answer's body has to be read next.
+    /// Sends a request and returns the head of the response. The caller must read the body next.
     pub(crate) fn send(
         &mut self,
         method: &str,
@@ -92,7 +92,7 @@ impl Connection {
         self.head()
     }
 
-    /// As `send`, with the answer's body read and thrown away.
+    /// Like `send`, but reads and discards the body of the response.
     pub(crate) fn ask(
         &mut self,
         method: &str,
@@ -108,7 +108,7 @@ impl Connection {
         Ok(head)
     }
 
-    /// Reads the body of an answer, handing its pieces on.
+    /// Reads the body of a response and passes its pieces to `take`.
     pub(crate) fn receive(&mut self, head: &Head, take: &mut dyn FnMut(&[u8])) -> io::Result<u64> {
         let bodyless = head.status == 204 || head.status == 304;
         let mut total = 0;
@@ -126,7 +126,7 @@ impl Connection {
                 }
             }
         } else {
-            let length = head.length.ok_or_else(|| wrong("an answer without a length"))?;
+            let length = head.length.ok_or_else(|| wrong("a response without a length"))?;
             self.take(length, take)?;
             total = length;
         }
@@ -153,7 +153,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives more behind what is unread; that is moved to the front first.
+    /// Moves the unread bytes to the front of the buffer and receives more.
     fn fill(&mut self) -> io::Result<()> {
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
@@ -205,14 +205,14 @@ impl Connection {
     }
 }
 
-/// The host and port of an absolute address; registries give their storage's so.
+/// The host and port of an absolute URL, which registries use to redirect to their storage.
 pub(crate) fn host_of(target: &str) -> io::Result<SocketAddr> {
     let host = target.strip_prefix("http://").and_then(|rest| rest.split('/').next());
-    let host = host.ok_or_else(|| wrong("a location that is no http:// address"))?;
+    let host = host.ok_or_else(|| wrong("a location that is not an http:// URL"))?;
     host.to_socket_addrs()?.next().ok_or_else(|| wrong("a location without a host"))
 }
 
-/// The path of an address that may carry a host, as `Location` does.
+/// The path of a URL with or without a host, as in `Location`.
 fn path_of(target: &str) -> &str {
     match target.split_once("://") {
         Some((_, rest)) => rest.find('/').map_or("/", |at| &rest[at..]),

@@ -1,5 +1,5 @@
-//! What the servers are asked to do: take blobs and give them back, and answer small requests as fast as they can.
-//! Bytes and digests are made before the clock starts.
+//! The load: pushing and pulling blobs, and small requests at the maximum rate.
+//! Bytes and digests are computed before the measurement starts.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -16,11 +16,11 @@ const PIECE: usize = 1 << 20;
 const STAMP: usize = 16;
 const IMAGE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const REPOSITORY: &str = "bench/models";
-/// How many manifests, each with a tag, there are to ask for.
+/// The number of tagged manifests.
 const TAGS: usize = 100;
 pub(crate) const CLIENTS: usize = 16;
 
-/// So many blobs of that size, sent by so many clients.
+/// The number and size of blobs, and the number of clients that send them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) count: usize,
@@ -41,7 +41,8 @@ impl Shape {
     }
 }
 
-/// Blobs that are never held whole: every MiB is the same random block behind a stamp of its own.
+/// Generated blobs, which are never in memory as a whole: every MiB is the same random block with its own
+/// stamp in front.
 pub(crate) struct Blobs {
     pub(crate) shape: Shape,
     block: Vec<u8>,
@@ -61,7 +62,7 @@ impl Blobs {
             }
             Ok(named(hasher))
         });
-        Blobs { shape, block, digests: digests.expect("nothing here fails") }
+        Blobs { shape, block, digests: digests.expect("hashing does not fail") }
     }
 
     /// Pushes every blob as docker, skopeo and crane do: POST, PATCH, PUT.
@@ -81,7 +82,7 @@ impl Blobs {
         Ok(started.elapsed())
     }
 
-    /// Pulls every blob; length and stamps are checked, hashing them is left to the tests.
+    /// Pulls every blob. Checks lengths and stamps only; the tests check hashes.
     pub(crate) fn pull(&self, address: SocketAddr) -> io::Result<Duration> {
         let started = Instant::now();
         parallel(self.shape.clients, self.shape.count, |connections: &mut Pulling, blob| {
@@ -106,7 +107,7 @@ impl Blobs {
             let mut at = 0usize;
             let mut wrong = 0;
             let total = connection.receive(&head, &mut |bytes| {
-                // The stamps that lie whole in these bytes.
+                // The stamps that are completely in these bytes.
                 let mut next = at.next_multiple_of(PIECE);
                 while next + STAMP <= at + bytes.len() {
                     let got = &bytes[next - at..next - at + STAMP];
@@ -117,14 +118,14 @@ impl Blobs {
             })?;
             match total == self.shape.size_mib * PIECE as u64 && wrong == 0 {
                 true => Ok(()),
-                false => Err(io::Error::other(format!("{total} bytes came, {wrong} pieces were wrong"))),
+                false => Err(io::Error::other(format!("received {total} bytes with {wrong} wrong pieces"))),
             }
         })?;
         Ok(started.elapsed())
     }
 }
 
-/// What is asked over and over.
+/// A kind of small request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     GetByTag,
@@ -147,13 +148,13 @@ impl Request {
     }
 }
 
-/// A repository full of tagged manifests.
+/// A repository with many tagged manifests.
 pub(crate) struct Tagged {
     digests: Vec<String>,
 }
 
 impl Tagged {
-    /// Pushes them.
+    /// Pushes the manifests.
     pub(crate) fn push(address: SocketAddr) -> io::Result<Tagged> {
         let mut connection = Connection::new(address);
         let config = b"{}";
@@ -184,7 +185,7 @@ impl Tagged {
         Ok(Tagged { digests })
     }
 
-    /// How many such requests are answered in `time`.
+    /// Sends requests of one kind for `time`. Returns the number of responses and the elapsed time.
     pub(crate) fn ask(
         &self,
         address: SocketAddr,
@@ -250,15 +251,15 @@ fn expect(head: crate::http::Head, status: u16) -> io::Result<crate::http::Head>
     }
 }
 
-/// The connections of one client that pulls.
+/// The connections of one pulling client.
 #[derive(Default)]
 struct Pulling {
     registry: Option<Connection>,
-    /// To where the registry sends on.
+    /// To the storage that the registry redirects to.
     storage: Option<Connection>,
 }
 
-/// Does `work` for every number below `count` on so many threads, each with something of its own to keep.
+/// Runs `work` for every number below `count` on several threads, each with its own state.
 fn parallel<T: Send, S: Default>(
     threads: usize,
     count: usize,
@@ -304,7 +305,7 @@ fn named(hasher: Sha256) -> String {
     format!("sha256:{hex}")
 }
 
-/// What the machine itself reaches with a shape's bytes, in bytes a second.
+/// Writing and syncing a plain file, in bytes per second.
 pub(crate) fn plain_write(folder: &std::path::Path, bytes: u64) -> io::Result<f64> {
     let path = folder.join("plain");
     let block = vec![1; PIECE];
@@ -319,7 +320,7 @@ pub(crate) fn plain_write(folder: &std::path::Path, bytes: u64) -> io::Result<f6
     Ok(bytes as f64 / seconds)
 }
 
-/// SHA-256 on one core, in bytes a second.
+/// SHA-256 on one core, in bytes per second.
 pub(crate) fn plain_hash(bytes: u64) -> f64 {
     let block = vec![1; PIECE];
     let mut hasher = Sha256::new();
@@ -331,7 +332,7 @@ pub(crate) fn plain_hash(bytes: u64) -> f64 {
     bytes as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Bytes sent over a loopback connection and thrown away, in bytes a second.
+/// Sending over a loopback connection, in bytes per second.
 pub(crate) fn plain_socket(bytes: u64) -> io::Result<f64> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;

@@ -1,5 +1,5 @@
-//! Lode and other registries side by side: the same load on each in turn, in one run, on the same storage.
-//! `tests/bench` builds what this needs and calls it; README and reference/performance.md say how to read what it prints.
+//! Compares Lode with other registries: the same load on each in turn, in one run, on the same storage.
+//! `tests/bench/run` builds this program and runs it. docs/reference/performance.md explains the output.
 
 mod http;
 mod load;
@@ -57,7 +57,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Every target in turn, the first one of each round another one.
+/// Runs `each` for every target in turn. Each round starts with another target.
 fn in_turn(options: &Options, mut each: impl FnMut(&Target) -> io::Result<()>) -> io::Result<()> {
     let n = options.targets.len();
     for round in 0..options.rounds as usize {
@@ -129,7 +129,7 @@ fn requests(place: &Place, options: &Options, run: &mut u32, samples: &mut Vec<S
     })
 }
 
-/// What the machine reaches without any registry.
+/// Prints the rates of the machine without a registry.
 fn baselines(place: &Place, options: &Options) -> io::Result<()> {
     let mib = |rates: Vec<f64>| median(rates) / f64::from(1 << 20);
     let bytes = options.shapes.first().map_or(1 << 30, Shape::bytes).min(1 << 30);
@@ -148,10 +148,10 @@ fn baselines(place: &Place, options: &Options) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets what earlier servers wrote reach the disk, so that it does not count as the next one's.
+/// Syncs the writes of earlier servers to the disk, so that they do not slow down the next server.
 #[allow(unsafe_code)]
 fn settle() {
-    // SAFETY: sync takes and gives nothing.
+    // SAFETY: sync has no arguments and no result.
     unsafe { libc::sync() };
 }
 
@@ -178,7 +178,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             options.time = Duration::from_secs(2);
             continue;
         }
-        let value = args.next().ok_or_else(|| format!("`{name}` is unknown or lacks a value"))?;
+        let value = args.next().ok_or_else(|| format!("`{name}` is unknown or has no value"))?;
         let mut target = |kind, default: &str| {
             let (name, program) = value.split_once('=').unwrap_or((default, &value));
             options.targets.push(Target { kind, name: name.to_owned(), program: program.into() });
@@ -204,7 +204,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--secret-key" => s3[3] = value,
             "--objects" => objects = Some(value.into()),
             "--json" => options.json = Some(value.into()),
-            _ => return Err(format!("no option `{name}`")),
+            _ => return Err(format!("unknown option `{name}`")),
         }
     }
     if !own_shapes.is_empty() {
@@ -219,7 +219,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
                 let (scratch, objects, redirect) = (tmpfs.join("s3"), objects.clone(), name == "redirect");
                 Place::S3 { endpoint, bucket, access_key, secret_key, scratch, objects, redirect }
             }
-            other => return Err(format!("cannot measure on `{other}`")),
+            other => return Err(format!("unknown storage `{other}`, or `--s3` is missing")),
         });
     }
     match options.targets.is_empty() {

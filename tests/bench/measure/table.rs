@@ -1,4 +1,4 @@
-//! Samples, their medians, and the table that people read.
+//! Samples, their medians, and the printed table.
 
 use std::fmt::Write;
 
@@ -9,10 +9,10 @@ pub(crate) struct Sample {
     pub(crate) place: String,
     pub(crate) row: String,
     pub(crate) target: String,
-    /// MiB or requests a second.
+    /// MiB or requests per second.
     pub(crate) rate: f64,
     pub(crate) unit: &'static str,
-    /// Processor seconds of the server for a GiB, or microseconds for a request.
+    /// CPU time of the server: seconds per GiB, or microseconds per request.
     pub(crate) cpu: f64,
     pub(crate) peak_bytes: u64,
 }
@@ -26,7 +26,7 @@ impl Sample {
     }
 }
 
-/// The middle one; of an even number, the mean of the two in the middle.
+/// The middle value, or the mean of the two middle values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -36,7 +36,8 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// One line a row and target, in the order measured, with each target's share of the first one's figures.
+/// The table: one line per row and target, in order of measurement, with Lode's rate relative to the best
+/// peer.
 pub(crate) fn table(samples: &[Sample]) -> String {
     let mut text = String::new();
     let mut seen: Vec<(&str, &str)> = Vec::new();
@@ -51,7 +52,7 @@ pub(crate) fn table(samples: &[Sample]) -> String {
         if place != place_before {
             let _ = writeln!(
                 text,
-                "\n### {place}\n\n| row | server | rate | against the best peer | CPU | peak memory (MiB) |\n| --- | --- | ---: | ---: | ---: | ---: |"
+                "\n### {place}\n\n| row | server | rate | relative to the best peer | CPU | peak memory (MiB) |\n| --- | --- | ---: | ---: | ---: | ---: |"
             );
             place_before = place;
         }

@@ -1,5 +1,5 @@
-//! The servers that are measured: each started on a fresh place, watched, and stopped with all it stored.
-//! What is configured, is configured alike: no authentication, no access log, durable where there is a switch for it.
+//! The measured servers. Each is started on empty storage and stopped, and its content is deleted. All have
+//! the same configuration: no authentication, no access log, and durable writes if they are optional.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -26,7 +26,7 @@ pub(crate) struct Target {
     pub(crate) program: PathBuf,
 }
 
-/// Where a server keeps its bytes.
+/// The storage of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     Folder {
@@ -39,9 +39,10 @@ pub(crate) enum Place {
         access_key: String,
         secret_key: String,
         scratch: PathBuf,
-        /// Where the S3 server keeps its objects, to be emptied after each target; they may lie in memory.
+        /// The folder with the S3 server's objects, possibly a tmpfs. A target's objects are deleted after it
+        /// has run.
         objects: Option<PathBuf>,
-        /// Whether pulls are sent on to the S3 server.
+        /// Whether pulls are redirected to the S3 server.
         redirect: bool,
     },
 }
@@ -64,7 +65,7 @@ pub(crate) struct Running {
 }
 
 impl Target {
-    /// Starts the server on an empty place; `run` tells one start from the next.
+    /// Starts the server on empty storage. `run` makes the names of its folder and prefix unique.
     pub(crate) fn start(&self, place: &Place, run: u32) -> io::Result<Running> {
         let (root, objects) = match place {
             Place::Folder { root, .. } => (root, None),
@@ -100,7 +101,7 @@ impl Target {
 }
 
 impl Running {
-    /// Processor time used so far, in seconds.
+    /// CPU time so far, in seconds.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
         // The name in parentheses may contain spaces; user and system time are the 14th and 15th fields.
@@ -110,7 +111,7 @@ impl Running {
         (ticks(11) + ticks(12)) / 100.0
     }
 
-    /// The most memory that was resident since the last `forget_peak`.
+    /// Peak resident memory since the last `forget_peak`.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -119,7 +120,7 @@ impl Running {
     }
 
     pub(crate) fn forget_peak(&self) {
-        // Without the right to, the peak counts from the server's start.
+        // Without permission, the peak counts from the server's start.
         let _ = fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5");
     }
 }
@@ -139,7 +140,7 @@ fn free_address() -> io::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 
-/// A command that sees nothing of the caller's settings.
+/// A command without the caller's environment.
 fn bare(program: &Path, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", folder).env("PATH", "/usr/bin:/bin").env("OTEL_TRACES_EXPORTER", "none");
@@ -198,7 +199,7 @@ fn zot(
         "rootDirectory": folder.join("data"), "commit": true, "gc": false, "dedupe": true,
     });
     if let Place::S3 { endpoint, bucket, access_key, secret_key, .. } = place {
-        // Without a database of its own elsewhere, deduplication is refused on remote storage.
+        // zot refuses deduplication on remote storage without a remote database.
         storage["dedupe"] = false.into();
         storage["storageDriver"] = serde_json::json!({
             "name": "s3", "rootdirectory": format!("/{prefix}"), "region": "us-east-1", "regionendpoint": endpoint,

@@ -1,6 +1,7 @@
 //go:build tools
 
-// The cosign client at a pinned version: `go build github.com/sigstore/cosign/v3/cmd/cosign` in this folder makes the program.
+// Pins the version of the cosign client. Build it in this folder: `go build
+// github.com/sigstore/cosign/v3/cmd/cosign`
 package tools
 
 import _ "github.com/sigstore/cosign/v3/cmd/cosign"

@@ -1,6 +1,7 @@
 //go:build tools
 
-// The distribution registry at a pinned version, which `tests/bench/run` measures: `go build github.com/distribution/distribution/v3/cmd/registry` in this folder makes the program.
+// Pins the version of the distribution registry, which `tests/bench/run` measures. Build it in this folder:
+// `go build github.com/distribution/distribution/v3/cmd/registry`
 package tools
 
 import _ "github.com/distribution/distribution/v3/cmd/registry"

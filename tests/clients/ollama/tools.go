@@ -1,7 +1,8 @@
 //go:build tools
 
-// ollama at a pinned version: `go build github.com/ollama/ollama` in this folder makes the program. A module leaves out the folder
-// `vendor/` of llama.cpp, so three header files come from elsewhere: two from Debian's packages, miniaudio.h from the module beside it.
+// Pins the version of ollama. Build it in this folder: `go build github.com/ollama/ollama` A Go module
+// excludes llama.cpp's folder `vendor/`, so three header files come from elsewhere: two from Debian packages,
+// miniaudio.h from the malgo module.
 package tools
 
 import (

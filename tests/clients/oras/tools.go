@@ -1,6 +1,6 @@
 //go:build tools
 
-// The oras client at a pinned version: `go build oras.land/oras/cmd/oras` in this folder makes the program.
+// Pins the version of the oras client. Build it in this folder: `go build oras.land/oras/cmd/oras`
 package tools
 
 import _ "oras.land/oras/cmd/oras"

@@ -1,6 +1,7 @@
-"""Opens GGUF files in llama.cpp, as the xllamacpp package carries it, and says what each of them answers.
+"""Generates text from GGUF files with llama.cpp, from the xllamacpp package.
 
-Standard input: lines `{"path", "chat"}` or `{"path", "prompt"}`. Standard output: the greedy answer to each as a JSON text.
+Standard input: lines `{"path", "chat"}` or `{"path", "prompt"}`. Standard output: the greedily generated text for each line,
+as a JSON string.
 """
 
 import json
@@ -10,7 +11,7 @@ import sys
 import xllamacpp
 
 COUNT = 12
-# llama.cpp talks on standard output, too; the answers are to stand there alone.
+# llama.cpp also writes to standard output, so send its output to standard error.
 out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 for line in sys.stdin:
@@ -31,5 +32,5 @@ for line in sys.stdin:
         text = server.handle_completions(how | {"prompt": asked["prompt"]})["choices"][0]["text"]
     print(json.dumps(text), file=out, flush=True)
     del server
-# Its threads are not waited for.
+# Exit without waiting for llama.cpp's threads.
 os._exit(0)

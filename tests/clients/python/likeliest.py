@@ -1,7 +1,7 @@
-"""Opens GGUF files in llama.cpp, as the xllamacpp package carries it, and says which ids it finds likeliest where.
+"""Prints the likeliest next ids at each position of some texts, with llama.cpp from the xllamacpp package.
 
-Standard input: lines `{"path", "windows", "top"}`. Standard output: for each line, as JSON, for each window the likeliest ids after each
-beginning of it that is shorter than the window, as pairs of id and log-probability.
+Standard input: lines `{"path", "windows", "top"}`. Standard output: for each line a JSON array. For each window, it contains
+the likeliest ids after each proper prefix, as pairs of id and log-probability.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 import xllamacpp
 
-# llama.cpp talks on standard output, too; the answers are to stand there alone.
+# llama.cpp also writes to standard output, so send its output to standard error.
 out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 for line in sys.stdin:
@@ -20,7 +20,7 @@ for line in sys.stdin:
     params.n_ctx = max(map(len, asked["windows"])) + 8
     params.n_parallel = 1
     params.warmup = False
-    # Threads that spin for one another are slow beside other work.
+    # One thread, because llama.cpp's spinning threads are slow while other programs run.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     server = xllamacpp.Server(params)
@@ -35,5 +35,5 @@ for line in sys.stdin:
         windows.append(places)
     print(json.dumps(windows), file=out, flush=True)
     del server
-# Its threads are not waited for.
+# Exit without waiting for llama.cpp's threads.
 os._exit(0)

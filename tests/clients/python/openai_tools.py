@@ -1,6 +1,6 @@
-"""Talks to a server with OpenAI's library, as programs do that let a model call tools.
+"""Tests tool calls with OpenAI's library.
 
-Arguments: the base address, and a model that looks at the weather when it is asked, and then tells of it.
+Arguments: the base URL, and a model that calls a weather tool and then reports the result.
 """
 
 import json
@@ -15,7 +15,8 @@ tools = [{"type": "function", "function": {"name": "look", "description": "The w
 question = {"role": "user", "content": "How is the weather in Paris?"}
 asked = {"model": model, "tools": tools, "temperature": 0}
 
-# A call, its result, and what the model makes of it. What it said goes back as the library dumps it, nulls included.
+# A tool call, its result, and the final response. The model's message is sent back as the library dumps it,
+# with nulls.
 first = client.chat.completions.create(messages=[question], **asked).choices[0]
 (call,) = first.message.tool_calls
 assert first.finish_reason == "tool_calls" and first.message.content == "", first
@@ -46,17 +47,17 @@ assert json.loads(calls[0]["arguments"]) == {"city": "Paris"}, calls
 assert reasons[-1] == "tool_calls" and set(reasons[:-1]) <= {None}, reasons
 assert usage.completion_tokens > 3, usage
 
-# Without tools the call is text.
+# Without tools, the tool call is plain text.
 plain = client.chat.completions.create(messages=[question], model=model, temperature=0).choices[0]
 assert plain.message.tool_calls is None and plain.message.content.startswith("<tool_call>"), plain
 
-# Log-probabilities of a text that is gone on with, in their older form.
+# Log-probabilities of the completions API.
 text = client.completions.create(model=model, prompt=["<told>"], temperature=0, logprobs=1).choices[0]
 assert text.text == "Sunny and warm." and text.logprobs.tokens == ["Sunny", " and", " warm", "."], text
 assert text.logprobs.text_offset == [0, 5, 9, 14], text
 assert [max(top.values()) for top in text.logprobs.top_logprobs] == text.logprobs.token_logprobs, text
 
-# What is wrong is told in the library's own kinds of errors.
+# Errors are of the library's types.
 def refused(kind, word, **request):
     try:
         client.chat.completions.create(**{"model": model, "messages": [question]} | request)

@@ -31,4 +31,4 @@ for name, values in ours.items():
     assert list(values.shape) == [int(dim) for dim in reversed(tensor.shape)], (name, values.shape, tensor.shape)
     expect = dequantize(tensor.data, tensor.tensor_type).reshape(values.shape)
     assert np.array_equal(values, expect.astype(np.float32)), (name, tensor.tensor_type.name, np.abs(values - expect).max())
-print(len(ours), "tensors are the same")
+print(len(ours), "tensors are equal")

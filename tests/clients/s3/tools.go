@@ -1,6 +1,7 @@
 //go:build tools
 
-// An S3 server at a pinned version: `go build github.com/versity/versitygw/cmd/versitygw` in this folder makes the program.
+// Pins the version of an S3 server. Build it in this folder: `go build
+// github.com/versity/versitygw/cmd/versitygw`
 package tools
 
 import _ "github.com/versity/versitygw/cmd/versitygw"
