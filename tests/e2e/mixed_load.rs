@@ -234,7 +234,7 @@ fn client(server: &Server, from: Option<IpAddr>) -> Registry {
         .pool_max_idle_per_host(0)
         .local_address(from)
         .build()
-        .expect("an HTTP client needs no more than memory");
+        .expect("building an HTTP client does not fail");
     Registry { url: server.url(), http }
 }
 

@@ -38,8 +38,8 @@ async fn a_new_data_folder_is_closed_to_other_users_and_an_open_one_is_reported(
     assert!(!server.output().contains("open to other users"), "{}", server.output());
     server.stop().await;
 
-    fs::set_permissions(&data, Permissions::from_mode(0o755)).expect("our own folder");
-    fs::set_permissions(&database, Permissions::from_mode(0o644)).expect("our own file");
+    fs::set_permissions(&data, Permissions::from_mode(0o755)).expect("the test owns the folder");
+    fs::set_permissions(&database, Permissions::from_mode(0o644)).expect("the test owns the file");
     let server = folder.serve().await;
     for advice in ["chmod 700", "chmod 600"] {
         assert!(server.output().contains(advice), "{advice}: {}", server.output());

@@ -48,7 +48,7 @@ impl Site {
     }
 
     fn mortal(&self) -> &Server {
-        self.mortal.as_ref().expect("it was started again")
+        self.mortal.as_ref().expect("the replica was restarted")
     }
 
     /// Sends a request to the first replica and kills it after `before` more steps. Returns the step at which
@@ -66,7 +66,7 @@ impl Site {
         };
         self.steps.disarm();
         if outcome.is_ok() {
-            self.mortal.take().expect("it runs").kill();
+            self.mortal.take().expect("the replica runs").kill();
         }
         self.steps.release();
         outcome

@@ -42,7 +42,7 @@ fn split(url: &str) -> (&str, &str) {
 }
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of plain characters")
+    path.to_str().expect("a UTF-8 path")
 }
 
 fn ask(arguments: &[&str], path: &str) -> String {

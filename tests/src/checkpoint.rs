@@ -180,7 +180,8 @@ pub fn read_folder(path: &Path) -> BTreeMap<String, Vec<u8>> {
             if entry.is_dir() {
                 open.push(entry);
             } else {
-                let name = entry.strip_prefix(path).expect("below the folder").to_string_lossy().into_owned();
+                let name =
+                    entry.strip_prefix(path).expect("a path in the folder").to_string_lossy().into_owned();
                 files.insert(name, fs::read(&entry).expect("a readable file"));
             }
         }

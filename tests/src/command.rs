@@ -100,7 +100,7 @@ impl Lode {
 
     /// Imports a checkpoint.
     pub async fn create(&self, name: &str, path: &Path, more: &[&str]) -> Finished {
-        let path = path.to_str().expect("a path of plain characters");
+        let path = path.to_str().expect("a UTF-8 path");
         self.run(&[&["create", name, path], more].concat()).await
     }
 }

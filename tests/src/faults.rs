@@ -90,7 +90,7 @@ async fn accept(
                     return;
                 }
             }
-            listener = TcpListener::bind(address).await.expect("the port is still ours");
+            listener = TcpListener::bind(address).await.expect("the port is still free");
         }
         let client = tokio::select! {
             accepted = listener.accept() => match accepted {

@@ -94,7 +94,7 @@ impl Registry {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .build()
-            .expect("an HTTP client needs no more than memory");
+            .expect("building an HTTP client does not fail");
         Self { url: url.into(), http }
     }
 

@@ -105,5 +105,5 @@ fn programs() -> Option<PathBuf> {
 }
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of plain characters")
+    path.to_str().expect("a UTF-8 path")
 }

@@ -35,7 +35,7 @@ impl RawAnswer {
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).expect("the server accepts connections");
     stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
-    stream.set_nodelay(true).expect("no delay");
+    stream.set_nodelay(true).expect("TCP_NODELAY can be set");
     stream
 }
 
@@ -106,7 +106,7 @@ pub fn read_one(stream: &mut TcpStream) -> RawAnswer {
 
 fn parse(bytes: &[u8]) -> Option<RawAnswer> {
     let end = bytes.windows(4).position(|w| w == b"\r\n\r\n")?;
-    let head = std::str::from_utf8(&bytes[..end]).expect("a head is text");
+    let head = std::str::from_utf8(&bytes[..end]).expect("the head is UTF-8");
     let mut lines = head.split("\r\n");
     let status = lines.next()?.split(' ').nth(1)?.parse().expect("a status code");
     let headers = lines

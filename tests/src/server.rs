@@ -114,7 +114,7 @@ impl Folder {
             .suffix(".log")
             .tempfile_in(self.path())
             .expect("a log file");
-        let (output, log) = log.keep().expect("a log file that stays");
+        let (output, log) = log.keep().expect("a persistent log file");
         let mut command = lode_command(self.path());
         command
             .arg("serve")
