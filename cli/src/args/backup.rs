@@ -1,4 +1,4 @@
-//! `lode backup`: a copy of a server's index and blobs.
+//! Arguments of `lode backup`.
 
 use std::path::PathBuf;
 
@@ -8,22 +8,23 @@ use super::Kept;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-For a server with SQLite and a folder, on its own machine, running or not. The backup is a data folder: serve a copy of
-it to restore. Repeated into the same folder, only what is new is copied.
+Works for servers with SQLite and a local blob folder, on the server's own machine, while the
+server runs or is stopped. The backup is a complete data folder: to restore it, serve a copy.
+A repeated backup into the same folder copies only new blobs.
 
 Examples:
   lode backup --data /srv/lode --to /backup/lode
   lode backup --data /srv/lode --to /srv/snapshots/monday --link")]
 pub(crate) struct Backup {
-    /// The folder to write to
+    /// Folder to write the backup to
     #[arg(long, value_name = "DIR")]
     pub(crate) to: PathBuf,
     #[command(flatten)]
     pub(crate) from: Kept,
-    /// Give blobs a second name instead of copying them: at once, and on the same file system only
+    /// Hard-link blobs instead of copying them: immediate, but only within one file system
     #[arg(long)]
     pub(crate) link: bool,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,4 +1,4 @@
-//! `lode create`: importing a model.
+//! Arguments of `lode create`.
 
 use std::path::PathBuf;
 
@@ -7,8 +7,9 @@ use lode_model::import::Quantize;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every tensor of a checkpoint becomes a blob of its own, so models that share tensors share bytes:
-only what the registry lacks is sent. Interrupted, repeat the command: what arrived stays there.
+Each tensor of a checkpoint is stored as a separate blob, so models with equal tensors share storage.
+Only blobs that the registry lacks are uploaded. If the command is interrupted, repeat it: the
+uploaded data is kept.
 
 Examples:
   lode create team/mini ./checkpoint-folder
@@ -17,21 +18,22 @@ Examples:
   lode create hub.local/team/adapter ./adapter.safetensors
   lode create team/brief -f Modelfile")]
 pub(crate) struct Create {
-    /// What to call it
+    /// Name of the new model: [host/]repository[:tag]
     pub(crate) name: String,
-    /// A checkpoint folder, a file of weights, or a Modelfile
+    /// Checkpoint folder, weights file (.safetensors, .gguf, .onnx) or Modelfile
     pub(crate) path: Option<PathBuf>,
-    /// The Modelfile that says what the model is made from and what it is told [default: ./Modelfile without a PATH]
+    /// Modelfile with base model, template, system message and parameters [default: ./Modelfile without PATH]
     #[arg(short, long, value_name = "MODELFILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Quantise float weights on the way
+    /// Quantise float weights during the import
     ///
-    /// To tensor blobs: int4, int8, nvfp4, mxfp4, mxfp8. To a GGUF, from a checkpoint or a GGUF of floats: F32, F16, BF16,
-    /// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K. Upper and lower case
-    /// are the same; a GGUF is made on all cores in a file below TMPDIR before it is sent
+    /// Types that are stored as tensor blobs: int4, int8, nvfp4, mxfp4, mxfp8. Types that produce a GGUF,
+    /// from a checkpoint or from a float GGUF: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K_S,
+    /// Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, Q6_K. Names are not case-sensitive. A GGUF is built on
+    /// all cores in a temporary file in TMPDIR and then uploaded
     #[arg(long, value_name = "TYPE")]
     pub(crate) quantize: Option<Quantize>,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,16 +1,18 @@
-//! `lode fsck`: comparing the index with the bytes.
+//! Arguments of `lode fsck`.
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit code 0: clean. 1: damage, which is a row without its bytes, wrong bytes or a dangling reference. 2: it could not
-be checked. Bytes without a row and unfinished uploads are reported and are no damage.")]
+Damage is a database row without its blob, a blob with wrong content or a dangling reference.
+Blobs without a row and unfinished uploads are reported but are not damage.
+
+Exit codes: 0 no damage, 1 damage found, 2 the check failed.")]
 pub(crate) struct Fsck {
-    /// Read all bytes and compare their digests
+    /// Read every blob and compare its digest
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

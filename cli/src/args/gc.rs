@@ -1,10 +1,13 @@
-//! `lode gc`: collecting, and what was removed.
+//! Arguments of `lode gc` and its subcommands.
 
 use clap::{Args, Subcommand};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
+Deletes manifests and blobs without references whose grace period has ended, and tags that a
+retention rule removes. Removals can be undone within the undo window of the server.
+
 Examples:
   lode gc --dry-run
   lode gc history team/mini
@@ -12,39 +15,39 @@ Examples:
 pub(crate) struct Gc {
     #[command(subcommand)]
     pub(crate) command: Option<GcCommand>,
-    /// Only say what would go
+    /// List what a collection would remove, and remove nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum GcCommand {
-    /// List what was removed and why, newest first
+    /// List removed tags, manifests and blobs with the reason, newest first
     History(GcHistory),
-    /// Bring back a removed manifest with the tags it had, or a removed tag
+    /// Restore a removed tag, or a removed manifest with its tags
     Undo(GcUndo),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GcHistory {
-    /// Only of this repository
+    /// Only removals in this repository
     pub(crate) repository: Option<String>,
-    /// How many lines
+    /// Number of removals to list
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
     pub(crate) limit: u32,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GcUndo {
-    /// REPOSITORY:TAG or REPOSITORY@DIGEST
+    /// What to restore: REPOSITORY:TAG or REPOSITORY@DIGEST
     pub(crate) name: String,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,4 +1,4 @@
-//! `lode list`: listing models.
+//! Arguments of `lode list`.
 
 use clap::Args;
 
@@ -9,9 +9,9 @@ Examples:
   lode list team/mini
   lode list --json | jq -r '.models[].repository'")]
 pub(crate) struct List {
-    /// Only this repository and what lies below it
+    /// Only this repository and the repositories below it
     pub(crate) repository: Option<String>,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,15 +1,19 @@
-//! `lode login`: keeping and forgetting logins.
+//! Arguments of `lode login` and `lode logout`.
 
 use clap::{ArgAction, Args};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Checks the credentials with the registry, then saves them in credentials.json in the lode folder of
+XDG_CONFIG_HOME or ~/.config.
+
 Example:
   echo $TOKEN | lode login hub.local --username ci --password-stdin")]
 pub(crate) struct Login {
-    /// The registry [default: the server named by LODE_HOST]
+    /// Registry host [default: the server that LODE_HOST names]
     #[arg(value_name = "HOST")]
     pub(crate) server: Option<String>,
+    /// User name
     #[arg(long, short)]
     pub(crate) username: Option<String>,
     /// Read the password or token from standard input
@@ -19,7 +23,7 @@ pub(crate) struct Login {
 
 #[derive(Debug, Args)]
 pub(crate) struct Logout {
-    /// The registry [default: the server named by LODE_HOST]
+    /// Registry host [default: the server that LODE_HOST names]
     #[arg(value_name = "HOST")]
     pub(crate) server: Option<String>,
 }

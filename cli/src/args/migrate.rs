@@ -1,4 +1,4 @@
-//! `lode migrate`: moving a server's index and blobs.
+//! Arguments of `lode migrate`.
 
 use clap::Args;
 
@@ -6,21 +6,22 @@ use super::Kept;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Moves a server with SQLite and a folder. Stop it, or serve it with --read-only meanwhile. Every blob is read and its
-digest compared; rows are counted on both sides. Interrupted, repeat the command: it goes on where it stopped.
+Moves a server with SQLite and a local blob folder. Stop the server first, or serve it with
+--read-only during the migration. The command verifies the digest of each blob and compares the
+number of rows. If it is interrupted, repeat it: it resumes where it stopped.
 
 Example:
   lode migrate --data /srv/lode --to-database postgres://lode@db/lode --to-storage s3://bucket/lode")]
 pub(crate) struct Migrate {
-    /// The database to move the index to, empty
+    /// Target database; it must be empty
     #[arg(long, value_name = "URL")]
     pub(crate) to_database: String,
-    /// The storage to move the bytes to
+    /// Target blob store
     #[arg(long, value_name = "URL")]
     pub(crate) to_storage: String,
     #[command(flatten)]
     pub(crate) from: Kept,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

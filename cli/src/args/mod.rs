@@ -1,6 +1,7 @@
-//! The command line as types: what can be written and how it is explained, one file a verb. No behaviour lives here.
+//! Command-line arguments as clap types, one file per command. The doc comments are the help texts. This
+//! module has no behaviour.
 
-// Doc comments here are help texts, written for a terminal.
+// Help texts are written for a terminal, not for rustdoc.
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags)]
 
 mod backup;
@@ -59,7 +60,7 @@ pub(crate) use tensor::{ExportDtype, Tensor, TensorExport, TensorLs};
 pub(crate) use tokenize::Tokenize;
 pub(crate) use worker::Worker;
 
-/// A model registry that serves: push models with any OCI client, list them, take them apart, run them.
+/// OCI model registry and inference server: push, create, inspect and run models
 #[derive(Debug, Parser)]
 #[command(
     name = "lode",
@@ -69,10 +70,11 @@ pub(crate) use worker::Worker;
     arg_required_else_help = true
 )]
 #[command(after_help = "\
-NAME is [host[:port]/]repository[:tag|@digest]. The first part is a host only if it contains `.` or `:` or is
-`localhost`; the tag defaults to `latest`. Without a host it is the server named by LODE_HOST.
+NAME is [host[:port]/]repository[:tag|@digest]. The first part is a host only if it contains `.` or
+`:` or is `localhost`. The default tag is `latest`. Names without a host belong to the server that
+LODE_HOST or --host names.
 
-Try it:
+Get started:
   lode serve --demo
   lode run lode-demo \"What is 40 plus 41?\"
   lode create team/mini ./checkpoint-folder")]
@@ -85,7 +87,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
-    /// The server of names without a host: a URL, or host[:port]
+    /// Default registry for names without a host: a URL, or host[:port]
     #[arg(
         long,
         global = true,
@@ -96,90 +98,90 @@ pub(crate) struct Global {
     )]
     pub(crate) host: String,
 
-    /// Speak http to hosts that are not on this machine
+    /// Connect to remote hosts over plain HTTP instead of HTTPS
     #[arg(long, global = true, env = "LODE_PLAIN_HTTP", value_parser = BoolishValueParser::new(), num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true, hide_possible_values = true, value_name = "BOOL", hide_env_values = true)]
     pub(crate) plain_http: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the registry, the gateway and a local worker
+    /// Start a server: registry, gateway and a local worker
     Serve(Serve),
-    /// Run an inference node that serves models of a registry
+    /// Start a worker: an inference node that runs the models of a registry
     Worker(Worker),
-    /// Make a model in the registry: from files, or from another model
+    /// Create a model in a registry, from files or from another model
     Create(Create),
-    /// Write a model's files to a folder, each verified
+    /// Download a model's files to a folder and verify them
     Pull(Pull),
-    /// Send files to the registry as they are, titled by their names
+    /// Upload files unchanged, as one layer per file
     Push(Push),
-    /// Copy a model or any other artifact, within a registry or between two
+    /// Copy a model or another artifact, within a registry or between two
     Cp(Cp),
     /// Remove a tag, or a manifest by digest
     Rm(Rm),
-    /// List the models of a registry
+    /// List the models in a registry
     #[command(visible_alias = "ls")]
     List(List),
-    /// Show what a model is made of
+    /// Show a model's metadata, config and related models
     Show(Show),
     /// Compare two models, tensor by tensor
     Diff(Diff),
-    /// Run a model with a prompt, or talk to it
+    /// Generate text from a prompt, or chat with a model
     Run(Run),
-    /// Turn texts into vectors
+    /// Compute the embeddings of texts
     Embed(Embed),
-    /// List the models that are loaded
+    /// List the loaded models
     Ps(Ps),
     /// Unload a model
     Stop(Stop),
-    /// List tensors, or write them to a file
+    /// List a model's tensors, or export them to a file
     #[command(subcommand)]
     Tensor(Tensor),
-    /// Turn standard input into a model's token ids, and back
+    /// Convert text to a model's token ids, or token ids to text
     Tokenize(Tokenize),
-    /// Measure how well a model predicts a text
+    /// Measure a model's perplexity on a text file
     Perplexity(Perplexity),
-    /// Keep a login for a registry
+    /// Save the credentials for a registry
     Login(Login),
-    /// Forget the login for a registry
+    /// Remove the saved credentials for a registry
     Logout(Logout),
-    /// Remove what nothing refers to any more
+    /// Collect garbage now, list removals, or undo one
     Gc(Gc),
-    /// Compare the index with the stored bytes
+    /// Check the database against the blob store
     Fsck(Fsck),
-    /// Copy a server's index and blobs to a folder while it goes on
+    /// Back up a server's database and blobs to a folder, without stopping the server
     Backup(Backup),
-    /// Move a server's index and blobs to another database and another storage
+    /// Move a server's data to another database and blob store
     Migrate(Migrate),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions(Completions),
-    /// The process of one loaded model; a worker starts it
+    /// Run one loaded model; started by a worker
     #[command(hide = true)]
     Runner(Runner),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people
+    /// Human-readable lines
     #[default]
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
-/// Where a server keeps what it has.
+/// The location of a server's data.
 #[derive(Debug, Args)]
 pub(crate) struct Kept {
     /// The server's data folder [default: ./lode-data]
     #[arg(long, env = "LODE_DATA", value_name = "DIR", hide_env_values = true)]
     pub(crate) data: Option<PathBuf>,
-    /// Its index, if it is not in that folder
+    /// The server's database, if it is not in the data folder
     #[arg(long, env = "LODE_DATABASE", value_name = "URL", hide_env_values = true)]
     pub(crate) database: Option<String>,
-    /// Its bytes, if they are not in that folder
+    /// The server's blob store, if it is not in the data folder
     #[arg(long, env = "LODE_STORAGE", value_name = "URL", hide_env_values = true)]
     pub(crate) storage: Option<String>,
-    /// Its file of settings
+    /// The server's TOML settings file
     #[arg(long, env = "LODE_CONFIG", value_name = "FILE", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
 }

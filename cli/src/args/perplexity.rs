@@ -1,4 +1,4 @@
-//! `lode perplexity`: measuring a model.
+//! Arguments of `lode perplexity`.
 
 use std::path::PathBuf;
 
@@ -6,19 +6,20 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The text becomes ids without special tokens, cut into consecutive windows; every position of a window is scored, and
-an incomplete window at the end is left out.
+The text is tokenized without special tokens and split into consecutive windows. Every position of a
+window is scored. An incomplete last window is ignored, unless it is the only one.
 
 Example:
   lode perplexity lode-demo heldout.txt --window 256")]
 pub(crate) struct Perplexity {
+    /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
-    /// A text file
+    /// UTF-8 text file
     pub(crate) file: PathBuf,
-    /// Ids that the model sees at once
+    /// Window size in tokens: the context of each prediction
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) window: u32,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,10 +1,10 @@
-//! `lode ps`: listing loaded models.
+//! Arguments of `lode ps`.
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct Ps {
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,4 +1,4 @@
-//! `lode pull`: fetching a model's files.
+//! Arguments of `lode pull`.
 
 use std::path::PathBuf;
 
@@ -6,18 +6,20 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A model that was imported unquantised comes back byte for byte. Interrupted, repeat the command: it goes on where it
-stopped, and files that are there and right are left alone.
+The files of a model that was imported without quantisation are restored byte for byte. If the
+command is interrupted, repeat it: it resumes where it stopped and keeps files that are already
+complete and correct.
 
 Examples:
   lode pull team/mini --to ./mini
   lode pull hub.local/team/mini@sha256:0123...")]
 pub(crate) struct Pull {
+    /// Model or artifact: [host/]repository[:tag|@digest]
     pub(crate) name: String,
-    /// The folder to write to [default: the last part of the name]
+    /// Folder to write to [default: the last part of the repository name]
     #[arg(long, value_name = "DIR")]
     pub(crate) to: Option<PathBuf>,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

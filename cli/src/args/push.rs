@@ -1,4 +1,4 @@
-//! `lode push`: sending files.
+//! Arguments of `lode push`.
 
 use std::path::PathBuf;
 
@@ -6,23 +6,23 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each file becomes a layer with its name as title, as oras does it; of a folder, every file below it. `lode create` is
-the better way in for a checkpoint: it stores tensors once.
+Each file becomes a layer with the file name as its title, as with oras. A folder stands for all files
+below it. To import a checkpoint as a model, use `lode create`: it stores equal tensors only once.
 
 Examples:
   lode push ./model.onnx ./tokenizer.json team/encoder:1
   lode push ./folder team/files")]
 pub(crate) struct Push {
-    /// Files and folders
+    /// Files and folders to upload
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-    /// What to call it
+    /// Name of the artifact: [host/]repository[:tag]
     #[arg(required = true)]
     pub(crate) name: String,
-    /// The manifest's artifactType
+    /// artifactType of the manifest
     #[arg(long, value_name = "TYPE", default_value = "application/vnd.unknown.artifact.v1")]
     pub(crate) artifact_type: String,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

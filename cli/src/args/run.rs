@@ -1,40 +1,43 @@
-//! `lode run`: asking a model.
+//! Arguments of `lode run`.
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a PROMPT it is read from standard input; on a terminal a conversation starts.
+Without PROMPT, the prompt is read from standard input. On a terminal, a chat starts instead. Reasoning
+is printed to standard error, on a terminal only.
 
 Examples:
   lode run lode-demo \"What is 40 plus 41?\"
   echo \"Define water.\" | lode run lode-demo --temperature 0
   lode run lode-demo \"A river:\" --format schema.json")]
 pub(crate) struct Run {
+    /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
+    /// Prompt [default: standard input, or a chat on a terminal]
     pub(crate) prompt: Option<String>,
-    /// What the model is told before the conversation
+    /// System message, instead of the model's own
     #[arg(long)]
     pub(crate) system: Option<String>,
-    /// 0 picks the likeliest token each time
+    /// Sampling temperature; 0 always picks the most likely token
     #[arg(long)]
     pub(crate) temperature: Option<f32>,
-    /// The same seed gives the same answer
+    /// Random seed; the same seed gives the same text
     #[arg(long)]
     pub(crate) seed: Option<i64>,
-    /// Tokens to generate at most
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) num_predict: Option<i64>,
-    /// Hold the answer to JSON: `json` for any object, or a file with a JSON schema
+    /// Structured output: `json` for any JSON object, or a file with a JSON schema
     #[arg(long, value_name = "json|FILE")]
     pub(crate) format: Option<String>,
-    /// Send the prompt as it is, without the model's template
+    /// Send the prompt unchanged, without the model's template
     #[arg(long)]
     pub(crate) raw: bool,
-    /// How long the model stays loaded afterwards, such as 5m
+    /// How long the model stays loaded after the request, such as 5m
     #[arg(long, value_name = "DURATION")]
     pub(crate) keep_alive: Option<String>,
-    /// Say counts and speeds afterwards
+    /// Print token counts and speeds after the text
     #[arg(long, short)]
     pub(crate) verbose: bool,
 }

@@ -1,4 +1,4 @@
-//! `lode runner`: the process of one model, and the helper process that evaluates its text data.
+//! Arguments of `lode runner`: the process of one loaded model, or its text helper.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct Runner {
-    /// The socket to serve on
+    /// Socket to serve on
     #[arg(long, required_unless_present = "text")]
     pub(crate) socket: Option<PathBuf>,
-    /// Be the helper process of a runner, whose socket is standard input
+    /// Run as the text helper of a runner; standard input is the socket to it
     #[arg(long, conflicts_with = "socket")]
     pub(crate) text: bool,
 }

@@ -1,26 +1,27 @@
-//! `lode show`: showing a model.
+//! Arguments of `lode show`.
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 pub(crate) struct Show {
+    /// Model or artifact: [host/]repository[:tag|@digest]
     pub(crate) name: String,
-    /// Print a Modelfile that makes it again
+    /// Print a Modelfile that recreates the model
     #[arg(long, group = "part")]
     pub(crate) modelfile: bool,
-    /// Print its template
+    /// Print the prompt template
     #[arg(long, group = "part")]
     pub(crate) template: bool,
-    /// Print what it is told before the conversation
+    /// Print the system message
     #[arg(long, group = "part")]
     pub(crate) system: bool,
-    /// Print its options
+    /// Print the parameters
     #[arg(long, group = "part")]
     pub(crate) parameters: bool,
-    /// Print its licence
+    /// Print the licence
     #[arg(long, group = "part")]
     pub(crate) license: bool,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

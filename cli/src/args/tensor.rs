@@ -1,4 +1,4 @@
-//! `lode tensor`: tensors of a model.
+//! Arguments of the `lode tensor` subcommands.
 
 use std::path::PathBuf;
 
@@ -8,14 +8,15 @@ use clap::{Args, Subcommand, ValueEnum};
 pub(crate) enum Tensor {
     /// List a model's tensors
     Ls(TensorLs),
-    /// Write tensors to a .safetensors file
+    /// Export tensors to a .safetensors file
     Export(TensorExport),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct TensorLs {
+    /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -27,20 +28,21 @@ pub(crate) enum ExportDtype {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Only the bytes of the tensors that are named are fetched.
+Only the data of the named tensors is downloaded.
 
 Examples:
   lode tensor export team/mini --to mini.safetensors
-  lode tensor export team/mini:int4 model.norm.weight model.embed_tokens.weight --to two.safetensors --dtype f32")]
+  lode tensor export team/mini:int4 model.norm.weight --to norm.safetensors --dtype f32")]
 pub(crate) struct TensorExport {
+    /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
-    /// Which; all where none is named
+    /// Tensors to export [default: all]
     #[arg(value_name = "TENSOR")]
     pub(crate) tensors: Vec<String>,
-    /// The file to write
+    /// File to write
     #[arg(long, value_name = "FILE")]
     pub(crate) to: PathBuf,
-    /// Decode to this type; without it tensors are written as they are stored
+    /// Decode the values to this type [default: keep the stored type]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) dtype: Option<ExportDtype>,
 }

@@ -1,24 +1,25 @@
-//! `lode tokenize`: text to ids and back.
+//! Arguments of `lode tokenize`.
 
 use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads standard input to its end, verbatim, and prints one id a line. Needs the model's tokenizer only: no worker.
-A GGUF brings its own; its ids are those of llama.cpp.
+Reads all of standard input unchanged and prints one id per line. The command downloads only the
+model's tokenizer and needs no worker. The ids of a GGUF are those of llama.cpp.
 
 Examples:
   printf 'What is water?' | lode tokenize lode-demo --json
   printf '1 2 3' | lode tokenize lode-demo --decode")]
 pub(crate) struct Tokenize {
+    /// Model: [host/]repository[:tag|@digest]
     pub(crate) name: String,
-    /// Turn ids into text
+    /// Convert ids to text
     #[arg(long)]
     pub(crate) decode: bool,
-    /// Add no special tokens and take none in the text for one
+    /// Add no special tokens, and treat those in the text as plain text; with --decode, omit them
     #[arg(long)]
     pub(crate) no_special: bool,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

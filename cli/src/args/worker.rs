@@ -1,4 +1,4 @@
-//! `lode worker`: the inference node.
+//! Arguments of `lode worker`.
 
 use std::path::PathBuf;
 
@@ -8,36 +8,46 @@ use super::LogFormat;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Settings come from flags, then LODE_* variables, then the file's [worker] table. Scheduling: LODE_KEEP_ALIVE,
-LODE_MAX_QUEUE, LODE_NUM_PARALLEL, LODE_MAX_LOADED_MODELS, LODE_KV_CACHE_TYPE (f32, f16, q8_0), LODE_CONTEXT_LENGTH,
-LODE_LOAD_TIMEOUT, LODE_THREADS (a model; 0: one a core). LODE_CACHE_SIZE: bytes that pulled blobs may take (0: no limit).
-LODE_TEXT_TIMEOUT, LODE_TEXT_MEMORY: limits of templates, tokenizers and grammars, for each request.
+Flags override LODE_* variables, which override the [worker] table of the settings file. Variables
+without a flag:
+  LODE_KEEP_ALIVE         how long an idle model stays loaded
+  LODE_MAX_QUEUE          maximum number of waiting requests
+  LODE_NUM_PARALLEL       requests that one loaded model processes at the same time
+  LODE_MAX_LOADED_MODELS  maximum number of loaded models
+  LODE_KV_CACHE_TYPE      f32, f16 or q8_0
+  LODE_CONTEXT_LENGTH     context length of requests that set none
+  LODE_LOAD_TIMEOUT       maximum time to load a model
+  LODE_THREADS            threads per model; 0: one per core
+  LODE_CACHE_SIZE         maximum size of the cache in bytes; 0: no limit
+  LODE_TEXT_TIMEOUT       time limit of templates, tokenizers and grammars, per request
+  LODE_TEXT_MEMORY        memory limit of templates, tokenizers and grammars, per request
 
 Example:
-  lode worker --registry https://hub.local --advertise http://10.0.0.7:5100 --listen 0.0.0.0:5100 --token $TOKEN")]
+  lode worker --registry https://hub.local --listen 0.0.0.0:5100 \\
+    --advertise http://10.0.0.7:5100 --token $TOKEN")]
 pub(crate) struct Worker {
-    /// The registry to join
+    /// Registry to join
     #[arg(long, env = "LODE_REGISTRY", value_name = "URL", hide_env_values = true)]
     pub(crate) registry: Option<String>,
-    /// Address and port that the registry's gateway calls
+    /// Address and port to listen on for the gateway
     #[arg(long, env = "LODE_LISTEN", value_name = "ADDR", hide_env_values = true)]
     pub(crate) listen: Option<String>,
-    /// How the gateway reaches this worker, if not at the address it listens on
+    /// URL at which the gateway reaches this worker, if it differs from --listen
     #[arg(long, env = "LODE_ADVERTISE", value_name = "URL", hide_env_values = true)]
     pub(crate) advertise: Option<String>,
-    /// The secret that the server was given as worker token; not needed on one machine
+    /// Worker token of the server; not required on the server's own machine
     #[arg(long, env = "LODE_WORKER_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
-    /// Folder for blobs that were pulled
+    /// Folder for the cache of pulled blobs
     #[arg(long, env = "LODE_CACHE", value_name = "DIR", hide_env_values = true)]
     pub(crate) cache: Option<PathBuf>,
-    /// A folder with blobs/<algorithm>/<hex> that is read where it lies; may be given more than once
+    /// Folder with blobs/<algorithm>/<hex> that the worker reads in place, without copying; may be repeated
     #[arg(long, env = "LODE_SOURCE", value_name = "DIR", value_delimiter = ',', hide_env_values = true)]
     pub(crate) source: Vec<PathBuf>,
-    /// auto or cpu
+    /// Compute device: auto or cpu
     #[arg(long, env = "LODE_DEVICE", value_name = "DEVICE", hide_env_values = true)]
     pub(crate) device: Option<String>,
-    /// How log lines are written to standard error
+    /// Format of the log on standard error
     #[arg(
         long,
         env = "LODE_LOG_FORMAT",
@@ -47,7 +57,7 @@ pub(crate) struct Worker {
         hide_env_values = true
     )]
     pub(crate) log_format: LogFormat,
-    /// A TOML file of settings
+    /// TOML settings file
     #[arg(long, env = "LODE_CONFIG", value_name = "FILE", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
 }
