@@ -1,4 +1,5 @@
-//! What a manifest's files are, whichever tool pushed it: the model crate's one rule, with tars looked into over the network.
+//! Determines the files of a manifest with the rules of the model crate, whichever tool pushed it. Tar layers
+//! are listed over the network.
 
 use std::{collections::BTreeMap, io, sync::Mutex};
 
@@ -18,12 +19,12 @@ use crate::{
     error::{Failure, Outcome},
 };
 
-/// A config that is larger names no files.
+/// Larger configs are not read; they name no files.
 const MAX_CONFIG: u64 = 16 << 20;
-/// Bytes that are fetched for one look at a tar; its headers are small and lie far apart.
+/// Bytes per range request on a tar. Its headers are small and far apart.
 const WINDOW: u64 = 8 << 10;
 
-/// Sorts a manifest's layers into files, those inside of plain tars included.
+/// Lists the files of a manifest, including those inside uncompressed tars.
 pub(crate) async fn read(target: &Target, manifest: &Manifest) -> Outcome<Artifact> {
     let config = match manifest.config.as_ref().filter(|config| config.size <= MAX_CONFIG) {
         Some(config) => {
@@ -48,7 +49,7 @@ pub(crate) async fn read(target: &Target, manifest: &Manifest) -> Outcome<Artifa
     Ok(artifact.unfold(members))
 }
 
-/// The header of a GGUF; its tensors stay where they are.
+/// Reads the header of a GGUF without downloading its tensors.
 pub(crate) async fn gguf_header(target: &Target, file: &ModelFile) -> Outcome<Header> {
     let reader = Ranges::of(target, file);
     let (offset, size) = (file.offset, file.size);
@@ -57,14 +58,14 @@ pub(crate) async fn gguf_header(target: &Target, file: &ModelFile) -> Outcome<He
     read.map_err(|error| Failure::because(format!("{} of {target}", file.label()), &error))
 }
 
-/// A blob of the registry that is read by range. Blocks.
+/// A blob in the registry, read by range requests. Blocks.
 struct Ranges {
     registry: Registry,
     repository: Repository,
     digest: Digest,
     size: u64,
     runtime: Handle,
-    /// What was fetched last, and where it begins.
+    /// Offset and bytes of the last range request.
     window: Mutex<(u64, Vec<u8>)>,
 }
 

@@ -1,5 +1,6 @@
-//! Files put together from blobs: every blob is fetched once, verified, and its pieces written where the files want them.
-//! A file gets its name only when it is whole and verified; what was interrupted goes on from a small journal.
+//! Assembles files from blobs: fetches each blob once, verifies it, and writes its pieces into the files that
+//! contain them. A file gets its final name only when it is complete and verified. A small journal lets an
+//! interrupted run resume.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -28,21 +29,21 @@ use crate::{
 
 const AT_ONCE: usize = 6;
 const WRITE_BYTES: usize = 1 << 20;
-/// After this much the files are synced and the journal says what they hold.
+/// After this many bytes the files are synced and the journal is extended.
 const JOURNAL_BYTES: u64 = 256 << 20;
 const JOURNAL: &str = ".lode-pull";
 
-/// What was done.
+/// Statistics of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     pub(crate) files: usize,
     pub(crate) bytes: u64,
-    /// Files that were there already, and right.
+    /// Files that existed already with the right content.
     pub(crate) kept: usize,
 }
 
-/// Makes `entries` be files of `folder`, without following a link below it. `sizes` tells how long each blob is that they take
-/// bytes from.
+/// Writes `entries` below `folder`, without following links there. `sizes` has the size of every blob that
+/// the entries refer to.
 pub(crate) async fn write(
     target: &Target,
     folder: &Path,
@@ -69,10 +70,11 @@ pub(crate) async fn write(
     Ok(written)
 }
 
-/// What a file is called, and what lies beside it, until it is whole.
+/// Suffixes of the temporary files that exist until a file is complete.
 const UNFINISHED: [&str; 3] = [".part", ".part.state", ".part.state.tmp"];
 
-/// The files in the order in which they are safe: one that is called as another is while it is written comes after that one.
+/// Groups the files into rounds. A file whose name equals the temporary name of another is written in a later
+/// round.
 fn rounds(wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
     let names: BTreeSet<String> = wanted.iter().map(|wanted| wanted.entry.path.clone()).collect();
     let round_of = |name: &str| {
@@ -126,7 +128,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// The blob that this file is, if it is one and not a composition.
+    /// The blob with exactly this file's content; `None` for a file of several segments.
     fn whole_blob(&self, sizes: &HashMap<Digest, u64>) -> Option<&Digest> {
         match self.entry.segments.as_slice() {
             [Segment::Blob { digest, offset: 0, length }]
@@ -152,7 +154,7 @@ fn blobs_of(entry: &FileEntry) -> impl Iterator<Item = &Digest> {
     })
 }
 
-/// Drops what is there already with the right bytes.
+/// Filters out the files that exist already with the right content.
 async fn without_those_there(wanted: Vec<Wanted>) -> Outcome<Vec<Wanted>> {
     let there = wanted.iter().filter(|wanted| is_candidate(wanted)).map(|wanted| wanted.entry.size).sum();
     let meter = ui::Meter::bytes("checking", there);
@@ -177,7 +179,7 @@ fn is_candidate(wanted: &Wanted) -> bool {
     wanted.entry.digest.is_some() && wanted.file.file_size() == Some(wanted.entry.size)
 }
 
-/// A file that is being put together.
+/// A file that is being assembled.
 struct PartFile {
     file: File,
     part: Destination,
@@ -190,7 +192,7 @@ impl PartFile {
     }
 }
 
-/// Bytes of a blob and where they go.
+/// A byte range of a blob and its position in a file.
 #[derive(Clone, Copy)]
 struct Piece {
     in_blob: u64,
@@ -260,12 +262,12 @@ async fn scatter(
     let finished =
         files::on_all_cores((0..count).collect(), move |at| finish(&finishing[at], &*progress)).await;
     verifying.end();
-    // Whole or spoilt, what it says is over.
+    // The journal is obsolete, whether the files are complete or invalid.
     let _gone = journal_file.remove();
     finished.map(drop)
 }
 
-/// Opens a `.part` for every file, and tells whether each was there with the right length.
+/// Opens a `.part` file for each file and returns whether all of them existed with the right length.
 fn open_parts(wanted: Vec<Wanted>) -> Outcome<(Vec<PartFile>, bool)> {
     let mut all_there = true;
     let parts = wanted
@@ -288,14 +290,14 @@ fn open_parts(wanted: Vec<Wanted>) -> Outcome<(Vec<PartFile>, bool)> {
     Ok((parts, all_there))
 }
 
-/// Names exactly this set of files with exactly these contents.
+/// A key that identifies this set of files and their contents.
 fn key_of(parts: &[PartFile]) -> String {
     let entries: Vec<&FileEntry> = parts.iter().map(|part| &part.wanted.entry).collect();
     let text = serde_json::to_vec(&entries).unwrap_or_default();
     Digest::of(Algorithm::Sha256, &text).to_string()
 }
 
-/// One blob, verified, its pieces written as they pass.
+/// Fetches and verifies one blob and writes its pieces as they arrive.
 async fn fetch(
     target: &Target,
     digest: &Digest,
@@ -332,7 +334,8 @@ async fn fetch(
     }
 }
 
-/// Writes what of `bytes`, which begin at `start` of their blob, belongs into files; hands the emptied buffer back.
+/// Writes the parts of `bytes` that belong to files; `start` is their offset in the blob. Returns the emptied
+/// buffer.
 fn place(mut bytes: Vec<u8>, start: u64, pieces: &[Piece], parts: &[PartFile]) -> Outcome<Vec<u8>> {
     let end = start + bytes.len() as u64;
     for piece in pieces {
@@ -350,7 +353,7 @@ fn place(mut bytes: Vec<u8>, start: u64, pieces: &[Piece], parts: &[PartFile]) -
     Ok(bytes)
 }
 
-/// Verifies a whole file, makes it durable and gives it its name.
+/// Verifies a complete file, syncs it and gives it its final name.
 fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
     if let Some(expected) = &part.wanted.entry.digest {
         let read = part
@@ -361,10 +364,10 @@ fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
         if got != *expected {
             let _gone = part.part.remove();
             return Err(Failure::new(format!(
-                "{} came out as {got}, expected {expected}",
+                "{} has the digest {got}, expected {expected}",
                 part.wanted.file.path().display()
             ))
-            .hint("repeat the command: it starts this file again"));
+            .hint("repeat the command: it restarts this file"));
         }
     }
     part.file.sync_all().map_err(|error| part.failed(&error))?;
@@ -372,7 +375,8 @@ fn finish(part: &PartFile, progress: &dyn Progress) -> Outcome {
     part.part.folder().sync().map_err(|error| part.failed(&error))
 }
 
-/// Which blobs are in the part files for sure. A line each, under a first line that says of what.
+/// Records which blobs are durably in the part files: a key line that identifies the set of files, then one
+/// digest per line.
 struct Journal {
     file: File,
     destination: Destination,
@@ -390,7 +394,7 @@ impl Journal {
         let text = String::from_utf8(destination.read().unwrap_or_default()).unwrap_or_default();
         let mut lines = text.lines();
         let goes_on = parts_are_there && lines.next() == Some(key);
-        // A line that was cut by a crash is no digest.
+        // A line that a crash truncated does not parse as a digest.
         let landed =
             if goes_on { lines.filter_map(|line| line.parse().ok()).collect() } else { BTreeSet::new() };
         let mut file = destination.open_to_append().map_err(failed)?;

@@ -1,4 +1,5 @@
-//! From what was typed to a registry that can be asked: names, hosts, credentials, and where this user's small files live.
+//! Resolves the names and hosts on the command line to registries, with their credentials, and locates the
+//! user's config and cache folders.
 
 use std::path::PathBuf;
 
@@ -10,16 +11,16 @@ use crate::{
     error::{Failure, Outcome},
 };
 
-/// Where `lode serve` listens if nothing else is said.
+/// The default address of `lode serve`.
 pub(crate) const DEFAULT_HOST: &str = "http://127.0.0.1:5000";
 
-/// The client of one command, and the server that names without a host belong to.
+/// The client of a command, and the default registry for names without a host.
 pub(crate) struct Connection {
     client: Client,
     host: String,
 }
 
-/// A name, found its registry.
+/// A parsed name with its registry.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) registry: Registry,
@@ -35,7 +36,7 @@ impl Connection {
             upload_memory: cache_folder().map(|folder| folder.join("uploads")),
             ..ClientOptions::default()
         };
-        // A variable that is set to nothing is not set.
+        // An empty LODE_HOST counts as unset.
         let host = if global.host.trim().is_empty() { DEFAULT_HOST } else { &global.host };
         Ok(Connection { client: Client::new(options)?, host: host.to_owned() })
     }
@@ -67,21 +68,21 @@ impl Connection {
         })
     }
 
-    /// A target to write to: only tags can be given to new content.
+    /// A target to write to; new content can only be addressed by tag.
     pub(crate) fn target_tag(&self, name: &str) -> Outcome<(Target, Tag)> {
         let target = self.target(name)?;
         match target.reference.clone() {
             Reference::Tag(tag) => Ok((target, tag)),
             Reference::Digest(_) => {
-                Err(Failure::new(format!("`{name}` names a digest, which only content itself can have"))
-                    .hint(format!("give it a tag: `{}:latest`", target.repository)))
+                Err(Failure::new(format!("`{name}` is a digest, but a new model needs a tag"))
+                    .hint(format!("use a tag: `{}:latest`", target.repository)))
             }
         }
     }
 }
 
 impl Target {
-    /// `team/mini:latest`, as the server's own APIs take it.
+    /// `team/mini:latest`, the form that the server's APIs accept.
     pub(crate) fn model(&self) -> String {
         match &self.reference {
             Reference::Tag(tag) => format!("{}:{tag}", self.repository),
@@ -89,12 +90,12 @@ impl Target {
         }
     }
 
-    /// The address of this model below `/lode/v1/<kind>/`.
+    /// The URL path of this model in `/lode/v1/<kind>/`.
     pub(crate) fn api_path(&self, kind: &str) -> String {
         format!("lode/v1/{kind}/{}/{}", self.repository, self.reference)
     }
 
-    /// Says which name an error is about.
+    /// Converts an error; a "not found" error names this target.
     pub(crate) fn not_found(&self, error: lode_client::Error) -> Failure {
         if error.is_not_found() {
             let what =
@@ -104,7 +105,7 @@ impl Target {
                 self.model(),
                 self.registry.host()
             ))
-            .hint(format!("`lode list {}` shows its tags, `lode list` everything", self.repository));
+            .hint(format!("`lode list {}` shows its tags, `lode list` all repositories", self.repository));
         }
         error.into()
     }
@@ -116,7 +117,7 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// Where `login` keeps what it is told; none where there is no home.
+/// The file for credentials; `None` without a home folder.
 pub(crate) fn credential_file() -> Option<CredentialFile> {
     folder("XDG_CONFIG_HOME", ".config").map(|folder| CredentialFile::at(folder.join("credentials.json")))
 }

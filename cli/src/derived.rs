@@ -1,4 +1,5 @@
-//! A model made from one that a registry has: its blobs are named again in the new repository, and only what was said anew is sent.
+//! Creates a model from a base model in a registry: mounts the blobs of the base in the new repository and
+//! uploads only the new blobs.
 
 use std::sync::Arc;
 
@@ -19,16 +20,16 @@ use crate::{
     send::{Blob, Sent, send_blobs, send_files},
 };
 
-/// Configs and options are small.
+/// Limit for the config and parameters of a base model.
 const MAX_TEXT: u64 = 16 << 20;
 
-/// What was made, and how little moved.
+/// A created model and the upload statistics.
 pub(crate) struct Made {
     pub(crate) digest: Digest,
     pub(crate) sent: Sent,
 }
 
-/// Makes `target` from the model `base`.
+/// Creates `target` from the model `base`.
 pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outcome<Made> {
     let raw = base
         .registry
@@ -37,7 +38,7 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
         .map_err(|error| base.not_found(error).while_doing("FROM"))?;
     let manifest = Manifest::parse(Some(&raw.media_type), &raw.bytes)
         .map_err(|error| Failure::because(format!("the manifest of {base}"), &error))?;
-    // 1. What there is to say it on top of.
+    // 1. Read the base model's config and parameters.
     let text = async |blob: &Descriptor| {
         base.registry.blob_bytes(&base.repository, &blob.digest, blob.size.min(MAX_TEXT)).await
     };
@@ -58,9 +59,9 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
         named: Some((name, &raw.digest)),
     };
     let derived = derive(&on, edits).map_err(|error| Failure::because(format!("FROM {base}"), &error))?;
-    // 2. The base's blobs, by mount. Only from another registry do they travel.
+    // 2. Mount the base's blobs. They are transferred only if the base is in another registry.
     let shared = cp::blobs(base, target, &manifest).await?;
-    // 3. The rest.
+    // 3. Upload the new blobs and the manifest.
     let small = derived.blobs.iter().map(blob).collect();
     let mut sent = send_blobs(&target.registry, &target.repository, small).await?;
     sent.add(shared);
@@ -68,7 +69,7 @@ pub(crate) async fn model(target: &Target, base: &Target, edits: &Edits) -> Outc
     Ok(Made { digest, sent })
 }
 
-/// A blob that is held whole, as it is sent.
+/// A blob in memory, ready to upload.
 pub(crate) fn blob(SmallBlob { descriptor, bytes }: &SmallBlob) -> Blob {
     Blob {
         digest: descriptor.digest.clone(),
@@ -77,7 +78,7 @@ pub(crate) fn blob(SmallBlob { descriptor, bytes }: &SmallBlob) -> Blob {
     }
 }
 
-/// Makes a model visible whose blobs are there.
+/// Pushes the manifest of a model whose blobs are uploaded.
 pub(crate) async fn publish(target: &Target, derived: Derived) -> Outcome<Digest> {
     let put = target
         .registry
@@ -92,7 +93,7 @@ pub(crate) async fn publish(target: &Target, derived: Derived) -> Outcome<Digest
     Ok(put.digest)
 }
 
-/// Sends the files of adapters, and tells the layers that they are.
+/// Uploads the files of adapters and returns their layers.
 pub(crate) async fn extra_files(
     target: &Target,
     kind: &'static str,

@@ -1,16 +1,16 @@
-//! What a command says when it cannot do its work: the error with the names in it, a hint what to type next, and the exit code.
-//! Commands return [`Failure`]; only `main` prints one.
+//! Command failures: the message, hints on what to type next, and the exit code. Commands return [`Failure`];
+//! only `main` prints one.
 
 use std::{error::Error as StdError, fmt, io};
 
-/// The work was not done.
+/// The command failed.
 pub(crate) const FAILED: u8 = 1;
-/// `fsck` could not look, or the command line makes no sense.
+/// `fsck` failed to run, or the command line or the settings are invalid.
 pub(crate) const COULD_NOT: u8 = 2;
-/// The reader of our standard output went away: what a shell reports for SIGPIPE.
+/// Standard output was closed by its reader: the code that shells report for SIGPIPE.
 pub(crate) const PIPE_CLOSED: u8 = 141;
 
-/// Why a command ends early.
+/// The error of a command.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -25,7 +25,7 @@ impl Failure {
         Failure { message: message.into(), hints: Vec::new(), code: FAILED }
     }
 
-    /// `doing` what failed, and the error with all that caused it.
+    /// An error with its sources; `doing` names the operation that failed.
     pub(crate) fn because(doing: impl fmt::Display, error: &dyn StdError) -> Self {
         Failure::new(format!("{doing}: {}", chain(error)))
     }
@@ -46,7 +46,7 @@ impl Failure {
         self.code
     }
 
-    /// Puts what was being done before the message.
+    /// Prefixes the message with the operation that failed.
     #[must_use]
     pub(crate) fn while_doing(mut self, doing: impl fmt::Display) -> Self {
         self.message = format!("{doing}: {}", self.message);
@@ -67,7 +67,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// An error and its sources on one line, without saying the same twice.
+/// The message of an error and of its sources on one line; repeated parts are left out.
 pub(crate) fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -100,17 +100,17 @@ impl From<lode_client::Error> for Failure {
                 "is a server running at {server}? `lode serve` starts one; LODE_HOST or --host names another"
             )),
             E::Unauthorized { server, .. } => {
-                failure.hint(format!("`lode login {}` keeps a login for it", bare(server)))
+                failure.hint(format!("`lode login {}` saves credentials for it", bare(server)))
             }
             E::ManifestUnknown { repository, .. } => {
                 failure.hint(format!("`lode list {repository}` shows its tags"))
             }
-            E::NameUnknown { .. } => failure.hint("`lode list` shows what is there"),
+            E::NameUnknown { .. } => failure.hint("`lode list` shows the repositories"),
             E::InvalidAddress { .. } => failure.hint("write `http://host:port`, or `host:port` for https"),
             E::Transport { source, .. } if source.is_body() || source.is_request() => {
-                failure.hint("repeat the command: it goes on where it stopped")
+                failure.hint("repeat the command: it resumes where it stopped")
             }
-            E::Stalled { .. } => failure.hint("repeat the command: it goes on where it stopped"),
+            E::Stalled { .. } => failure.hint("repeat the command: it resumes where it stopped"),
             E::Busy { .. } => failure.hint("wait for the other download to end, or write to another folder"),
             _ => failure,
         }

@@ -1,4 +1,4 @@
-//! Files of this machine: walked, read at offsets, and written so that they are complete or not there.
+//! Local files: walked, read at offsets, and written atomically.
 
 use std::{
     collections::HashMap,
@@ -14,16 +14,16 @@ use lode_model::{gguf::PartName, onnx, read_at::ReadAt};
 
 use crate::error::{Failure, Outcome};
 
-/// One regular file below a folder that was named.
+/// A regular file in a named folder.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
-    /// Below the folder, with `/` between parts.
+    /// Path relative to the folder, with `/` as separator.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) size: u64,
 }
 
-/// Every regular file below `folder`, by name in byte order; links are followed, `.git` is not entered.
+/// Lists all regular files below `folder`, sorted by name in byte order. Follows links and skips `.git`.
 pub(crate) fn walk(folder: &Path) -> Outcome<Vec<Found>> {
     let mut found = Vec::new();
     walk_into(folder, "", 0, &mut found)?;
@@ -31,7 +31,7 @@ pub(crate) fn walk(folder: &Path) -> Outcome<Vec<Found>> {
     Ok(found)
 }
 
-/// Deeper is a loop of links.
+/// A deeper path is assumed to be a loop of links.
 const MAX_DEPTH: usize = 32;
 
 fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -> Outcome {
@@ -39,7 +39,7 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -
         |path: &Path, error: io::Error| Failure::because(format!("cannot read {}", path.display()), &error);
     if depth > MAX_DEPTH {
         return Err(Failure::new(format!(
-            "{} is nested too deep: does a link point upwards?",
+            "{} is nested too deep: does a link point to a parent folder?",
             folder.display()
         )));
     }
@@ -53,8 +53,8 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -
         let name = if below.is_empty() { name.to_owned() } else { format!("{below}/{name}") };
         let metadata = fs::metadata(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound if path.is_symlink() => {
-                Failure::new(format!("{} is a link that leads nowhere", path.display()))
-                    .hint("is the download complete? Remove the link, or put its file in place")
+                Failure::new(format!("{} is a broken link", path.display()))
+                    .hint("is the download complete? Remove the link or restore its target")
             }
             _ => failed(&path, error),
         })?;
@@ -69,8 +69,9 @@ fn walk_into(folder: &Path, below: &str, depth: usize, found: &mut Vec<Found>) -
     Ok(())
 }
 
-/// A file that holds weights, and the files beside it that are one model with it: the other parts of a split GGUF, and what an
-/// ONNX file names as its data. By name in byte order; what is missing is for the import to miss.
+/// A weights file and the other files of the same model in its folder: the other parts of a split GGUF, and
+/// the data files that an ONNX file names. Sorted by name in byte order. Missing files are left for the
+/// import to report.
 pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
     let failed = |error: io::Error| Failure::because(format!("cannot read {}", path.display()), &error);
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -78,7 +79,7 @@ pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
     if let Some(part) = PartName::parse(name) {
         names.extend((1..=part.count).filter(|number| *number != part.number).map(|n| part.sibling(n)));
     } else if name.to_ascii_lowercase().ends_with(".onnx") {
-        // Whether it is sound is for the import to say, in better words.
+        // The import reports an invalid file with a better message.
         if let Ok(model) = onnx::Model::read(&DiskFile::open(path).map_err(failed)?) {
             names.extend(model.locations().into_iter().map(|location| onnx::Model::beside(name, location)));
         }
@@ -88,7 +89,7 @@ pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut found = Vec::new();
     for name in names {
-        // Names out of the file are a stranger's.
+        // Names in the file are untrusted.
         let path = below(folder, &name)?;
         match fs::metadata(&path) {
             Ok(metadata) if metadata.is_file() => found.push(Found { name, path, size: metadata.len() }),
@@ -100,7 +101,7 @@ pub(crate) fn with_companions(path: &Path) -> Outcome<Vec<Found>> {
     Ok(found)
 }
 
-/// An open file that is read at offsets.
+/// An open file for reads at offsets.
 pub(crate) struct DiskFile {
     file: File,
     size: u64,
@@ -122,14 +123,14 @@ impl ReadAt for DiskFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(buf, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
-                io::Error::new(error.kind(), "it became shorter while it was read")
+                io::Error::new(error.kind(), "the file became shorter while it was read")
             }
             _ => error,
         })
     }
 }
 
-/// A file that is opened when it is its turn to be sent: a folder may hold more files than a process may have open.
+/// A file that is opened only when it is uploaded: a folder may contain more files than a process may open.
 pub(crate) struct FileContent {
     pub(crate) path: PathBuf,
     pub(crate) size: u64,
@@ -147,7 +148,7 @@ impl Content for FileContent {
     }
 }
 
-/// `name` below `folder`, if it stays below: titles of layers are written by strangers.
+/// Joins `name` to `folder` and refuses names that leave it: layer titles are untrusted.
 pub(crate) fn below(folder: &Path, name: &str) -> Outcome<PathBuf> {
     let mut path = folder.to_owned();
     let mut depth = 0;
@@ -166,28 +167,28 @@ pub(crate) fn below(folder: &Path, name: &str) -> Outcome<PathBuf> {
     }
     if depth == 0 || depth > MAX_DEPTH || name.contains('\0') {
         return Err(Failure::new(format!(
-            "a file called `{}` would be written outside the folder",
+            "the file name `{}` leads outside the folder",
             name.escape_debug()
         )));
     }
     Ok(path)
 }
 
-/// Where a file is written before it has its name.
+/// The path of a file while it is being written.
 pub(crate) fn part_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
     PathBuf::from(name)
 }
 
-/// The files below one folder, as places to write to. No link below the folder is followed.
+/// Creates files below one folder. Links below the folder are not followed.
 pub(crate) struct Destinations {
     root: OpenFolder,
     open: HashMap<PathBuf, OpenFolder>,
 }
 
 impl Destinations {
-    /// Creates the folder where it is missing. Links on the way to it are followed: its user chose it.
+    /// Creates the folder if it is missing. Links in its own path are followed: the user chose it.
     pub(crate) fn create(folder: &Path) -> Outcome<Destinations> {
         let failed =
             |error: io::Error| Failure::because(format!("cannot create {}", folder.display()), &error);
@@ -199,7 +200,7 @@ impl Destinations {
         &self.root
     }
 
-    /// The file called `name` below the folder; the folders between are created.
+    /// The destination for `name` below the folder. Creates the folders in between.
     pub(crate) fn file(&mut self, name: &str) -> Outcome<Destination> {
         let path = below(Path::new(""), name)?;
         let parent = path.parent().unwrap_or(Path::new("")).to_owned();
@@ -218,7 +219,7 @@ impl Destinations {
     }
 }
 
-/// Gives a synced file its name, durably.
+/// Renames a synced file and syncs its folder.
 pub(crate) fn rename(part: &Path, path: &Path) -> Outcome {
     let failed = |error: io::Error| Failure::because(format!("cannot write {}", path.display()), &error);
     fs::rename(part, path).map_err(failed)?;
@@ -234,19 +235,19 @@ pub(crate) fn create_folder_of(path: &Path) -> Outcome {
     }
 }
 
-/// Runs work that computes or waits for the disk off the async threads.
+/// Runs CPU-bound or blocking work on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is going down, and this future with it.
+            // The runtime is shutting down and drops this future.
             Err(_) => std::future::pending().await,
         },
     }
 }
 
-/// Runs `work` for every item on all cores and returns the results in order; the first error ends it.
+/// Runs `work` for each item on all cores and returns the results in order. The first error stops it.
 pub(crate) async fn on_all_cores<I, T>(
     items: Vec<I>,
     work: impl Fn(I) -> Outcome<T> + Send + Sync + 'static,
@@ -267,7 +268,7 @@ where
         .await
 }
 
-/// How many threads compute at a time.
+/// The number of threads for CPU-bound work.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from)
 }
@@ -307,7 +308,7 @@ mod tests {
         let file = DiskFile::open(&path).unwrap();
         fs::write(&path, "01").unwrap();
         let error = file.read_at(0, &mut [0; 10]).unwrap_err();
-        assert_eq!(error.to_string(), "it became shorter while it was read");
+        assert_eq!(error.to_string(), "the file became shorter while it was read");
     }
 
     #[test]
@@ -315,7 +316,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("gone", folder.path().join("config.json")).unwrap();
         let failure = walk(folder.path()).unwrap_err().to_string();
-        assert!(failure.contains("config.json is a link that leads nowhere"), "{failure}");
+        assert!(failure.contains("config.json is a broken link"), "{failure}");
     }
 
     #[test]

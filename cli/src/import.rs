@@ -1,5 +1,5 @@
-//! Files of this machine into a registry as a model: planned, made into layers, and visible only with its manifest.
-//! `create` and the demo go through here.
+//! Imports local files into a registry as a model: plans the layers, uploads them, then pushes the manifest.
+//! Used by `create` and by the demo.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use crate::{
     ui,
 };
 
-/// What an import made.
+/// The result of an import.
 pub(crate) struct Imported {
     pub(crate) digest: Digest,
     pub(crate) sent: Sent,
@@ -37,7 +37,7 @@ pub(crate) struct Imported {
     pub(crate) parameters: u64,
 }
 
-/// Imports a checkpoint as `target`. Its layers are made, hashed and sent side by side.
+/// Imports a checkpoint as `target`. Layers are built, hashed and uploaded concurrently.
 pub(crate) async fn model(
     target: &Target,
     source: Arc<dyn Source>,
@@ -50,7 +50,7 @@ pub(crate) async fn model(
         .await
         .map_err(|error| not_importable(&error))?;
 
-    // What cannot be written down is told before anything is sent.
+    // Check first that the manifest can be written, before anything is uploaded.
     let nothing = Digest::sha256(b"");
     let unknown = plan.files_to_hash().map(|path| (path.to_owned(), nothing.clone())).collect();
     write_down(&plan, &vec![nothing.clone(); plan.layers.len()], &unknown, edits)?;
@@ -64,7 +64,7 @@ pub(crate) async fn model(
     Ok(Imported { digest, sent, notices: plan.notices, tensors: plan.tensors, parameters: plan.parameters })
 }
 
-/// What was imported, and the same with what is said about it.
+/// Builds the manifest of the import, and the manifest with the Modelfile's edits applied.
 fn write_down(
     plan: &Plan,
     layers: &[Digest],
@@ -89,7 +89,8 @@ fn write_down(
     Ok((finished, derived))
 }
 
-/// Makes every layer present in the repository, the first while others are read. Their digests, in the order of the plan.
+/// Uploads the layers that the repository lacks, and uploads the first ones while later ones are still read.
+/// Returns the digests in plan order.
 async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> Outcome<(Vec<Digest>, Sent)> {
     let mut encoded = make_encoded(plan, source).await?;
     let work = match plan.layers.iter().any(|layer| layer.is_made() && !layer.is_encoded()) {
@@ -99,7 +100,7 @@ async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> 
     let items = plan.layers.iter().enumerate().map(|(at, layer)| {
         let made = encoded.remove(&at);
         Item {
-            // It was counted when it was made.
+            // Already counted when the layer was built.
             work_bytes: if made.is_some() { 0 } else { layer.size },
             content: (!layer.is_made()).then(|| content_of(layer, source)),
             what: (layer.clone(), made),
@@ -121,14 +122,17 @@ async fn send_layers(target: &Target, plan: &Plan, source: &Arc<dyn Source>) -> 
         let (digest, read) =
             hashed.map_err(|error| Failure::because(format!("cannot read {name}"), &error))?;
         if read != size {
-            return Err(Failure::new(format!("{name} has {read} bytes, expected {size}: did it change?")));
+            return Err(Failure::new(format!(
+                "{name} has {read} bytes, expected {size}: did the file change?"
+            )));
         }
         Ok(Blob { digest, size, content: content_of(&layer, &source) })
     })
     .await
 }
 
-/// The digests of the files that no layer is. Each is read from start to end, so half of the cores are left to the layers.
+/// Hashes the files that are not stored as one layer. Each file is read sequentially, so half of the cores
+/// are left for the layers.
 async fn hash_whole(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<String, Digest>> {
     let split: Vec<String> = plan.files_to_hash().map(str::to_owned).collect();
     futures::stream::iter(split)
@@ -145,7 +149,7 @@ async fn hash_whole(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<S
         .await
 }
 
-/// Makes the layers that all cores make together, by their number.
+/// Builds the layers that are encoded on all cores, by layer index.
 async fn make_encoded(plan: &Plan, source: &Arc<dyn Source>) -> Outcome<BTreeMap<usize, (Digest, Spooled)>> {
     if !plan.layers.iter().any(PlannedLayer::is_encoded) {
         return Ok(BTreeMap::new());
@@ -170,14 +174,14 @@ fn not_importable(error: &ImportError) -> Failure {
         | ImportError::OnnxData { .. } => failure.hint("is the download complete?"),
         ImportError::Pointer { .. } => failure.hint("`git lfs pull` in its folder fetches the file"),
         ImportError::Path(_) => failure.hint("rename it"),
-        ImportError::NoModel => failure.hint("`lode push FOLDER NAME` stores any files as they are"),
+        ImportError::NoModel => failure.hint("`lode push FOLDER NAME` stores arbitrary files"),
         ImportError::QuantizeGguf { .. } => failure
-            .hint("a GGUF of floats becomes another GGUF: q8_0, q4_K_M or another of `lode create --help`"),
+            .hint("a float GGUF can be quantised to GGUF types only, such as q8_0 or q4_K_M: see `lode create --help`"),
         ImportError::AlreadyQuantised { .. }
         | ImportError::Fp8 { .. }
         | ImportError::Blocks(_)
         | ImportError::Convert(ConvertError::Quantised { .. })
-        | ImportError::QuantizeOnnx { .. } => failure.hint("leave --quantize out"),
+        | ImportError::QuantizeOnnx { .. } => failure.hint("omit --quantize"),
         _ => failure,
     }
 }
@@ -186,7 +190,7 @@ fn content_of(layer: &PlannedLayer, source: &Arc<dyn Source>) -> Arc<dyn Content
     Arc::new(LayerContent { layer: layer.clone(), source: source.clone() })
 }
 
-/// A layer that is made as it is sent.
+/// A layer that is produced while it is uploaded.
 struct LayerContent {
     layer: PlannedLayer,
     source: Arc<dyn Source>,

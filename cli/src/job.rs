@@ -1,5 +1,5 @@
-//! A job of the server, followed to its end: progress on a terminal, its result, what it found. Ctrl-C cancels it; a lost
-//! connection does not.
+//! Starts a job on the server and follows it to its end: shows its progress, returns its result and findings.
+//! Ctrl-C cancels the job; a lost connection does not.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::{
     ui,
 };
 
-/// How long the server may wait with its response, where progress is shown and where it is not.
+/// Long-poll time in seconds, with and without a progress display.
 const WATCH_S: u64 = 1;
 const WAIT_S: u64 = 30;
-/// How long a job that was cancelled may take to end before the command does.
+/// Time limit for a cancelled job to end; then the command exits.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
-/// What a shell reports for a command that Ctrl-C ended.
+/// The exit code that shells report after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 #[derive(Deserialize)]
@@ -37,13 +37,13 @@ struct Progress {
     total: Option<u64>,
 }
 
-/// A job that succeeded.
+/// A successful job.
 pub(crate) struct Finished {
     id: String,
     pub(crate) result: Value,
 }
 
-/// Starts the job that `path` is for and follows it. `what` names it in messages.
+/// Starts the job at `path` and follows it. `what` names it in messages.
 pub(crate) async fn run(registry: &Registry, path: &str, body: &Value, what: &str) -> Outcome<Finished> {
     let started: Job = registry.json_post(path, body).await?;
     let id = started.id.clone();
@@ -95,7 +95,7 @@ async fn cancel(registry: &Registry, id: &str, what: &str) -> Failure {
 }
 
 impl Finished {
-    /// What the job found of one kind, as far as the server keeps it.
+    /// The job's findings of one kind, as many as the server stored.
     pub(crate) async fn findings(&self, registry: &Registry, kind: &str) -> Outcome<Vec<Value>> {
         #[derive(Deserialize)]
         struct Page {

@@ -1,5 +1,5 @@
-//! Where log lines go, and what they look like: standard error, as text or as JSON. LODE_LOG says which of them.
-//! Called once, before anything is logged.
+//! Sets up logging to standard error, as text or JSON. LODE_LOG selects the log lines.
+//! [`start`] is called once, before the first log line.
 
 use std::io::{IsTerminal, stderr};
 
@@ -17,20 +17,21 @@ pub(crate) fn inherited_format() -> LogFormat {
     named.and_then(|name| LogFormat::from_str(&name, true).ok()).unwrap_or_default()
 }
 
-/// What a process that this one starts needs in its environment to log as this one does, however that was said.
+/// The environment variables that make a child process log in the same format.
 pub(crate) fn inheritance(format: LogFormat) -> Vec<(String, String)> {
     let name = format.to_possible_value().map(|value| value.get_name().to_owned());
     name.map(|name| (FORMAT.to_owned(), name)).into_iter().collect()
 }
 
-/// `default`: what is logged where LODE_LOG does not say. Spans go to `traces` whatever is logged.
+/// Starts logging. `default` is the level without LODE_LOG. Spans are sent to `traces` regardless of the
+/// level.
 pub(crate) fn start(default: &str, format: LogFormat, traces: Option<&SdkTracerProvider>) {
     let filter = std::env::var("LODE_LOG").ok().filter(|filter| !filter.is_empty());
-    // The database's notices at each start are nobody's business.
+    // sqlx logs notices of the database at each start.
     let filter = EnvFilter::new(filter.unwrap_or_else(|| format!("{default},sqlx=warn")));
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr);
     let lines = match format {
-        // The spans carry the request's id.
+        // The spans contain the request id.
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
         LogFormat::Text => lines.with_ansi(stderr().is_terminal()).with_target(false).boxed(),
     };

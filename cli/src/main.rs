@@ -1,5 +1,5 @@
-//! `lode`, the one binary: starts the server or a worker, and is the client of any registry.
-//! What can be typed is in args/, what it does in commands/.
+//! The `lode` program: starts a server or a worker, and is the command-line client of any registry.
+//! args/ has the arguments, commands/ the behaviour.
 
 mod allocator;
 mod args;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     match dispatch(Cli::parse()) {
         Ok(code) => code,
         Err(failure) => {
-            // Whoever closed the pipe knows why.
+            // The reader closed the pipe; there is nobody to report this to.
             if failure.exit_code() != PIPE_CLOSED {
                 ui::say(failure.to_string());
             }
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Outcome<ExitCode> {
-    // A runner makes its own threads, and nothing may run before it has set them up.
+    // A runner creates its own threads, and configures the process before it starts the first one.
     if let Command::Runner(args) = cli.command {
         logging::start("info", logging::inherited_format(), None);
         return commands::runner::run(args).map(|()| ExitCode::SUCCESS);
@@ -53,7 +53,7 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
         .enable_all()
         .build()
         .map_err(|error| Failure::because("cannot start", &error).code(COULD_NOT))?;
-    // Everything worth knowing where a server runs, only warnings where a person typed a command.
+    // Servers and workers log at level info, other commands at level warn.
     let mut traces = None;
     match &cli.command {
         Command::Serve(Serve { log_format, .. }) | Command::Worker(Worker { log_format, .. }) => {
@@ -69,9 +69,9 @@ fn dispatch(cli: Cli) -> Outcome<ExitCode> {
     if let Some(traces) = traces
         && let Err(error) = traces.shutdown()
     {
-        tracing::warn!(%error, "the last traces were not sent");
+        tracing::warn!(%error, "failed to send the last traces");
     }
-    // A read of standard input or a stuck connection must not hold the process.
+    // A pending read of standard input or a stuck connection must not delay the exit.
     runtime.shutdown_timeout(std::time::Duration::from_millis(200));
     outcome
 }

@@ -1,4 +1,5 @@
-//! Modelfiles of this machine: read, with those that they are made from, down to the files or the one model at the bottom.
+//! Reads local Modelfiles and the Modelfiles that their FROM lines name, down to the files or the model at
+//! the bottom.
 
 use std::{
     env,
@@ -11,34 +12,34 @@ use lode_model::modelfile::{Command, Modelfile};
 
 use crate::error::{Failure, Outcome};
 
-/// Texts, not weights.
+/// Limit for a Modelfile: it contains text, not weights.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// What a Modelfile comes down to.
+/// A resolved Modelfile.
 #[derive(Debug)]
 pub(crate) struct Recipe {
-    /// What it says besides where the weights come from; of those it is made from too, theirs first.
+    /// All commands except FROM, ADAPTER and DRAFT. Commands of base Modelfiles come first.
     pub(crate) said: Modelfile,
     pub(crate) from: Origin,
     pub(crate) adapters: Vec<PathBuf>,
     pub(crate) drafts: Vec<PathBuf>,
 }
 
-/// What a model is made from.
+/// The base of a model.
 #[derive(Debug)]
 pub(crate) enum Origin {
     Paths(Vec<PathBuf>),
-    /// A model, by its name in a registry.
+    /// The name of a model in a registry.
     Model(String),
 }
 
-/// Whether a file is named as Modelfiles are.
+/// Whether the file name is that of a Modelfile.
 pub(crate) fn is_named_so(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_ascii_lowercase();
     name == "modelfile" || name.starts_with("modelfile.") || name.ends_with(".modelfile")
 }
 
-/// Reads a Modelfile. `instead`: the files that stand in for its FROM, which it may then lack.
+/// Reads a Modelfile. `instead` replaces its FROM, which may then be absent.
 pub(crate) fn read(path: &Path, instead: Option<PathBuf>) -> Outcome<Recipe> {
     let mut recipe = Recipe {
         said: Modelfile::default(),
@@ -58,7 +59,7 @@ fn read_into(
 ) -> Outcome {
     let shown = path.display();
     let cannot = |error: std::io::Error| Failure::because(format!("cannot read {shown}"), &error);
-    // 1. One that is made from itself has no bottom.
+    // 1. Detect cycles.
     let canonical = path.canonicalize().map_err(cannot)?;
     if let Some(at) = above.iter().position(|(known, _)| *known == canonical) {
         let circle: Vec<String> = above[at..]
@@ -69,16 +70,16 @@ fn read_into(
         return Err(Failure::new(format!("{shown} is made from itself: {}", circle.join(" -> ")))
             .hint("one of them needs a FROM that names a model, a file or a folder"));
     }
-    // 2. What it says.
+    // 2. Parse the file.
     let mut bytes = Vec::new();
     File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(cannot)?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(Failure::new(format!("{shown} is no Modelfile: it has more than {MAX_BYTES} bytes")));
+        return Err(Failure::new(format!("{shown} is not a Modelfile: it has more than {MAX_BYTES} bytes")));
     }
     let parsed = if needs_from { Modelfile::parse(&bytes) } else { Modelfile::parse_settings(&bytes) };
     let modelfile = parsed.map_err(|error| Failure::new(format!("{shown}: {error}")))?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    // 3. What it is made from. What a base says comes first, so that the later word counts.
+    // 3. Resolve FROM. Commands of a base come first, so that later commands override them.
     if needs_from {
         above.push((canonical, path.to_owned()));
         for source in modelfile.sources() {
@@ -86,10 +87,8 @@ fn read_into(
                 Some(base) if base.is_file() && is_named_so(&base) => read_into(&base, true, above, recipe)?,
                 Some(files) => recipe.add_paths(files, &shown)?,
                 None if is_path(source) => {
-                    return Err(Failure::new(format!(
-                        "{shown}: FROM {source}: there is no such file or folder"
-                    ))
-                    .hint("paths are relative to the folder of the Modelfile"));
+                    return Err(Failure::new(format!("{shown}: FROM {source}: no such file or folder"))
+                        .hint("paths are relative to the folder of the Modelfile"));
                 }
                 None => recipe.set_model(source, &shown)?,
             }
@@ -102,7 +101,7 @@ fn read_into(
     ] {
         for source in sources {
             found.push(find(folder, source).ok_or_else(|| {
-                Failure::new(format!("{shown}: {what} {source}: there is no such file or folder"))
+                Failure::new(format!("{shown}: {what} {source}: no such file or folder"))
                     .hint("paths are relative to the folder of the Modelfile")
             })?);
         }
@@ -138,18 +137,18 @@ impl Recipe {
 }
 
 fn mixed(shown: &impl std::fmt::Display, name: &str) -> Failure {
-    Failure::new(format!("{shown}: FROM {name} is a model, and another FROM names something else"))
-        .hint("a model is made from one model, or from files")
+    Failure::new(format!("{shown}: FROM {name} is a model, but another FROM names a different base"))
+        .hint("use one model as the base, or files")
 }
 
-/// Written as only paths are: such a thing is no model's name, whether it exists or not.
+/// Whether the text can only be a path and never the name of a model, whether or not the path exists.
 fn is_path(source: &str) -> bool {
     let is_marked = source == "." || source == ".." || source.starts_with(['/', '~', '\\']);
     let is_weights = [".gguf", ".safetensors", ".onnx", ".bin"].iter().any(|end| source.ends_with(end));
     is_marked || is_weights || source.starts_with("./") || source.starts_with("../")
 }
 
-/// What there is at a path as a Modelfile writes it.
+/// Resolves a path as a Modelfile writes it; `None` if it does not exist.
 fn find(folder: &Path, source: &str) -> Option<PathBuf> {
     let home = || env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     let path = match source.strip_prefix('~') {
@@ -230,7 +229,7 @@ mod tests {
         let circle = failure(at, "a.Modelfile");
         assert!(circle.contains("is made from itself") && circle.matches(" -> ").count() == 2, "{circle}");
         assert!(failure(at, "self.Modelfile").contains("is made from itself"));
-        assert!(failure(at, "gap.Modelfile").contains("FROM ./gone: there is no such file or folder"));
+        assert!(failure(at, "gap.Modelfile").contains("FROM ./gone: no such file or folder"));
         assert!(failure(at, "weights.Modelfile").contains("FROM gone.gguf"));
         assert!(failure(at, "adapter.Modelfile").contains("ADAPTER gone"));
         assert!(failure(at, "mixed.Modelfile").contains("FROM x is a model"));

@@ -1,4 +1,5 @@
-//! docs/reference/cli.md, made from the command line's own help. A test holds the page to the program; `UPDATE_DOCS=1 cargo test -p lode reference` writes it anew.
+//! Generates docs/reference/cli.md from the command-line help. A test compares the page with the program;
+//! `UPDATE_DOCS=1 cargo test -p lode reference` updates it.
 
 use std::{fmt::Write, path::Path};
 
@@ -8,7 +9,7 @@ use crate::args::Cli;
 
 fn page() -> String {
     let mut text = String::from(
-        "# The command line\n\nMade from the program's own help by a test of `cli/src/reference.rs`; do not edit.\n",
+        "# Command-line reference\n\nGenerated from the help of `lode` by a test in `cli/src/reference.rs`; do not edit.\n",
     );
     let mut command = Cli::command().term_width(110);
     command.build();

@@ -1,5 +1,6 @@
-//! Bytes of this machine into a registry: made and hashed on all cores, offered, and sent only where they are wanted, each of
-//! these while others are at another step. `create`, `push` and the demo go through here.
+//! Uploads local content to a registry. Blobs are built and hashed on all cores, offered to the registry, and
+//! uploaded only if it lacks them; the steps of different blobs overlap. Used by `create`, `push` and the
+//! demo.
 
 use std::{
     collections::HashSet,
@@ -23,34 +24,35 @@ use crate::{
 
 const OFFERS_AT_ONCE: usize = 16;
 const SENT_AT_ONCE: usize = 6;
-/// How many blobs are at some step.
+/// Maximum number of blobs in progress.
 const BLOBS_AT_ONCE: usize = 24;
-/// As above, for what takes room from when it is made until it is sent.
+/// Maximum number of blobs in progress that occupy temporary space from building to upload.
 const MADE_AT_ONCE: usize = 8;
 const HASH_BYTES: usize = 1 << 20;
-/// Content from this size on need not wait for its digest. Below that, other blobs are hashed while one is sent.
+/// Content of at least this size may be uploaded before its digest is known. While a smaller blob is
+/// uploaded, other blobs are hashed.
 const AHEAD_BYTES: u64 = 64 << 20;
 
-/// Content whose digest is known.
+/// Content with a known digest.
 pub(crate) struct Blob {
     pub(crate) digest: Digest,
     pub(crate) size: u64,
     pub(crate) content: Arc<dyn Content>,
 }
 
-/// What had to be sent, and what the registry had.
+/// Upload statistics: blobs that were uploaded, and blobs that the registry had already.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Sent {
     pub(crate) sent_blobs: u64,
     pub(crate) sent_bytes: u64,
     pub(crate) shared_blobs: u64,
     pub(crate) shared_bytes: u64,
-    /// Of the blobs that were sent, what had arrived before this run.
+    /// Bytes of the uploaded blobs that an earlier run had uploaded.
     pub(crate) resumed_bytes: u64,
 }
 
 impl Sent {
-    /// Counts what another step moved as well.
+    /// Adds the statistics of another step.
     pub(crate) fn add(&mut self, other: Sent) {
         self.sent_blobs += other.sent_blobs;
         self.sent_bytes += other.sent_bytes;
@@ -63,7 +65,7 @@ impl Sent {
         let total = self.sent_bytes + self.shared_bytes;
         let resumed = match self.resumed_bytes {
             0 => String::new(),
-            bytes => format!(" ({} more had arrived before)", ui::size(bytes)),
+            bytes => format!(" ({} more were uploaded earlier)", ui::size(bytes)),
         };
         if self.shared_blobs == 0 {
             return format!("sent {} in {}{resumed}", ui::size(self.sent_bytes), blobs(self.sent_blobs));
@@ -83,7 +85,7 @@ fn blobs(count: u64) -> String {
     if count == 1 { "1 blob".to_owned() } else { format!("{count} blobs") }
 }
 
-/// Makes every blob present in `repository`.
+/// Uploads the blobs that `repository` lacks.
 pub(crate) async fn send_blobs(
     registry: &Registry,
     repository: &Repository,
@@ -99,25 +101,25 @@ pub(crate) async fn send_blobs(
     Ok(sender.sent())
 }
 
-/// What is done to things until they are blobs.
+/// How items are turned into blobs.
 #[derive(Clone, Copy)]
 pub(crate) enum Work {
     Hashing,
-    /// Their bytes cost much, and wait in a file until they are sent.
+    /// The result is expensive to build and is kept in a file until it is uploaded.
     Quantising,
 }
 
-/// What is to be made a blob.
+/// An item to turn into a blob.
 pub(crate) struct Item<I> {
     pub(crate) what: I,
-    /// How much there is to do.
+    /// Bytes of work, for the progress bar.
     pub(crate) work_bytes: u64,
-    /// Where the bytes lie there already.
+    /// The content, if it is available before the work is done.
     pub(crate) content: Option<Arc<dyn Content>>,
 }
 
-/// Makes the blob of each item (`make` runs on all cores) and makes it present in `repository`, the first while later ones are
-/// made. Their digests, in the order of the items.
+/// Builds the blob of each item (`make` runs on all cores) and uploads the blobs that `repository` lacks. The
+/// first ones are uploaded while later ones are built. Returns the digests in the order of the items.
 pub(crate) async fn make_and_send<I: Send + 'static>(
     registry: &Registry,
     repository: &Repository,
@@ -163,7 +165,7 @@ pub(crate) async fn make_and_send<I: Send + 'static>(
     Ok((made.into_iter().map(|(_, digest)| digest).collect(), sender.sent()))
 }
 
-/// Hashes whole files and makes them present in `repository`. Their digests, in the order of the files.
+/// Hashes files and uploads those that `repository` lacks. Returns the digests in the order of the files.
 pub(crate) async fn send_files(
     registry: &Registry,
     repository: &Repository,
@@ -180,23 +182,23 @@ pub(crate) async fn send_files(
         let mut reader = std::fs::File::open(&file.path).map_err(failed)?;
         let (digest, size) = hash_reader(&mut reader, Algorithm::Sha256, meter).map_err(failed)?;
         if size != file.size {
-            return Err(Failure::new(format!("{} changed while it was read", file.path.display())));
+            return Err(Failure::new(format!("{} changed while being read", file.path.display())));
         }
         Ok(Blob { digest, size, content: Arc::new(FileContent { path: file.path, size }) })
     })
     .await
 }
 
-/// Blobs on their way into one repository.
+/// Uploads blobs to one repository.
 struct Sender<'a> {
     registry: &'a Registry,
     repository: &'a Repository,
     meter: Arc<ui::Meter>,
     offers: Semaphore,
     sends: Semaphore,
-    /// Those that were brought, or are being brought.
+    /// Digests that are uploaded or being uploaded.
     seen: Mutex<HashSet<Digest>>,
-    /// Of those that were sent ahead of their digest.
+    /// Sizes of the blobs that were uploaded before their digest was known.
     sizes: Mutex<HashSet<u64>>,
     sent: Mutex<Sent>,
 }
@@ -215,7 +217,8 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Makes a blob present. Of two that are the same the second is nothing to do; it is present when the first one is.
+    /// Uploads a blob if the repository lacks it. The second of two equal blobs returns at once; it is
+    /// present when the first one is.
     async fn bring(&self, blob: Blob) -> Outcome {
         let Blob { digest, size, content } = blob;
         if !self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(digest.clone()) {
@@ -239,15 +242,16 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 
-    /// Is it worth while to send this much before its digest is known, and certain that no byte of it is sent in vain?
-    /// Of two that are as long the second might be the same as the first.
+    /// Whether to upload content of this size before its digest is known: it must be large, and certain to be
+    /// absent from the registry. A second blob of the same size is excluded, because it might equal the
+    /// first.
     async fn goes_ahead(&self, size: u64) -> bool {
         size >= AHEAD_BYTES
             && self.sizes.lock().unwrap_or_else(PoisonError::into_inner).insert(size)
             && !self.registry.blob_may_be_there(self.repository, size).await
     }
 
-    /// Sends content while its blob is made.
+    /// Uploads content while its blob is hashed.
     async fn bring_ahead(
         &self,
         content: Arc<dyn Content>,
@@ -276,7 +280,7 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// The digest of everything that `reader` gives, and how much that was.
+/// Hashes everything that `reader` yields; returns the digest and the number of bytes.
 pub(crate) fn hash_reader(
     reader: &mut dyn Read,
     algorithm: Algorithm,
@@ -319,6 +323,6 @@ mod tests {
         let all = Sent { sent_blobs: 2, sent_bytes: 10, ..Sent::default() };
         assert_eq!(all.summary(), "sent 10 B in 2 blobs");
         let resumed = Sent { resumed_bytes: 5000, ..all };
-        assert_eq!(resumed.summary(), "sent 10 B in 2 blobs (5.0 kB more had arrived before)");
+        assert_eq!(resumed.summary(), "sent 10 B in 2 blobs (5.0 kB more were uploaded earlier)");
     }
 }

@@ -1,5 +1,6 @@
-//! Settings of the server and of a worker: flags win, then LODE_* variables, then the file, then the defaults.
-//! Every key of the two `Config` structs is a key of the file and a variable, by its name; nothing is listed twice.
+//! Settings of the server and of workers. Flags override LODE_* variables, which override the file, which
+//! overrides the defaults. Each field of the two `Config` structs is a key of the file and a variable of the
+//! same name.
 
 use std::path::Path;
 
@@ -11,23 +12,23 @@ use crate::{
     error::{COULD_NOT, Failure, Outcome},
 };
 
-/// Reads a variable; the process environment, or a test's own.
+/// Reads an environment variable; tests pass their own.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 pub(crate) fn process_env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// What `lode serve` runs with.
+/// The settings of `lode serve`.
 pub(crate) struct ServeSettings {
     pub(crate) registry: lode_registry::Config,
-    /// Of the local worker: scheduling only; its addresses and folders follow from the server's.
+    /// Settings of the local worker: scheduling only. Its addresses and folders follow from the server's.
     pub(crate) worker: lode_worker::Config,
     pub(crate) no_worker: bool,
     pub(crate) demo: bool,
 }
 
-/// What the local worker of `serve` takes from the file and the environment.
+/// Worker settings that the local worker of `serve` reads from the file and the environment.
 const LOCAL_WORKER_KEYS: &[&str] = &[
     "device",
     "keep_alive",
@@ -48,7 +49,7 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
     let no_worker = take_bool(&mut table, "no_worker", args.no_worker)?;
     let demo = take_bool(&mut table, "demo", args.demo)?;
     let mut worker = take_table(&mut table, "worker")?;
-    // Those of a worker on another machine may stand there too, and say nothing here.
+    // The table may also have the settings of a remote worker; they have no effect here.
     let known = kinds::<lode_worker::Config>();
     if let Some(key) = worker.keys().find(|key| known.iter().all(|(known, _)| known != *key)) {
         return Err(Failure::new(format!("[worker] in the file has no setting `{key}`")).code(COULD_NOT));
@@ -76,7 +77,7 @@ pub(crate) fn serve(args: &args::Serve, env: Env) -> Outcome<ServeSettings> {
     Ok(ServeSettings { registry, worker, no_worker, demo })
 }
 
-/// Where a server keeps what it has, by the same settings that it runs with.
+/// The location of a server's data, resolved like the settings of the server itself.
 pub(crate) fn kept(args: &args::Kept, env: Env) -> Outcome<lode_registry::Config> {
     let mut table = read_file(args.config.as_deref())?;
     for other in ["no_worker", "demo", "worker"] {
@@ -106,9 +107,9 @@ pub(crate) fn worker(args: &args::Worker, env: Env) -> Outcome<lode_worker::Conf
     resolve(worker, env, None, flags)
 }
 
-/// The settings in force as a file that could be given back, but for what is hidden.
+/// Prints the effective settings in the format of the settings file, with secrets hidden.
 pub(crate) fn print(settings: &ServeSettings) -> Outcome<String> {
-    let failed = |error: toml::ser::Error| Failure::because("the settings cannot be written", &error);
+    let failed = |error: toml::ser::Error| Failure::because("cannot print the settings", &error);
     let mut table = Table::try_from(&settings.registry).map_err(failed)?;
     table.insert("no_worker".into(), settings.no_worker.into());
     table.insert("demo".into(), settings.demo.into());
@@ -118,7 +119,8 @@ pub(crate) fn print(settings: &ServeSettings) -> Outcome<String> {
     toml::to_string_pretty(&table).map_err(failed)
 }
 
-/// File, then variables, then flags, into a config with defaults. `keys`: only these are looked up in the environment.
+/// Builds a config from the file, the variables and the flags, with defaults. Only the variables of `keys`
+/// are read.
 fn resolve<C: DeserializeOwned + Serialize + Default>(
     mut table: Table,
     env: Env,
@@ -133,7 +135,7 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
                 let why = match (kind.expected(), try_one::<C>(&key, &Value::from(text.as_str()))) {
                     (Some(expected), _) => format!("expected {expected}"),
                     (None, Err(error)) => error.message().to_owned(),
-                    (None, Ok(_)) => "it cannot be used".to_owned(),
+                    (None, Ok(_)) => "invalid value".to_owned(),
                 };
                 Failure::new(format!("{variable} is `{}`: {why}", shown(&key, &text))).code(COULD_NOT)
             })?;
@@ -143,7 +145,7 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
     for (key, value) in flags {
         if let Some(value) = value {
             if let Err(error) = try_one::<C>(key, &value) {
-                // A list's flag is given once for each.
+                // The flag of a list setting is singular.
                 let flag = match key {
                     "trusted_proxies" => "trusted-proxy".to_owned(),
                     "sources" => "source".to_owned(),
@@ -158,9 +160,9 @@ fn resolve<C: DeserializeOwned + Serialize + Default>(
         }
     }
     C::deserialize(Value::Table(table)).map_err(|error| {
-        // What is wrong, and on a line of its own the key that it is wrong with.
+        // The message consists of the problem and, on a separate line, the key.
         let said = error.to_string().trim_end().replace('\n', " ");
-        Failure::new(format!("the settings are not usable: {said}")).code(COULD_NOT)
+        Failure::new(format!("invalid settings: {said}")).code(COULD_NOT)
     })
 }
 
@@ -169,14 +171,14 @@ fn shown(key: &str, text: &str) -> String {
     if HIDDEN.iter().any(|word| key.contains(word)) { "***".into() } else { text.to_owned() }
 }
 
-/// What a key of a config holds, learnt from its default.
+/// The type of a setting, derived from its default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Bool,
     Number,
     List,
     Text,
-    /// An option that is not set: a number or a text.
+    /// An unset option: a number or text.
     Unknown,
 }
 
@@ -189,7 +191,7 @@ impl Kind {
         }
     }
 
-    /// `text` as a value of this kind that the config takes.
+    /// Parses `text` as a value of this kind that `fits` accepts.
     fn read(self, text: &str, fits: impl Fn(&Value) -> bool) -> Option<Value> {
         let text = text.trim();
         let number = || {
@@ -240,7 +242,7 @@ fn list(values: &[String]) -> Option<Value> {
     (!values.is_empty()).then(|| Value::from(values.to_vec()))
 }
 
-/// A flag that may be repeated, for a key that may or may not be a list.
+/// The value of a repeatable flag for a setting that may or may not be a list.
 fn list_or_one<C: DeserializeOwned>(key: &str, values: &[String]) -> Option<Value> {
     let all = list(values)?;
     match values {
@@ -256,7 +258,7 @@ fn read_file(path: Option<&Path>) -> Outcome<Table> {
     };
     let text = std::fs::read_to_string(path).map_err(|error| named(&error))?;
     text.parse().map_err(|error: toml::de::Error| {
-        // Not the line itself: it may hold a password.
+        // The line itself may contain a password.
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
         Failure::new(format!("{}: line {line}: {}", path.display(), error.message())).code(COULD_NOT)
@@ -268,7 +270,7 @@ fn take_bool(table: &mut Table, key: &str, flag: Option<bool>) -> Outcome<bool> 
         None => false,
         Some(Value::Boolean(value)) => value,
         Some(_) => {
-            return Err(Failure::new(format!("{key} in the file is neither true nor false")).code(COULD_NOT));
+            return Err(Failure::new(format!("{key} in the file must be true or false")).code(COULD_NOT));
         }
     };
     Ok(flag.unwrap_or(in_file))
@@ -298,7 +300,7 @@ mod tests {
         let path = path.to_str().unwrap().to_owned();
         let line = [&["lode", "serve", "--config", &path], words].concat();
         let Command::Serve(args) = Cli::try_parse_from(line).unwrap().command else {
-            panic!("serve was written")
+            panic!("the command is serve")
         };
         let variables: HashMap<String, String> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -345,7 +347,7 @@ mod tests {
             let failure =
                 settings(&[], variables, file).err().map(|failure| failure.to_string()).unwrap_or_default();
             for part in expect {
-                assert!(failure.contains(part), "{failure} should name {part}");
+                assert!(failure.contains(part), "`{failure}` does not contain `{part}`");
             }
         };
         check(&[("LODE_GC_GRACE", "soon")], "", &["LODE_GC_GRACE", "soon"]);
@@ -413,7 +415,7 @@ mod tests {
 
     #[test]
     fn the_service_leaves_every_setting_to_its_environment() {
-        // A flag there would win over what /etc/lode/environment says.
+        // A flag in ExecStart would override /etc/lode/environment.
         let unit = include_str!("../../deploy/lode.service");
         let starts: Vec<&str> = unit.lines().filter_map(|line| line.strip_prefix("ExecStart=")).collect();
         assert_eq!(starts, ["/usr/local/bin/lode serve"]);
@@ -430,10 +432,10 @@ mod tests {
         settings(&[], &[], &file).unwrap();
         let table: Table = file.parse().unwrap();
         for (key, _) in kinds::<lode_registry::Config>() {
-            assert!(table.contains_key(&key), "deploy/lode.toml does not show `{key}`");
+            assert!(table.contains_key(&key), "deploy/lode.toml lacks `{key}`");
         }
         for key in LOCAL_WORKER_KEYS {
-            assert!(table["worker"].get(key).is_some(), "deploy/lode.toml does not show `{key}`");
+            assert!(table["worker"].get(key).is_some(), "deploy/lode.toml lacks `{key}`");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A layer whose bytes cost much to make: made once, into a file that nobody else sees, and hashed on the way.
-//! What is sent is then read from there. Memory holds a few pieces, whatever the layer's size.
+//! Writes layers that are expensive to build to an unnamed temporary file, and hashes them meanwhile. Uploads
+//! read from the file. Memory use is a few pieces, whatever the size of the layer.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -24,16 +24,16 @@ use crate::{
     files, ui,
 };
 
-/// How much one core makes at a time.
+/// Bytes that one core builds at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// A layer in a file.
+/// A layer in a temporary file.
 pub(crate) struct Spooled {
     file: Arc<File>,
     size: u64,
 }
 
-/// Makes a layer on all cores: its digest, and its bytes to send.
+/// Builds a layer on all cores. Returns its digest and its content.
 pub(crate) async fn spool(
     layer: PlannedLayer,
     source: Arc<dyn Source>,
@@ -52,11 +52,11 @@ pub(crate) async fn spool(
                 let made = layer.reader_of(&source, offset, length).read_exact(&mut bytes);
                 made.map(|()| (offset, bytes)).map_err(|error| {
                     let name = layer.name.as_deref().unwrap_or("a layer");
-                    Failure::because(format!("cannot make {name}"), &error)
+                    Failure::because(format!("cannot build {name}"), &error)
                 })
             })
         })
-        // One more than are made at a time, so that hashing a piece keeps no core from the next.
+        // One more than the number of cores, so that hashing a piece does not leave a core idle.
         .buffered(cores + 1)
         .try_fold(Hasher::new(Algorithm::Sha256), |mut hasher, (offset, bytes)| {
             let (file, meter) = (file.clone(), meter.clone());
@@ -71,7 +71,7 @@ pub(crate) async fn spool(
     Ok((hasher.finish(), Spooled { file, size }))
 }
 
-/// As [`spool`], for a layer that is made from start to end; on a thread that may compute.
+/// Like [`spool`], for a layer that can only be built sequentially. Call it on a thread that may block.
 pub(crate) fn spool_in_order(
     layer: &PlannedLayer,
     source: &Arc<dyn Source>,
@@ -86,7 +86,7 @@ pub(crate) fn spool_in_order(
         let piece = &mut piece[..PIECE_BYTES.min(layer.size - at) as usize];
         reader.read_exact(piece).map_err(|error| {
             let name = layer.name.as_deref().unwrap_or("a layer");
-            Failure::because(format!("cannot make {name}"), &error)
+            Failure::because(format!("cannot build {name}"), &error)
         })?;
         hasher.update(piece);
         file.write_all_at(piece, at).map_err(|error| no_room(&error))?;
@@ -99,10 +99,10 @@ pub(crate) fn spool_in_order(
 fn no_room(error: &io::Error) -> Failure {
     let folder = std::env::temp_dir();
     Failure::because(format!("cannot write to {}", folder.display()), error)
-        .hint("set TMPDIR to a folder that has room for the converted model")
+        .hint("set TMPDIR to a folder with enough space for the converted model")
 }
 
-/// A file that goes when it is closed, however this process ends.
+/// Creates a file without a name; it is deleted when it is closed, even if the process crashes.
 fn unnamed_file() -> io::Result<File> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let folder = std::env::temp_dir();
@@ -130,7 +130,7 @@ impl Content for Spooled {
     }
 }
 
-/// Several may read one file, so each keeps its own place.
+/// A reader with its own position: several readers may use one file.
 struct SpoolReader<'a> {
     file: &'a File,
     at: u64,

@@ -1,5 +1,6 @@
-//! Traces: what the server does for a request goes to an OpenTelemetry collector as spans, where OTEL_EXPORTER_OTLP_ENDPOINT names one.
-//! The further OTEL_* variables (headers, sampler, resource attributes) mean what its specification says.
+//! Traces: exports the server's spans to an OpenTelemetry collector if OTEL_EXPORTER_OTLP_ENDPOINT is set.
+//! The other OTEL_* variables (headers, sampler, resource attributes) have the meaning of the OpenTelemetry
+//! specification.
 
 use std::time::Duration;
 
@@ -16,10 +17,10 @@ use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 
 use crate::error::{COULD_NOT, Failure, Outcome};
 
-/// How long spans may wait for others to be sent with.
+/// Maximum delay of a span until its batch is sent.
 const DELAY: Duration = Duration::from_secs(2);
 
-/// Are traces asked for?
+/// Whether traces are enabled.
 pub(crate) fn wanted() -> bool {
     let set = |name: &str| std::env::var(name).is_ok_and(|value| !value.trim().is_empty());
     let disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
@@ -27,10 +28,11 @@ pub(crate) fn wanted() -> bool {
     endpoint && !disabled
 }
 
-/// What sends spans: to `endpoint`, or where the environment says. Called within the runtime that will do the sending.
+/// Creates the provider that sends spans to `endpoint`, or to the endpoint in the environment. Call it within
+/// the runtime that sends them.
 pub(crate) fn provider(endpoint: Option<String>) -> Outcome<SdkTracerProvider> {
     let failed = |error: &dyn std::error::Error| {
-        Failure::because("traces cannot be sent: check the OTEL_EXPORTER_OTLP_* variables", error)
+        Failure::because("cannot set up traces; check the OTEL_EXPORTER_OTLP_* variables", error)
             .code(COULD_NOT)
     };
     let client = lode_client::http_client(|| reqwest::Client::builder().timeout(Duration::from_secs(10)))
@@ -52,7 +54,8 @@ pub(crate) fn provider(endpoint: Option<String>) -> Outcome<SdkTracerProvider> {
     Ok(SdkTracerProvider::builder().with_resource(resource.build()).with_span_processor(processor).build())
 }
 
-/// Hands our own spans to `provider`: a request, and below it each query and each operation on the storage.
+/// The layer that passes Lode's own spans to `provider`: one per request, with a child for each query and
+/// each blob store operation.
 pub(crate) fn layer<S>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -72,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// A collector that takes everything, and hands on what it got.
+    /// A collector that accepts everything and forwards the received bytes.
     async fn collector() -> (String, mpsc::UnboundedReceiver<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}/v1/traces", listener.local_addr().unwrap());
@@ -84,7 +87,7 @@ mod tests {
                     let mut buffer = vec![0; 64 * 1024];
                     while let Ok(read @ 1..) = stream.read(&mut buffer).await {
                         let _test_is_over = sender.send(buffer[..read].to_vec());
-                        // An answer to each piece is more than one a request, which the exporter does not mind.
+                        // This may send several responses per request, which the exporter tolerates.
                         let _left = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
                     }
                 });
@@ -93,7 +96,7 @@ mod tests {
         (endpoint, receiver)
     }
 
-    /// A worker that is done at once; hands on the heads of the requests that it gets.
+    /// A worker that completes each request at once; forwards the head of each request.
     async fn worker() -> (String, mpsc::UnboundedReceiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -115,7 +118,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_is_a_span_in_the_client_s_trace_with_its_queries_below() {
-        // The provider waits for its last spans when it goes, so what sends and takes them has threads of its own.
+        // Dropping the provider waits for its last spans, so the exporter and the collector run on other
+        // threads.
         let sending =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (endpoint, mut received) = sending.spawn(collector()).await.unwrap();
@@ -124,8 +128,8 @@ mod tests {
             provider(Some(endpoint)).unwrap()
         };
         let subscriber = tracing_subscriber::registry().with(layer(&provider));
-        // While a process has one subscriber, a thread without it that comes first to a span switches that span off for all. Two
-        // are asked each.
+        // With a single subscriber in the process, a thread without it that reaches a span first disables
+        // that span for all threads. A second subscriber prevents that.
         let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
         let _on_this_thread = tracing::subscriber::set_default(subscriber);
 
@@ -143,7 +147,7 @@ mod tests {
             .header("traceparent", format!("00-{trace_id}-00f067aa0ba902b7-01"));
         assert_eq!(asked.send().await.unwrap().status(), 404);
 
-        // A worker is told whose trace its work belongs to, as the request's child.
+        // The worker receives the trace id of the request, with a new parent span.
         let (worker, mut heard) = worker().await;
         let announced =
             serde_json::json!({ "advertise": worker, "devices": [{ "kind": "cpu", "free_bytes": 1 }] });

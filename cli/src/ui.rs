@@ -1,4 +1,5 @@
-//! Standard output, standard error and progress: the only file that writes to them. Data goes to stdout, talk to stderr, bars only to a terminal.
+//! Output to the user. This is the only file that writes to the standard streams: data goes to stdout,
+//! messages to stderr, progress bars to stderr if it is a terminal.
 
 use std::{
     borrow::Cow,
@@ -12,17 +13,18 @@ use lode_client::Progress;
 
 use crate::error::Outcome;
 
-/// A line, or several, for people.
+/// Prints one or more lines of text.
 pub(crate) fn line(text: impl AsRef<str>) -> Outcome {
     piece(format!("{}\n", spelled(text.as_ref(), &['\n', '\t'])).as_bytes())
 }
 
-/// A line of JSON that is passed on as it came.
+/// Prints a line of JSON unchanged.
 pub(crate) fn json_line(text: &str) -> Outcome {
     piece(format!("{text}\n").as_bytes())
 }
 
-/// A stranger's text on one line: names of tensors come out of files, and some would steer the terminal.
+/// Escapes untrusted text for display on one line: tensor names come from files and may contain terminal
+/// control characters.
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     spelled(text, &[])
 }
@@ -39,26 +41,26 @@ fn spelled<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     Cow::Owned(spelled)
 }
 
-/// Data as it comes, shown at once.
+/// Prints data and flushes it.
 pub(crate) fn piece(bytes: &[u8]) -> Outcome {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
     Ok(out.flush()?)
 }
 
-/// A value as JSON on one line.
+/// Prints a value as one line of JSON.
 pub(crate) fn json(value: &impl serde::Serialize) -> Outcome {
     let text = serde_json::to_string(value).map_err(|error| crate::error::Failure::new(error.to_string()))?;
     json_line(&text)
 }
 
-/// Talk: what a person wants to know and a script does not.
+/// Prints a message to standard error.
 pub(crate) fn say(text: impl AsRef<str>) {
-    // Nothing can be done where even stderr is gone.
+    // There is nowhere to report that stderr is closed.
     let _lost = writeln!(io::stderr().lock(), "{}", spelled(text.as_ref(), &['\n', '\t']));
 }
 
-/// Talk as it comes, for whoever watches.
+/// Prints streamed text to standard error, if that is a terminal.
 pub(crate) fn aside(text: &str) {
     let mut err = io::stderr().lock();
     if !text.is_empty() && err.is_terminal() {
@@ -74,7 +76,8 @@ pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
 
-/// Rows under a head, columns as wide as their widest cell, two spaces between; the last column is not padded.
+/// Prints a table: each column is as wide as its widest cell, with two spaces between columns. The last
+/// column is not padded.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
     let rows: Vec<Vec<Cow<'_, str>>> =
@@ -99,7 +102,7 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> Outcome {
     rows.iter().try_for_each(|row| print(&mut row.iter().map(AsRef::as_ref)))
 }
 
-/// A bar for bytes; draws nothing where stderr is not a terminal.
+/// A progress bar; hidden if stderr is not a terminal.
 #[derive(Clone)]
 pub(crate) struct Meter(ProgressBar);
 
@@ -116,7 +119,7 @@ impl Meter {
         Arc::new(Meter(bar))
     }
 
-    /// A sign of life while nothing can be counted.
+    /// A spinner for work without a known total.
     pub(crate) fn wait(what: &str) -> Arc<Meter> {
         let bar = ProgressBar::with_draw_target(None, target());
         bar.set_message(what.to_owned());
@@ -124,12 +127,12 @@ impl Meter {
         Arc::new(Meter(bar))
     }
 
-    /// What is being done now.
+    /// Sets the message.
     pub(crate) fn say(&self, text: String) {
         self.0.set_message(text);
     }
 
-    /// That many more are to come than was known.
+    /// Increases the total.
     pub(crate) fn expect(&self, more: u64) {
         self.0.inc_length(more);
     }
@@ -149,7 +152,7 @@ fn bytes_bar(what: &str, total: u64, target: ProgressDrawTarget) -> ProgressBar 
     bar
 }
 
-/// Bars that are seen at the same time, one below the other.
+/// Progress bars that are shown at the same time, one per line.
 pub(crate) struct Meters(MultiProgress);
 
 impl Meters {
@@ -186,12 +189,12 @@ fn target() -> ProgressDrawTarget {
     }
 }
 
-/// `8.4 MB`: decimal, three digits at most.
+/// Formats a size as `8.4 MB`: decimal units, at most three digits.
 pub(crate) fn size(bytes: u64) -> String {
     scaled(bytes, &[" B", " kB", " MB", " GB", " TB", " PB", " EB"])
 }
 
-/// `4.2M`: how many, as model names have it.
+/// Formats a count as `4.2M`, the form in model names.
 pub(crate) fn amount(number: u64) -> String {
     scaled(number, &["", "K", "M", "B", "T", "Q", "QQ"])
 }
@@ -199,7 +202,7 @@ pub(crate) fn amount(number: u64) -> String {
 fn scaled(number: u64, units: &[&str]) -> String {
     let mut value = number as f64;
     let mut unit = 0;
-    // 999.5 and more would be written as 1000.
+    // From 999.5 on, rounding would print 1000.
     while value >= 999.5 && unit + 1 < units.len() {
         value /= 1000.0;
         unit += 1;

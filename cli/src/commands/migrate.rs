@@ -50,6 +50,6 @@ fn failed(error: &lode_registry::Error) -> Failure {
         Error::Storage { .. } => {
             failure.hint("--data names the old server's folder; `lode fsck` finds damage; then repeat the command")
         }
-        _ => failure.hint("repeat the command: it goes on where it stopped"),
+        _ => failure.hint("repeat the command: it resumes where it stopped"),
     }
 }
