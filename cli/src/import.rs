@@ -82,7 +82,7 @@ fn write_down(
         };
         return Ok((finished, derived));
     }
-    let cannot = |error: &dyn std::error::Error| Failure::because("cannot make this", error);
+    let cannot = |error: &dyn std::error::Error| Failure::because("cannot apply the Modelfile", error);
     let manifest = Manifest::parse(None, &finished.manifest).map_err(|error| cannot(&error))?;
     let base = Base { manifest: &manifest, config: &finished.config.bytes, params: None, named: None };
     let derived = derive(&base, edits).map_err(|error| cannot(&error))?;

@@ -1,4 +1,4 @@
-//! `lode backup`: the index and the blobs of a server on this machine, while it goes on.
+//! `lode backup`: copies the database and blobs of a server on this machine, while the server runs.
 
 use lode_client::Progress;
 use lode_registry::Take;
@@ -25,16 +25,18 @@ pub(crate) async fn run(args: Backup) -> Outcome {
 
 fn failed(error: &lode_registry::Error) -> Failure {
     use lode_registry::Error;
-    let failure = Failure::because("the backup was not made", error);
+    let failure = Failure::because("backup failed", error);
     match error {
         Error::Config { setting: "database" | "storage", .. } => {
             failure.hint("for Postgres and object storage, see docs/guide/backup.md")
         }
         Error::Config { setting: "--to", .. } => {
-            failure.hint("--to names an empty folder, or one that only backups are in")
+            failure.hint("--to must name an empty folder or a folder of earlier backups")
         }
-        Error::FolderInUse { .. } => failure.hint("--to names a folder of its own, which no server uses"),
-        Error::Storage { .. } => failure.hint("--data names the server's folder; `lode fsck` finds damage"),
+        Error::FolderInUse { .. } => failure.hint("--to must name a folder that no server uses"),
+        Error::Storage { .. } => {
+            failure.hint("check that --data names the server's folder; `lode fsck` finds damage")
+        }
         _ => failure,
     }
 }

@@ -1,4 +1,4 @@
-//! `lode completions SHELL`: the script goes to standard output.
+//! `lode completions SHELL`: prints a completion script to standard output.
 
 use clap::CommandFactory;
 

@@ -1,4 +1,5 @@
-//! `lode cp SRC DST`: manifests byte for byte, and what they refer to by mount; bytes travel only between two registries.
+//! `lode cp SRC DST`: copies manifests byte for byte and mounts their blobs. Blob data is transferred only
+//! between registries.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -19,7 +20,7 @@ use crate::{
 };
 
 const AT_ONCE: usize = 6;
-/// Indexes list indexes; deeper than this nobody means it.
+/// Limit for nested indexes.
 const MAX_DEPTH: usize = 8;
 
 pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
@@ -34,12 +35,12 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
         && *expected != raw.digest
     {
         return Err(Failure::new(format!("{source} has the digest {}, not {expected}", raw.digest))
-            .hint("name a tag as destination"));
+            .hint("use a tag as the destination"));
     }
     let copy = Copy { source: &source, destination: &destination, meter: ui::Meter::bytes("copying", 0) };
     let manifests = copy.gather(raw).await?;
     copy.blobs(&manifests).await?;
-    // Children before parents, the named one last: what can be seen is complete.
+    // Push children before parents and the named manifest last, so that every visible manifest is complete.
     for (raw, reference) in manifests.iter().rev() {
         copy.destination
             .registry
@@ -51,7 +52,7 @@ pub(crate) async fn run(connection: &Connection, args: Cp) -> Outcome {
     Ok(())
 }
 
-/// Makes the blobs of one manifest be there in another repository, or registry.
+/// Copies the blobs of one manifest to another repository or registry.
 pub(crate) async fn blobs(source: &Target, destination: &Target, manifest: &Manifest) -> Outcome<Sent> {
     let copy = Copy { source, destination, meter: ui::Meter::bytes("copying", 0) };
     let sent = copy.blobs_of(std::slice::from_ref(manifest)).await?;
@@ -71,14 +72,18 @@ impl Copy<'_> {
             .map_err(|error| Failure::because(format!("manifest {}", raw.digest), &error))
     }
 
-    /// The manifest and all that it lists, parents first, with the reference that each gets.
+    /// Fetches the manifest and all manifests that it lists, parents first. Each comes with its reference at
+    /// the destination.
     async fn gather(&self, root: RawManifest) -> Outcome<Vec<(RawManifest, Reference)>> {
         let mut seen = HashSet::from([root.digest.clone()]);
         let mut all = vec![(root, self.destination.reference.clone())];
         let (mut from, mut depth) = (0, 0);
         while from < all.len() {
             if depth == MAX_DEPTH {
-                return Err(Failure::new(format!("{} lists indexes of indexes without end", self.source)));
+                return Err(Failure::new(format!(
+                    "{} nests indexes more than {MAX_DEPTH} levels deep",
+                    self.source
+                )));
             }
             let mut children: Vec<Descriptor> = Vec::new();
             for (raw, _) in &all[from..] {
@@ -93,7 +98,8 @@ impl Copy<'_> {
                     let reference = Reference::Digest(child.digest);
                     match self.source.registry.manifest_get(&self.source.repository, &reference).await {
                         Ok(raw) => Ok(Some(raw)),
-                        // A sparse index lists what is not there; the copy is as sparse, if the destination allows it.
+                        // A sparse index lists absent manifests. The copy is as sparse, if the destination
+                        // allows it.
                         Err(error) if error.is_not_found() => Ok(None),
                         Err(error) => Err(error),
                     }
@@ -150,7 +156,8 @@ impl Copy<'_> {
         let offer =
             destination.registry.blob_offer(&destination.repository, &blob.digest, blob.size, from).await?;
         let Offer::Wanted(upload) = offer else { return Ok(false) };
-        // Through a file, so that what arrives is verified before it is sent on, and nothing depends on two connections at once.
+        // Download to a file first: the blob is verified before it is uploaded, and the copy does not need
+        // two connections at once.
         let folder = connect::cache_folder().unwrap_or_else(std::env::temp_dir).join("copies");
         std::fs::create_dir_all(&folder)
             .map_err(|error| Failure::because(format!("cannot create {}", folder.display()), &error))?;

@@ -1,5 +1,5 @@
-//! `lode create NAME PATH [-f Modelfile]`: files of this machine, or a model that is there already with something said about it,
-//! straight into the registry.
+//! `lode create NAME PATH [-f Modelfile]`: creates a model in a registry, from local files or from an
+//! existing model with changes.
 
 use std::{
     io,
@@ -27,13 +27,13 @@ use crate::{
     ui,
 };
 
-/// What a file of weights is called.
+/// File extensions of weights.
 const WEIGHTS: [&str; 3] = [".safetensors", ".gguf", ".onnx"];
-/// What a file of an adapter's weights is called.
+/// File extensions of adapter weights.
 const ADAPTER_ENDS: [&str; 2] = [".gguf", ".safetensors"];
-/// The file that is read when nothing is named.
+/// The file to read if the command names none.
 const MODELFILE: &str = "Modelfile";
-/// Where in a model the files of an adapter or a draft model lie.
+/// Folders in a model for the files of adapters and draft models.
 const ADAPTER_FOLDER: &str = "adapter";
 const DRAFT_FOLDER: &str = "draft";
 
@@ -41,20 +41,20 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
     let (target, _) = connection.target_tag(&args.name)?;
     let recipe = recipe(args.path.clone(), args.file.clone())?;
     for name in recipe.said.deprecated() {
-        ui::say(format!("notice: PARAMETER {name} has no effect any more and is left out"));
+        ui::say(format!("notice: PARAMETER {name} is obsolete and is ignored"));
     }
     let from = match recipe.from {
         Origin::Paths(paths) => Made::Of(source(&paths)?, paths),
         Origin::Model(name) => Made::Over(base(connection, &target, &name)?),
     };
     if let (Made::Over(base), Some(_)) = (&from, &args.quantize) {
-        return Err(Failure::new(format!("FROM {base} is a model, and --quantize works on files"))
-            .hint("make the quantised model from the files that the base was made from"));
+        return Err(Failure::new(format!("FROM {base} is a model, but --quantize needs files"))
+            .hint("create the quantised model from the files of the base model"));
     }
     let mut edits = Edits::of(&recipe.said);
     edits.check().map_err(|error| {
-        Failure::because("cannot make this", &error)
-            .hint("a template in Jinja goes beside the weights, as chat_template.jinja")
+        Failure::because("cannot create this model", &error)
+            .hint("to use a Jinja template, store it with the weights as chat_template.jinja")
     })?;
     let mut sent = Sent::default();
     for (kind, folder, paths) in [
@@ -87,7 +87,7 @@ pub(crate) async fn run(connection: &Connection, args: Create) -> Outcome {
     }
 }
 
-/// What the model comes out of.
+/// The base of the new model.
 enum Made {
     Of(Files, Vec<PathBuf>),
     Over(Target),
@@ -128,7 +128,7 @@ async fn create_from_files(
     Ok(())
 }
 
-/// What is to be made: by a Modelfile, or the files at a path and nothing said about them.
+/// The recipe of the model: a Modelfile, or only the files at a path.
 fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
     match (path, file) {
         (path, Some(file)) => modelfile::read(&file, path),
@@ -140,15 +140,16 @@ fn recipe(path: Option<PathBuf>, file: Option<PathBuf>) -> Outcome<Recipe> {
             drafts: Vec::new(),
         }),
         (None, None) if Path::new(MODELFILE).is_file() => modelfile::read(Path::new(MODELFILE), None),
-        (None, None) => Err(Failure::new("there is nothing to make a model from")
-            .hint("name a folder or a file, or a Modelfile with -f")),
+        (None, None) => {
+            Err(Failure::new("no base for the model").hint("name a folder, a file, or a Modelfile with -f"))
+        }
     }
 }
 
-/// The model that a FROM names; without a host it is of the registry that the new one goes to.
+/// Resolves the model in FROM. Without a host it is in the registry of the new model.
 fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target> {
     let parsed: Name = name.parse().map_err(|error| {
-        Failure::because(format!("FROM {name} is neither a file, a folder nor a model's name"), &error)
+        Failure::because(format!("FROM {name} is neither a file, a folder nor a model name"), &error)
     })?;
     match parsed.host {
         Some(_) => connection.target(name),
@@ -160,7 +161,7 @@ fn base(connection: &Connection, target: &Target, name: &str) -> Outcome<Target>
     }
 }
 
-/// The files that are to be imported: of a folder all, of a file that one.
+/// The files to import: all files of a folder, or one file with its companions.
 fn source(paths: &[PathBuf]) -> Outcome<Files> {
     let mut all = Vec::new();
     for path in paths {
@@ -175,17 +176,17 @@ fn source(paths: &[PathBuf]) -> Outcome<Files> {
                 "{} is neither a folder nor a .safetensors, .gguf or .onnx file",
                 path.display()
             ))
-            .hint("name the folder that it is in, or store it as it is with `lode push`"));
+            .hint("name its folder, or store the file unchanged with `lode push`"));
         }
         all.extend(files::with_companions(path)?);
     }
     all.sort_by(|a, b| a.name.cmp(&b.name));
-    // Two parts of one file may have been named.
+    // The caller may name several parts of one split file.
     all.dedup_by(|a, b| a.path == b.path);
     Ok(Files(all))
 }
 
-/// The files of an adapter, checked as far as their headers tell.
+/// The files of an adapter; the headers of its weights are validated.
 fn extra_files(paths: &[PathBuf]) -> Outcome<Vec<Found>> {
     let mut all: Vec<Found> = Vec::new();
     for path in paths {
@@ -203,8 +204,8 @@ fn extra_files(paths: &[PathBuf]) -> Outcome<Vec<Found>> {
             .iter()
             .any(|file| ADAPTER_ENDS.iter().any(|end| file.name.to_ascii_lowercase().ends_with(end)))
         {
-            return Err(Failure::new(format!("{} holds no weights of an adapter", path.display()))
-                .hint("an adapter is a .gguf file, a .safetensors file or a folder with one"));
+            return Err(Failure::new(format!("{} has no adapter weights", path.display()))
+                .hint("an adapter is a .gguf or .safetensors file, or a folder that contains one"));
         }
         all.extend(found);
     }
@@ -224,7 +225,7 @@ fn found(path: &Path) -> Outcome<Vec<Found>> {
     Ok(vec![Found { name, path: path.to_owned(), size: metadata.len() }])
 }
 
-/// Files of this machine as the planner wants them; sorted by name.
+/// Local files as an import source, sorted by name.
 struct Files(Vec<Found>);
 
 impl Source for Files {
@@ -239,7 +240,7 @@ impl Source for Files {
             .map_err(|_| io::ErrorKind::NotFound)?;
         let file = DiskFile::open(&self.0[at].path)?;
         if file.len() != self.0[at].size {
-            return Err(io::Error::other("it changed while it was imported"));
+            return Err(io::Error::other("the file changed during the import"));
         }
         Ok(Box::new(file))
     }

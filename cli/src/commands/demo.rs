@@ -1,4 +1,4 @@
-//! `serve --demo`: the small model that this program carries, imported through the public API like any other.
+//! `serve --demo`: imports the small built-in model through the public API, like any other model.
 
 use std::{future::Future, io, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     import, ui,
 };
 
-/// What the model is called.
+/// The repository of the demo model.
 pub(crate) const NAME: &str = "lode-demo";
 
 macro_rules! carried {
@@ -24,7 +24,7 @@ macro_rules! carried {
     };
 }
 
-/// The checkpoint. What was used to make and test it stays in the repository.
+/// The checkpoint. Its training and test data is only in the source repository.
 const FILES: &[(&str, &[u8])] = carried![
     "README.md",
     "config.json",
@@ -34,24 +34,24 @@ const FILES: &[(&str, &[u8])] = carried![
     "tokenizer_config.json",
 ];
 
-/// Makes the demo model be there, then says what to try. What goes wrong is said and does not stop the server.
-/// `base`: how this process reaches itself; `shown`: how people do.
+/// Imports the demo model and prints commands to try. Errors are reported and do not stop the server. `base`
+/// is the address at which this process reaches itself, `shown` the address for users.
 pub(crate) async fn install(base: String, shown: String, can_run: bool, stopped: impl Future<Output = ()>) {
     tokio::select! {
         outcome = import_if_absent(&base) => match outcome {
             Ok(found) => {
                 let how = if found { "found" } else { "imported" };
                 if let Err(failure) = say_what_to_try(&shown, how, can_run) {
-                    tracing::debug!(%failure, "nobody reads what there is to try");
+                    tracing::debug!(%failure, "failed to print the commands to try");
                 }
             }
-            Err(failure) => ui::say(failure.while_doing("the demo model was not imported").to_string()),
+            Err(failure) => ui::say(failure.while_doing("failed to import the demo model").to_string()),
         },
         () = stopped => {}
     }
 }
 
-/// Whether it was there already.
+/// Returns whether the model existed already.
 async fn import_if_absent(base: &str) -> Outcome<bool> {
     let invalid = |error: lode_model::reference::ReferenceError| Failure::because(NAME, &error);
     let repository: Repository = NAME.parse().map_err(invalid)?;
@@ -70,7 +70,7 @@ fn say_what_to_try(base: &str, how: &str, can_run: bool) -> Outcome {
     ui::line(format!("demo model {NAME}: {how}"))?;
     let host = base.split_once("://").map_or(base, |(_, host)| host);
     let variable = if base == "http://127.0.0.1:5000" { String::new() } else { format!("LODE_HOST={base} ") };
-    ui::line("\nTry, in another terminal:\n")?;
+    ui::line("\nTry in another terminal:\n")?;
     if can_run {
         ui::line(format!("  {variable}lode run {NAME} \"What is 40 plus 41?\""))?;
         ui::line(format!(

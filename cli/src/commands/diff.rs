@@ -1,4 +1,5 @@
-//! `lode diff A B`: what became of each tensor from one model to another. The server compares; lines are shown as they come.
+//! `lode diff A B`: compares two models tensor by tensor. The server compares; results are printed as they
+//! arrive.
 
 use futures::StreamExt;
 use serde::{Deserialize, de::IgnoredAny};
@@ -10,7 +11,7 @@ use crate::{
     ui,
 };
 
-/// No line of an answer is longer.
+/// Maximum length of a line in the response.
 const MAX_RECORD: usize = 16 << 20;
 
 #[derive(Deserialize)]
@@ -39,7 +40,7 @@ struct Side {
 #[derive(Deserialize)]
 struct Total {
     same: u64,
-    /// An older server counts these as changed.
+    /// Older servers count these as changed.
     #[serde(default)]
     same_values: u64,
     changed: u64,
@@ -54,14 +55,14 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
     let (here, there) = (connection.target(&args.here)?, connection.target(&args.there)?);
     if here.registry.url() != there.registry.url() {
         return Err(Failure::new(format!(
-            "{} is on `{}` and {} on `{}`; only models of one server are compared",
+            "{} is on `{}` but {} is on `{}`; both must be on the same server",
             here,
             here.registry.host(),
             there,
             there.registry.host()
         ))
         .hint(format!(
-            "`lode cp {} {}/{}` brings it there",
+            "`lode cp {} {}/{}` copies it there",
             args.there,
             here.registry.host(),
             there.model()
@@ -79,7 +80,7 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
             ui::json_line(&String::from_utf8_lossy(&line))?;
         }
         let record: Record = serde_json::from_slice(&line)
-            .map_err(|error| Failure::because("the server's answer is not understood", &error))?;
+            .map_err(|error| Failure::because("cannot parse the server's response", &error))?;
         if let Some(total) = record.total {
             return if args.json { Ok(()) } else { show_total(&args, &total) };
         }
@@ -93,11 +94,11 @@ pub(crate) async fn run(connection: &Connection, args: Diff) -> Outcome {
             show(&tensor)?;
         }
     }
-    Err(Failure::new("the server's answer broke off before its last record")
-        .hint("the server's log says why; repeat the command"))
+    Err(Failure::new("the server's response ended before its last record")
+        .hint("the server's log has the reason; repeat the command"))
 }
 
-/// Which of the two is not there, where one is not.
+/// The "not found" error of the model that does not exist, if one of them does not.
 async fn unknown(here: &Target, there: &Target) -> Option<Failure> {
     for target in [here, there] {
         let asked = target.registry.json_get::<IgnoredAny>(&target.api_path("models")).await;
@@ -158,7 +159,7 @@ fn show_total(args: &Diff, total: &Total) -> Outcome {
     ))
 }
 
-/// The lines of an answer as they arrive.
+/// Splits the response into lines as it arrives.
 struct Lines<S> {
     bytes: S,
     buffer: Vec<u8>,
@@ -179,12 +180,15 @@ where
             match self.bytes.next().await {
                 Some(Ok(bytes)) => self.buffer.extend_from_slice(bytes.as_ref()),
                 Some(Err(error)) => {
-                    return Err(Failure::because("the answer broke off", &error.without_url()));
+                    return Err(Failure::because(
+                        "the server's response was interrupted",
+                        &error.without_url(),
+                    ));
                 }
                 None => return Ok(None),
             }
             if self.buffer.len() > MAX_RECORD {
-                return Err(Failure::new("the server's answer holds a line without end"));
+                return Err(Failure::new("the server's response has an overlong line"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `lode embed NAME [TEXT]`: vectors of a text, or of each line of standard input, one a line.
+//! `lode embed NAME [TEXT]`: prints the embedding of a text, or of each line of standard input, one per line.
 
 use std::io::BufRead;
 
@@ -12,7 +12,7 @@ use crate::{
     ui,
 };
 
-/// Texts in one request: enough to keep a worker busy, few enough to show progress.
+/// Texts per request: enough to keep a worker busy, few enough to show progress.
 const TEXTS_PER_REQUEST: usize = 64;
 
 #[derive(Deserialize)]
@@ -68,7 +68,7 @@ async fn ask(target: &Target, args: &Embed, texts: &[String]) -> Outcome<Answer>
         .map_err(|error| target.not_found(error))?;
     if answer.embeddings.len() != texts.len() {
         let got = answer.embeddings.len();
-        return Err(Failure::new(format!("asked for the vectors of {} texts and got {got}", texts.len())));
+        return Err(Failure::new(format!("requested {} embeddings, got {got}", texts.len())));
     }
     Ok(answer)
 }

@@ -1,4 +1,5 @@
-//! `lode fsck`: the server compares its database with its storage, both ways. The exit code says what it found.
+//! `lode fsck`: the server compares its database with its blob store in both directions. The exit code is the
+//! result.
 
 use std::process::ExitCode;
 
@@ -11,7 +12,7 @@ use crate::{
     job, ui,
 };
 
-/// The lists of a report, and the kinds of findings that they hold.
+/// The lists in a report, and the kind of their findings.
 const LISTS: [(&str, &str); 3] = [("damage", "damage"), ("orphans", "orphan"), ("uploads", "upload")];
 
 pub(crate) async fn run(connection: &Connection, args: Fsck) -> Outcome<ExitCode> {
@@ -26,13 +27,14 @@ pub(crate) async fn run(connection: &Connection, args: Fsck) -> Outcome<ExitCode
     }
     if !args.json {
         ui::say(
-            "error: the registry is damaged\n\nhint: push what is listed again, or restore it from a backup",
+            "error: the registry is damaged\n\nhint: push the listed content again, or restore it from a backup",
         );
     }
     Ok(ExitCode::from(FAILED))
 }
 
-/// The report, and how many findings are damage. Findings that the server counted but did not keep are reported separately.
+/// Returns the report and the number of damage findings. Findings that the server counted but did not store
+/// are reported separately.
 async fn check(connection: &Connection, args: &Fsck) -> Outcome<(Value, u64)> {
     let registry = connection.default_registry()?;
     let done = job::run(&registry, "lode/v1/fsck", &json!({ "verify": args.verify }), "check").await?;
@@ -49,6 +51,6 @@ async fn check(connection: &Connection, args: &Fsck) -> Outcome<(Value, u64)> {
             }
         }
     }
-    // A report that does not say is no clean one.
+    // A report without a damage count is not clean.
     Ok((report, count("damage").unwrap_or(1)))
 }

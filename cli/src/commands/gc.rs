@@ -1,5 +1,4 @@
-//! `lode gc`: one collection, now, on the server, after the one that may be running; what was removed so far, and how to
-//! restore it.
+//! `lode gc`: runs a collection on the server, after one that may be running. Lists removals and undoes them.
 
 use lode_model::reference::Name;
 use serde_json::{Map, Value, json};
@@ -12,7 +11,7 @@ use crate::{
     job, ui,
 };
 
-/// How many removals the server tells at a time.
+/// Removals per page.
 const PAGE: u32 = 1000;
 
 pub(crate) async fn run(connection: &Connection, args: Gc) -> Outcome {
@@ -36,7 +35,7 @@ async fn collect(connection: &Connection, args: &Gc) -> Outcome {
         return ui::json(&report);
     }
     if args.dry_run {
-        ui::line("nothing was removed (dry run)")?;
+        ui::line("dry run: nothing was removed")?;
     }
     let removals = report.as_object_mut().and_then(|report| report.remove("removals"));
     report_lines(&report)?;
@@ -44,7 +43,7 @@ async fn collect(connection: &Connection, args: &Gc) -> Outcome {
         Some(Value::Array(removals)) if !removals.is_empty() => {
             ui::line("")?;
             let rows: Vec<Vec<String>> = objects(&removals).map(|r| vec![what(r), why(r)]).collect();
-            ui::table(&["WOULD GO", "WHY"], &rows)
+            ui::table(&["WOULD REMOVE", "WHY"], &rows)
         }
         _ => Ok(()),
     }
@@ -74,7 +73,7 @@ async fn history(connection: &Connection, args: GcHistory) -> Outcome {
         return ui::json(&json!({ "removals": all }));
     }
     if all.is_empty() {
-        ui::say("nothing was removed");
+        ui::say("no removals");
         return Ok(());
     }
     let rows: Vec<Vec<String>> =
@@ -91,7 +90,7 @@ async fn undo(connection: &Connection, args: GcUndo) -> Outcome {
     }
     for (kind, label) in [("manifests", "manifest"), ("tags", "tag")] {
         for name in restored.get(kind).and_then(Value::as_array).into_iter().flatten() {
-            ui::say(format!("{label} {} is back", name.as_str().unwrap_or_default()));
+            ui::say(format!("restored {label} {}", name.as_str().unwrap_or_default()));
         }
     }
     Ok(())
@@ -109,7 +108,8 @@ fn time(removal: &Map<String, Value>, key: &str) -> String {
     text(removal, key).chars().take(16).collect::<String>().replace('T', " ")
 }
 
-/// A tag by its name, a manifest by its digest so that an undo can be told it, a blob by the digits that people compare.
+/// Names a removal: a tag by its name, a manifest by the digest that `undo` accepts, a blob by its short
+/// digest.
 fn what(removal: &Map<String, Value>) -> String {
     let (repository, digest) = (text(removal, "repository"), text(removal, "digest"));
     match text(removal, "kind") {
@@ -123,7 +123,7 @@ fn why(removal: &Map<String, Value>) -> String {
     let rule = removal.get("rule").and_then(Value::as_u64).unwrap_or_default();
     match text(removal, "reason") {
         "deleted" => "deleted".to_owned(),
-        "unreferenced" => "nothing referred to it".to_owned(),
+        "unreferenced" => "unreferenced".to_owned(),
         "keep_last" => format!("retention rule {rule}: not among the last tags"),
         "untagged" => format!("retention rule {rule}: untagged for too long"),
         other => other.to_owned(),
@@ -134,11 +134,11 @@ fn undoable(removal: &Map<String, Value>) -> String {
     match (text(removal, "restored_at"), text(removal, "undo_until")) {
         ("", "") => String::new(),
         ("", _) => format!("until {}", time(removal, "undo_until")),
-        _ => "is back".to_owned(),
+        _ => "restored".to_owned(),
     }
 }
 
-/// A flat report, one `name: value` a line; bytes are shown as sizes, lists one item a line.
+/// Prints a flat report as `name: value` lines, with sizes in readable units and lists as one item per line.
 pub(crate) fn report_lines(report: &Value) -> Outcome {
     let Value::Object(fields) = report else { return ui::line(report.to_string()) };
     for (key, value) in fields {
@@ -175,8 +175,8 @@ mod tests {
         check(tag, ["ci/x:7", "retention rule 2: not among the last tags", "until 2023-11-14 22:13"]);
         let manifest = json!({"kind": "manifest", "repository": "x", "digest": "sha256:01", "reason": "deleted",
             "undo_until": "2023-11-14T22:13:20Z", "restored_at": "2023-11-14T22:13:20Z"});
-        check(manifest, ["x@sha256:01", "deleted", "is back"]);
+        check(manifest, ["x@sha256:01", "deleted", "restored"]);
         let blob = json!({"kind": "blob", "digest": "sha256:0123456789abcdef", "reason": "unreferenced"});
-        check(blob, ["blob 0123456789ab", "nothing referred to it", ""]);
+        check(blob, ["blob 0123456789ab", "unreferenced", ""]);
     }
 }

@@ -1,4 +1,4 @@
-//! `lode list [REPOSITORY]`: what a registry holds, one line a tag.
+//! `lode list [REPOSITORY]`: lists the models in a registry, one line per tag.
 
 use lode_model::reference::Name;
 use serde::{Deserialize, Serialize};
@@ -44,8 +44,8 @@ pub(crate) async fn run(connection: &Connection, args: List) -> Outcome {
     }
     if answer.models.is_empty() {
         match &below {
-            Some(below) => ui::say(format!("nothing at or below {below}")),
-            None => ui::say("nothing here yet: `lode create NAME FOLDER` imports a model"),
+            Some(below) => ui::say(format!("no models in {below} or below it")),
+            None => ui::say("no models yet: `lode create NAME FOLDER` imports one"),
         }
         return Ok(());
     }
@@ -89,7 +89,8 @@ fn row(model: &Map<String, Value>) -> Vec<String> {
     ]
 }
 
-/// `pending`: the server has not read it yet. `problem`: it could not be read; `lode show` says why.
+/// `pending`: the server has not indexed the model yet. `problem`: indexing failed; `lode show` has the
+/// reason.
 fn status(model: &Map<String, Value>) -> &'static str {
     let is_pending = model.get("pending").and_then(Value::as_bool).unwrap_or_default();
     match (is_pending, model.contains_key("problem")) {
@@ -103,7 +104,7 @@ fn text(model: &Map<String, Value>, key: &str) -> String {
     model.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// The first twelve digits, which is what people compare.
+/// The first twelve digits of a digest.
 pub(crate) fn short_digest(digest: &str) -> String {
     digest.split_once(':').map_or(digest, |(_, hex)| hex).chars().take(12).collect()
 }

@@ -1,4 +1,5 @@
-//! `lode login` and `lode logout`: a user name and a password or token for one registry, tried before it is kept.
+//! `lode login` and `lode logout`: save and remove a user name with a password or token for a registry. Login
+//! checks them with the registry first.
 
 use std::io::{BufRead, Read, Write};
 
@@ -16,23 +17,24 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     let username = match args.username {
         Some(username) => username,
         None if ui::stdin_is_terminal() && !args.password_stdin => ask("Username: ")?,
-        None => return Err(Failure::new("no user name was given").hint("--username NAME --password-stdin")),
+        None => return Err(Failure::new("no user name").hint("--username NAME --password-stdin")),
     };
     let password = if args.password_stdin || !ui::stdin_is_terminal() {
         let mut text = String::new();
         std::io::stdin().lock().take(64 << 10).read_to_string(&mut text)?;
         text.trim_end_matches(['\r', '\n']).to_owned()
     } else {
-        return Err(Failure::new("a password typed here would show on the screen").hint(format!(
-            "pipe it in: `lode login {} --username {username} --password-stdin < FILE`",
-            registry.host()
-        )));
+        return Err(Failure::new("a password cannot be entered on the terminal, where it would be visible")
+            .hint(format!(
+                "read it from a file: `lode login {} --username {username} --password-stdin < FILE`",
+                registry.host()
+            )));
     };
     if username.is_empty() || password.is_empty() {
-        return Err(Failure::new("user name and password may not be empty"));
+        return Err(Failure::new("user name and password must not be empty"));
     }
     let login = Credential { username, password };
-    // Asked with exactly this login, not with one that was kept before.
+    // Check these credentials, not saved ones.
     let options = ClientOptions {
         credentials: Credentials::fixed(registry.host(), login.clone()),
         ..ClientOptions::default()
@@ -40,7 +42,7 @@ pub(crate) async fn login(connection: &Connection, args: Login) -> Outcome {
     let probe: Registry = Client::new(options)?.registry(registry.url().as_str())?;
     probe.ping().await.map_err(|error| match error {
         lode_client::Error::Unauthorized { .. } => {
-            Failure::new(format!("{} did not accept this user name and password", registry.host()))
+            Failure::new(format!("{} rejected this user name and password", registry.host()))
         }
         other => other.into(),
     })?;
@@ -54,15 +56,14 @@ pub(crate) fn logout(connection: &Connection, args: Logout) -> Outcome {
     if file()?.remove(&registry.host())? {
         ui::say(format!("logged out of {}", registry.host()));
     } else {
-        ui::say(format!("there was no login for {}", registry.host()));
+        ui::say(format!("no saved credentials for {}", registry.host()));
     }
     Ok(())
 }
 
 fn file() -> Outcome<CredentialFile> {
-    connect::credential_file().ok_or_else(|| {
-        Failure::new("there is no folder to keep logins in").hint("set HOME or XDG_CONFIG_HOME")
-    })
+    connect::credential_file()
+        .ok_or_else(|| Failure::new("no folder for saved credentials").hint("set HOME or XDG_CONFIG_HOME"))
 }
 
 fn ask(question: &str) -> Outcome<String> {

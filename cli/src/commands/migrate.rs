@@ -1,4 +1,5 @@
-//! `lode migrate`: a server's index and blobs to another database and another storage, while it goes on reading.
+//! `lode migrate`: copies a server's database and blobs to another database and blob store, while the server
+//! may serve reads.
 
 use lode_client::Progress;
 use lode_registry::Config;
@@ -26,10 +27,14 @@ pub(crate) async fn run(args: Migrate) -> Outcome {
         return ui::json(&json!(report));
     }
     if report.done_before {
-        return ui::line("everything was moved before; nothing was done");
+        return ui::line("already migrated; nothing to do");
     }
     ui::line(format!("{} blobs, {}", report.blobs, ui::size(report.size_bytes)))?;
-    ui::line(format!("moved now: {} blobs, {}", report.blobs_copied, ui::size(report.copied_bytes)))?;
+    ui::line(format!(
+        "copied in this run: {} blobs, {}",
+        report.blobs_copied,
+        ui::size(report.copied_bytes)
+    ))?;
     ui::line(format!(
         "{} repositories, {} manifests, {} tags",
         report.repositories, report.manifests, report.tags
@@ -38,17 +43,17 @@ pub(crate) async fn run(args: Migrate) -> Outcome {
 
 fn failed(error: &lode_registry::Error) -> Failure {
     use lode_registry::Error;
-    let failure = Failure::because("the registry was not moved", error);
+    let failure = Failure::because("migration failed", error);
     match error {
         Error::FolderInUse { .. } => failure.hint(
-            "stop the server, or start it again with --read-only: what it holds must not change meanwhile",
+            "stop the server, or restart it with --read-only: its data must not change during the migration",
         ),
-        Error::Config { setting: "to-database", .. } => failure.hint("name an empty database"),
+        Error::Config { setting: "to-database", .. } => failure.hint("use an empty database"),
         Error::Config { .. } => failure.hint(
-            "--data, --database and --storage (or LODE_*) name what the old server has, --to-database and --to-storage where it goes",
+            "--data, --database and --storage (or LODE_*) name the source, --to-database and --to-storage the target",
         ),
         Error::Storage { .. } => {
-            failure.hint("--data names the old server's folder; `lode fsck` finds damage; then repeat the command")
+            failure.hint("check that --data names the source server's folder; `lode fsck` finds damage; then repeat the command")
         }
         _ => failure.hint("repeat the command: it resumes where it stopped"),
     }

@@ -1,4 +1,4 @@
-//! One file a command. Each takes its arguments, does one thing and says what it did; `run` picks the one that was typed.
+//! The commands, one file each. [`run`] dispatches to them.
 
 mod backup;
 mod completions;

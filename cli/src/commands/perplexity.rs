@@ -1,4 +1,5 @@
-//! `lode perplexity NAME FILE`: ids of the whole file without special tokens, consecutive windows, every position scored, no overlap.
+//! `lode perplexity NAME FILE`: tokenizes the file without special tokens, splits it into consecutive windows
+//! without overlap, and scores every position.
 
 use serde::Deserialize;
 use serde_json::json;
@@ -11,7 +12,7 @@ use crate::{
     ui,
 };
 
-/// Ids in one request: enough to keep a worker busy, few enough to show progress.
+/// Tokens per request: enough to keep a worker busy, few enough to show progress.
 const IDS_PER_REQUEST: usize = 4096;
 
 #[derive(Deserialize)]
@@ -32,7 +33,7 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
     let ids = load_tokenizer(&target)
         .await?
         .encode(&text, false)
-        .map_err(|error| Failure::because("the text cannot be turned into ids", &error))?;
+        .map_err(|error| Failure::because("cannot tokenize the text", &error))?;
     let windows = windows(&ids, args.window as usize);
     if windows.is_empty() {
         return Err(Failure::new(format!(
@@ -54,7 +55,7 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
         let expected: u64 = batch.iter().map(|window| window.len() as u64 - 1).sum();
         let got: u64 = answer.windows.iter().map(|score| score.tokens).sum();
         if answer.windows.len() != batch.len() || got != expected {
-            return Err(Failure::new(format!("asked for the scores of {expected} tokens and got {got}")));
+            return Err(Failure::new(format!("requested the scores of {expected} tokens, got {got}")));
         }
         nll += answer.windows.iter().map(|score| score.nll).sum::<f64>();
         tokens += got;
@@ -68,8 +69,9 @@ pub(crate) async fn run(connection: &Connection, args: Perplexity) -> Outcome {
     ui::line(format!("perplexity {perplexity:.4} over {tokens} tokens"))
 }
 
-/// Windows of `size` inputs and the id that follows them: each window scores what follows each of its inputs, so the last id of one is the first input of the next.
-/// An incomplete window at the end would see less than the others and is left out, unless there is no other.
+/// Splits ids into windows of `size` inputs plus the id after them. Each input predicts the id that follows
+/// it, so the last id of a window is the first input of the next. An incomplete last window would have less
+/// context than the others and is left out, unless it is the only one.
 fn windows(ids: &[u32], size: usize) -> Vec<&[u32]> {
     let inputs = ids.len().saturating_sub(1);
     let size = size.clamp(1, inputs.max(1));

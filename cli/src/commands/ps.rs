@@ -1,4 +1,4 @@
-//! `lode ps`: the models that are loaded on the workers of a registry.
+//! `lode ps`: lists the models that are loaded on the workers of a registry.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `lode pull NAME [--to DIR]`: the files of a model or artifact into a folder, byte for byte as they were, each verified.
+//! `lode pull NAME [--to DIR]`: downloads the files of a model or artifact to a folder and verifies each.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,7 +21,7 @@ use crate::{
     ui,
 };
 
-/// A file view carries the headers of its files.
+/// Limit for a file view, which contains the headers of its files.
 const MAX_VIEW: u64 = 1 << 30;
 
 pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
@@ -55,8 +55,7 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
             "bytes": written.bytes, "kept": written.kept, "assembled": !assembled.is_empty(),
         }));
     }
-    let kept =
-        if written.kept > 0 { format!(" ({} were there already)", written.kept) } else { String::new() };
+    let kept = if written.kept > 0 { format!(" ({} existed already)", written.kept) } else { String::new() };
     ui::say(format!(
         "pulled {target} to {}: {} files, {}{kept}",
         folder.display(),
@@ -66,22 +65,23 @@ pub(crate) async fn run(connection: &Connection, args: Pull) -> Outcome {
     match assembled.as_slice() {
         [] => {}
         [path] if path.ends_with(".gguf") => {
-            ui::say(format!("{path} was made on import, and takes the place of the original weights"));
+            ui::say(format!("{path} was created during the import and replaces the original weights"));
         }
         _ => ui::say(
-            "its weights were quantised on import: the safetensors files are assembled, not the original ones",
+            "the weights were quantised during the import: the safetensors files differ from the original files",
         ),
     }
     Ok(())
 }
 
-/// The last part of the repository's name, which is what the folder is called by default.
+/// The last part of the repository name, the default folder.
 fn last_part(target: &Target) -> &str {
     let repository = target.repository.as_str();
     repository.rsplit_once('/').map_or(repository, |(_, last)| last)
 }
 
-/// What files there are: by the file view, or else each layer, and each member of a plain tar, that has a name for a file.
+/// The files of a model: those of its file view, or else every named layer and every named member of a plain
+/// tar.
 async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>> {
     let Some(view) = FileView::find(manifest) else { return titled(target, manifest).await };
     let bytes = target.registry.blob_bytes(&target.repository, &view.digest, view.size.min(MAX_VIEW)).await?;
@@ -89,7 +89,7 @@ async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>
         |error: files_view::FileViewError| Failure::because(format!("the file view of {target}"), &error);
     let view = FileView::parse(&bytes).map_err(about)?;
     view.check_layers(manifest).map_err(about)?;
-    // What was put to a model later has names of its own.
+    // Files that were added to the model after the import are layers with a path.
     let mut files = view.files;
     let known: BTreeSet<String> = files.iter().map(|entry| entry.path.clone()).collect();
     let is_extra = |layer: &&Descriptor| layer.file_path().is_some_and(is_put_beside);
@@ -102,12 +102,12 @@ async fn entries(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>
     Ok(files)
 }
 
-/// Where the files of adapters and draft models lie.
+/// Whether the path is in a folder for adapters or draft models.
 fn is_put_beside(path: &str) -> bool {
     path.starts_with("adapter/") || path.starts_with("draft/")
 }
 
-/// The file that a layer is.
+/// A file that consists of one layer.
 fn whole(path: String, layer: &Descriptor) -> FileEntry {
     let segments = vec![Segment::Blob { digest: layer.digest.clone(), offset: 0, length: layer.size }];
     let digest = Some(layer.digest.clone());
@@ -122,7 +122,7 @@ async fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>>
         files_view::check_path(&path)
             .map_err(|error| Failure::because(format!("a layer of {target}"), &error))?;
         if !seen.insert(path.clone()) {
-            return Err(Failure::new(format!("{target} has two files called `{path}`")));
+            return Err(Failure::new(format!("{target} has two files named `{path}`")));
         }
         let digest = Some(file.layer.digest.clone()).filter(|_| file.is_layer());
         let ModelFile { layer, offset, size, .. } = file;
@@ -131,17 +131,17 @@ async fn titled(target: &Target, manifest: &Manifest) -> Outcome<Vec<FileEntry>>
     }
     if entries.is_empty() {
         return Err(Failure::new(format!(
-            "none of the {} layers of {target} has the name of a file",
+            "none of the {} layers of {target} has a file name",
             manifest.layers.len()
         ))
         .hint(format!(
-            "`lode show {target}` says what it is; `lode tensor export {target} --to FILE` writes its tensors"
+            "`lode show {target}` describes it; `lode tensor export {target} --to FILE` writes its tensors"
         )));
     }
     Ok(entries)
 }
 
-/// The path that the manifest gives it, or what it obviously is.
+/// The file's path in the manifest, or a default name for a GGUF.
 fn file_name(target: &Target, file: &ModelFile) -> Option<String> {
     let obvious = || (file.role == Role::Gguf).then(|| format!("{}.gguf", last_part(target)));
     file.path.clone().or_else(obvious)

@@ -1,4 +1,5 @@
-//! `lode push DIR|FILE... NAME`: files as they are, each a layer titled by its name, as oras writes them.
+//! `lode push DIR|FILE... NAME`: uploads files unchanged. Each file becomes a layer with its name as title,
+//! as oras does.
 
 use std::{path::Path, sync::Arc};
 
@@ -70,7 +71,7 @@ pub(crate) async fn run(connection: &Connection, args: Push) -> Outcome {
     Ok(())
 }
 
-/// The files of every path: a folder's by their names below it, a file by its own name.
+/// Lists the files of all paths, named relative to their folder; a single file has its own name.
 fn gather(paths: &[impl AsRef<Path>]) -> Outcome<Vec<Found>> {
     let mut all: Vec<Found> = Vec::new();
     for path in paths {
@@ -91,11 +92,11 @@ fn gather(paths: &[impl AsRef<Path>]) -> Outcome<Vec<Found>> {
     let mut names: Vec<&str> = all.iter().map(|file| file.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(Failure::new(format!("two files are called `{}`", pair[0]))
-            .hint("push them from one folder above both"));
+        return Err(Failure::new(format!("two files are named `{}`", pair[0]))
+            .hint("push a folder that contains both"));
     }
     if all.is_empty() {
-        return Err(Failure::new("there are no files to push"));
+        return Err(Failure::new("no files to push"));
     }
     Ok(all)
 }

@@ -1,5 +1,5 @@
-//! `lode rm NAME`: removes a tag, or a manifest by digest with all its tags.
-//! A manifest that lost its last tag goes with a later collection, and the bytes that nothing else refers to with it.
+//! `lode rm NAME`: removes a tag, or a manifest by digest with all its tags. A later collection deletes
+//! manifests without a tag, and blobs without references.
 
 use crate::{
     args::Rm,
@@ -9,7 +9,7 @@ use crate::{
 };
 
 pub(crate) async fn run(connection: &Connection, args: Rm) -> Outcome {
-    // Every name is read before the first one goes.
+    // Parse all names before the first removal.
     let targets = args.names.iter().map(|name| connection.target(name)).collect::<Outcome<Vec<Target>>>()?;
     for target in &targets {
         target

@@ -1,4 +1,4 @@
-//! `lode run NAME [PROMPT]`: streams an answer to standard output, or holds a conversation on a terminal.
+//! `lode run NAME [PROMPT]`: streams generated text to standard output, or holds a chat on a terminal.
 
 use std::io::{BufRead, Read};
 
@@ -14,12 +14,12 @@ use crate::{
     ui,
 };
 
-/// A prompt that is longer is no prompt.
+/// Limit for a prompt from standard input.
 const MAX_PROMPT: u64 = 64 << 20;
-/// One record of a stream; the last one carries the ids of the whole context.
+/// Limit for one record of a stream. The last record has the ids of the whole context.
 const MAX_RECORD: usize = 64 << 20;
 
-/// What matters of one record of `/api/generate` or `/api/chat`.
+/// The relevant fields of a record of `/api/generate` or `/api/chat`.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Record {
@@ -79,7 +79,7 @@ async fn once(target: &Target, args: &Run, prompt: String) -> Outcome {
     })
     .await
     .map_err(|error| about(target, error))?;
-    // A shell's prompt belongs on a line of its own; a file gets the text and nothing else but its end of line.
+    // The shell's prompt starts on a new line. A file gets the text and one newline, nothing else.
     if !last.ends_with('\n') {
         ui::piece(b"\n")?;
     }
@@ -88,7 +88,7 @@ async fn once(target: &Target, args: &Run, prompt: String) -> Outcome {
 }
 
 async fn conversation(target: &Target, args: &Run) -> Outcome {
-    ui::say(format!("talking to {target}; /bye or Ctrl-D ends"));
+    ui::say(format!("chatting with {target}; /bye or Ctrl-D ends the chat"));
     let mut messages: Vec<Value> = Vec::new();
     if let Some(system) = &args.system {
         messages.push(json!({ "role": "system", "content": system }));
@@ -119,7 +119,7 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
                 finish(&record, args.verbose);
                 messages.push(json!({ "role": "assistant", "content": answer }));
             }
-            // The conversation goes on without the turn that failed, unless it could never have gone well.
+            // The chat continues without the failed turn, except if the first turn fails.
             Err(error) if messages.len() > 2 => {
                 ui::say(about(target, error).to_string());
                 messages.pop();
@@ -129,15 +129,15 @@ async fn conversation(target: &Target, args: &Run) -> Outcome {
     }
 }
 
-/// What `format` of a request is to be.
+/// The `format` field of a request.
 fn format(said: &str) -> Outcome<Value> {
-    const HINT: &str = "--format takes `json`, or a file with a JSON schema";
+    const HINT: &str = "--format must be `json` or a file with a JSON schema";
     if said == "json" {
         return Ok(said.into());
     }
     let text = std::fs::read(said).map_err(|error| Failure::new(format!("{said}: {error}")).hint(HINT))?;
     serde_json::from_slice(&text)
-        .map_err(|error| Failure::new(format!("{said} is no JSON: {error}")).hint(HINT))
+        .map_err(|error| Failure::new(format!("{said} is not valid JSON: {error}")).hint(HINT))
 }
 
 fn request(target: &Target, args: &Run) -> Outcome<Map<String, Value>> {
@@ -181,14 +181,15 @@ fn about(target: &Target, error: StreamError) -> Failure {
     match error {
         StreamError::Client(error) if error.status().is_some_and(|status| status.as_u16() == 503) => {
             Failure::from(error)
-                .hint("a worker has to be attached: `lode serve` has one unless it got --no-worker")
+                .hint("no worker is available: `lode serve` starts one unless --no-worker is set")
         }
         StreamError::Client(error) => target.not_found(error),
         StreamError::Other(failure) => failure,
     }
 }
 
-/// Sends `request` and hands over each NDJSON record as it arrives; the last one is returned. A stream that ends without its last record failed.
+/// Sends `request`, passes each NDJSON record to `on_record` and returns the last one. A stream that ends
+/// without its last record is an error.
 async fn stream(
     registry: &Registry,
     path: &str,
@@ -218,21 +219,23 @@ async fn stream(
         match bytes.next().await {
             Some(Ok(chunk)) => buffer.extend_from_slice(&chunk),
             Some(Err(error)) => {
-                return Err(Failure::because("the answer broke off", &error.without_url()).into());
+                return Err(
+                    Failure::because("the server's response was interrupted", &error.without_url()).into()
+                );
             }
             None => break,
         }
         if buffer.len() > MAX_RECORD {
-            return Err(Failure::new("the server's answer holds a line without end").into());
+            return Err(Failure::new("the server's response has an overlong line").into());
         }
     }
     if let Some(last) = take(&buffer, &mut on_record)? {
         return Ok(last);
     }
-    Err(Failure::new("the answer broke off before its last record").into())
+    Err(Failure::new("the server's response ended before its last record").into())
 }
 
-/// What a model thinks goes where talk goes: it is no part of the answer.
+/// Prints reasoning to standard error: it is not part of the response.
 fn thoughts(record: &Record, is_thinking: &mut bool) {
     for thought in [&record.thinking, &record.message.thinking] {
         ui::aside(thought);
@@ -244,13 +247,13 @@ fn thoughts(record: &Record, is_thinking: &mut bool) {
     }
 }
 
-/// One line: shown, and returned if it is the last.
+/// Processes one line; returns the record if it is the last.
 fn take(line: &[u8], on_record: &mut impl FnMut(&Record) -> Outcome) -> Result<Option<Record>, Failure> {
     if line.trim_ascii().is_empty() {
         return Ok(None);
     }
     let record: Record = serde_json::from_slice(line)
-        .map_err(|error| Failure::because("the server's answer is not understood", &error))?;
+        .map_err(|error| Failure::because("cannot parse the server's response", &error))?;
     if let Some(error) = record.error {
         return Err(Failure::new(error));
     }
@@ -260,7 +263,7 @@ fn take(line: &[u8], on_record: &mut impl FnMut(&Record) -> Outcome) -> Result<O
 
 fn finish(record: &Record, verbose: bool) {
     if record.done_reason.as_deref() == Some("length") {
-        ui::say("(cut off: the limit of tokens or context was reached)");
+        ui::say("(truncated: the token limit or the context limit was reached)");
     }
     if !verbose {
         return;
@@ -271,7 +274,7 @@ fn finish(record: &Record, verbose: bool) {
         if duration > 0.0 { count.unwrap_or_default() as f64 / duration } else { 0.0 }
     };
     ui::say(format!(
-        "prompt {} tokens, {:.1}/s; answer {} tokens, {:.1}/s; load {:.2} s; total {:.2} s",
+        "prompt {} tokens, {:.1}/s; generated {} tokens, {:.1}/s; load {:.2} s; total {:.2} s",
         record.prompt_eval_count.unwrap_or_default(),
         rate(record.prompt_eval_count, record.prompt_eval_duration),
         record.eval_count.unwrap_or_default(),

@@ -1,5 +1,5 @@
-//! `lode runner`: the process of one loaded model. Only a worker starts it, and it ends with its worker. With `--text` it is the helper
-//! process of such a one, which evaluates templates, tokenizers and grammars.
+//! `lode runner`: the process of one loaded model. A worker starts it, and it ends with its worker. With
+//! `--text` it is the text helper of a runner, which evaluates templates, tokenizers and grammars.
 
 use crate::{
     args::Runner,
@@ -9,10 +9,10 @@ use crate::{
 pub(crate) fn run(args: Runner) -> Outcome {
     match args.socket {
         Some(socket) => {
-            lode_worker::runner::main(socket).map_err(|error| Failure::because("the runner stopped", &error))
+            lode_worker::runner::main(socket).map_err(|error| Failure::because("the runner failed", &error))
         }
-        // `--text`: the arguments have one of the two.
+        // Without a socket, the arguments include `--text`.
         None => lode_worker::runner::text_main()
-            .map_err(|error| Failure::because("the runner's helper stopped", &error)),
+            .map_err(|error| Failure::because("the text helper failed", &error)),
     }
 }

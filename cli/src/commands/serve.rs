@@ -1,4 +1,4 @@
-//! `lode serve`: the registry, the gateway and a local worker in one process, until it is told to stop.
+//! `lode serve`: runs the registry, the gateway and a local worker in one process, until a signal stops it.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -27,13 +27,13 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     worker.runner_env = logging::inheritance(args.log_format);
     refuse_unsafe(&config)?;
     let tls = tls(&config)?;
-    // Told to stop while it starts, it must not go on.
+    // Register first, so that a signal during the start stops it.
     let stop = stop_signal()?;
     let public = bind(config.listen).await?;
     let address = local_addr(&public)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let shown = local_url(scheme, address);
-    // The certificate names another host than this process would ask for.
+    // The certificate does not cover the loopback address, so this process reaches itself over plain HTTP.
     let internal = match tls.is_some() && (!no_worker || demo) {
         true => Some(bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?),
         false => None,
@@ -51,13 +51,13 @@ pub(crate) async fn run(args: Serve) -> Outcome {
 
     let opened = tokio::select! {
         opened = lode_registry::open(config) => opened,
-        // It may wait for its database for as long as it was told to.
+        // The start may wait for the database for a configured time.
         () = told(stop.clone()) => return Ok(()),
     };
     let registry = opened.map_err(|error| cannot_open(&error, &data))?;
     let (stop_server, server_stopped) = watch::channel(false);
     let listeners = lode_registry::Listeners { public, tls, internal };
-    // Boxed, so that this function's callers do not carry the whole server in their types.
+    // Boxed, so that the types of this function's callers do not contain the whole server.
     let serving: BoxFuture<'static, _> =
         Box::pin(lode_registry::serve(registry, listeners, told(server_stopped)));
     let mut serving = tokio::spawn(serving);
@@ -76,7 +76,8 @@ pub(crate) async fn run(args: Serve) -> Outcome {
     if let Some(demo) = demo {
         demo.abort();
     }
-    // The worker signs off while the server still hears it, and ends after the answers that pass through it have ended.
+    // The worker deregisters while the server still accepts requests. It ends after the responses that it
+    // streams have ended.
     if let Some(worker) = &mut worker {
         worker.leave().await;
     }
@@ -91,11 +92,11 @@ pub(crate) async fn run(args: Serve) -> Outcome {
         worker.stop().await;
     }
     ended
-        .map_err(|error| Failure::because("the server stopped", &error))?
-        .map_err(|error| Failure::because("the server stopped", &error))
+        .map_err(|error| Failure::because("the server failed", &error))?
+        .map_err(|error| Failure::because("the server failed", &error))
 }
 
-/// The certificate to serve with, if the settings name one.
+/// Loads the certificate, if the settings name one.
 fn tls(config: &lode_registry::Config) -> Outcome<Option<lode_registry::Tls>> {
     match (&config.tls_cert, &config.tls_key) {
         (None, None) => Ok(None),
@@ -117,16 +118,17 @@ fn local_addr(listener: &TcpListener) -> Outcome<SocketAddr> {
     listener.local_addr().map_err(|error| Failure::because("cannot listen", &error))
 }
 
-/// Beyond loopback everyone could read, write and delete.
+/// Refuses to listen on other addresses than loopback without `allow_anonymous`: everyone could read, write
+/// and delete.
 fn refuse_unsafe(config: &lode_registry::Config) -> Outcome {
     if config.listen.ip().to_canonical().is_loopback() || config.allow_anonymous {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "{} can be reached from other machines, and no authentication is set up: everyone could read, write and delete",
+        "{} is reachable from other machines and authentication is not set up: anyone could read, write and delete",
         config.listen
     ))
-    .hint("listen on 127.0.0.1, or accept that with --allow-anonymous"))
+    .hint("listen on 127.0.0.1, or allow this with --allow-anonymous"))
 }
 
 async fn bind(address: SocketAddr) -> Outcome<TcpListener> {
@@ -135,11 +137,11 @@ async fn bind(address: SocketAddr) -> Outcome<TcpListener> {
             .hint("is `lode serve` running already? `--listen 127.0.0.1:0` picks a free port"),
         std::io::ErrorKind::PermissionDenied => {
             Failure::new(format!("this user may not listen on {address}"))
-                .hint("ports below 1024 belong to the system: `--listen 127.0.0.1:5000`")
+                .hint("ports below 1024 are privileged: use `--listen 127.0.0.1:5000`")
         }
         std::io::ErrorKind::AddrNotAvailable => {
-            Failure::new(format!("{} is no address of this machine", address.ip()))
-                .hint("`--listen 127.0.0.1:5000`, or 0.0.0.0 for every address that it has")
+            Failure::new(format!("{} is not an address of this machine", address.ip()))
+                .hint("use `--listen 127.0.0.1:5000`, or 0.0.0.0 for all addresses")
         }
         _ => Failure::because(format!("cannot listen on {address}"), &error),
     })
@@ -155,19 +157,19 @@ fn cannot_open(error: &lode_registry::Error, data: &std::path::Path) -> Failure 
             failure.hint(format!("can this user write to {}? --data names another folder", data.display()))
         }
         lode_registry::Error::SchemaNewer { .. } => {
-            failure.hint("start that version again; `lode --version` tells which one this is")
+            failure.hint("start that version again; `lode --version` prints this version")
         }
         lode_registry::Error::Database(_) | lode_registry::Error::Unavailable { .. } => failure.hint(
-            "--database (LODE_DATABASE) names the database: is it up, and may this user log in and make tables there?",
+            "--database (LODE_DATABASE) names the database: is it running, and may this user log in and create tables?",
         ),
         lode_registry::Error::Config { setting: "storage", .. } => failure.hint(
-            "--storage names the bucket; AWS_* variables or storage_* settings say where it is and who asks: docs/guide/replicas.md",
+            "--storage names the bucket; AWS_* variables or storage_* settings have its endpoint and credentials: see docs/guide/replicas.md",
         ),
         _ => failure,
     }
 }
 
-/// How this process reaches itself.
+/// The URL at which this process reaches itself.
 fn local_url(scheme: &str, address: SocketAddr) -> String {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -177,7 +179,8 @@ fn local_url(scheme: &str, address: SocketAddr) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
 }
 
-/// The local worker's settings: it joins this server, keeps its cache in the data folder and maps the server's blobs where they lie.
+/// The settings of the local worker: it joins this server, has its cache in the data folder and maps the
+/// server's blobs in place.
 fn local_worker(
     worker: lode_worker::Config,
     config: &lode_registry::Config,
@@ -201,7 +204,7 @@ fn local_worker(
     })
 }
 
-/// A server without its worker is still a registry, so a failure is said and survived.
+/// Starts the local worker. A failure is logged: the server still works as a registry.
 async fn start_worker(
     config: lode_worker::Config,
     stop: watch::Receiver<bool>,
@@ -215,17 +218,18 @@ async fn start_worker(
         Err(error) => {
             tracing::error!(
                 error = crate::error::chain(&error),
-                "the local worker did not start: models are kept but not run"
+                "failed to start the local worker; models are stored but cannot run"
             );
             None
         }
     }
 }
 
-/// Some programs that end others, as timeout(1), tell the process and then its group: within this it is one and the same wish.
+/// Some programs, such as timeout(1), signal the process and then its group. Signals within this time count
+/// as one.
 const SAME_WISH: Duration = Duration::from_millis(300);
 
-/// Turns true when the process is asked to stop; asked twice, it ends at once.
+/// Becomes true at the first SIGINT or SIGTERM. A second one ends the process at once.
 pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
     use tokio::signal::unix::{SignalKind, signal};
     let failed = |error: std::io::Error| Failure::because("cannot listen for signals", &error);
@@ -246,7 +250,9 @@ pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
                 }
                 Some(first) if first.elapsed() < SAME_WISH => {}
                 Some(_) => {
-                    tracing::warn!("asked twice to stop: ending without waiting for requests in flight");
+                    tracing::warn!(
+                        "received a second stop signal; exiting without waiting for requests in progress"
+                    );
                     std::process::exit(130);
                 }
             }
@@ -255,7 +261,7 @@ pub(crate) fn stop_signal() -> Outcome<watch::Receiver<bool>> {
     Ok(receiver)
 }
 
-/// Waits until the process is asked to stop.
+/// Waits for the stop signal.
 pub(crate) async fn told(mut stop: watch::Receiver<bool>) {
     // The sender lives as long as the process.
     let _closed = stop.wait_for(|stop| *stop).await;

@@ -1,4 +1,4 @@
-//! `lode show NAME`: what a model is made of, as the index knows it.
+//! `lode show NAME`: prints a model's metadata from the database of the server.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::{
     ui,
 };
 
-/// More relatives than these are left to `/lode/v1/lineage`.
+/// Maximum number of related models to print; `/lode/v1/lineage` has all of them.
 const SHOWN_RELATIVES: usize = 5;
 
 pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
@@ -77,14 +77,14 @@ pub(crate) async fn run(connection: &Connection, args: Show) -> Outcome {
     if let Some(Value::Array(layers)) = answer.get("layers") {
         ui::line(format!("  {:<14}{}", "layers", layers.len()))?;
     }
-    // An older server does not tell; the rest is still true.
+    // Older servers do not have this endpoint.
     match target.registry.json_get::<Value>(&target.api_path("lineage")).await {
         Ok(lineage) => show_lineage(&lineage),
         Err(_) => Ok(()),
     }
 }
 
-/// A line for each model that this one comes from, and for each that holds some of its bytes.
+/// Prints a line for each model that this one is derived from, and for each that shares blobs with it.
 fn show_lineage(lineage: &Value) -> Outcome {
     let list = |key: &str| lineage.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
     let text =
@@ -96,7 +96,7 @@ fn show_lineage(lineage: &Value) -> Outcome {
         let here = if here.is_empty() { here } else { format!(" (here: {here})") };
         let (relation, source) = (text(&ancestor, "relation"), text(&ancestor, "source"));
         let label = relation_label(&relation);
-        ui::line(format!("  {label:<14}{}{here}, says {source}", name.unwrap_or_default()))?;
+        ui::line(format!("  {label:<14}{}{here}, according to {source}", name.unwrap_or_default()))?;
     }
     for relative in list("relatives").iter().take(SHOWN_RELATIVES) {
         let name = format!("{}:{}", text(relative, "repository"), text(relative, "tag"));
@@ -106,7 +106,7 @@ fn show_lineage(lineage: &Value) -> Outcome {
     Ok(())
 }
 
-/// How this model has to do with that one, so that nobody takes a base for an adapter.
+/// The relation to the other model.
 fn relation_label(relation: &str) -> &str {
     match relation {
         "finetune" => "tuned from",
@@ -119,7 +119,7 @@ fn relation_label(relation: &str) -> &str {
     }
 }
 
-/// The one part that was asked for.
+/// The part that a flag selects.
 fn part(args: &Show) -> Option<&'static str> {
     [
         ("modelfile", args.modelfile),

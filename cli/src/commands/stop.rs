@@ -1,4 +1,4 @@
-//! `lode stop NAME`: unloads a model now, once the requests it is answering are done.
+//! `lode stop NAME`: unloads a model after its requests in progress.
 
 use serde_json::{Value, json};
 

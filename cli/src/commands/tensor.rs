@@ -1,4 +1,5 @@
-//! `lode tensor ls` and `lode tensor export`: a model's tensors, listed and written to a safetensors file. Only the bytes that are needed are fetched.
+//! `lode tensor ls` and `lode tensor export`: list a model's tensors and write them to a safetensors file.
+//! Only the necessary bytes are fetched.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,7 +25,7 @@ use crate::{
     files, ui,
 };
 
-/// Bytes of one request, and of one piece that is decoded; a handful are in memory at once.
+/// Size of one range request, and of one piece to decode. A handful of pieces are in memory at the same time.
 const PIECE_BYTES: u64 = 8 << 20;
 const PIECES_AHEAD: usize = 6;
 
@@ -88,9 +89,8 @@ pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outco
         out.entries.iter().map(|entry| (entry.name.as_str(), entry.dtype, entry.shape.as_slice())).collect();
     let header = safetensors::write_header(&entries, &out.metadata);
     if header.len() as u64 > safetensors::MAX_HEADER_BYTES {
-        return Err(
-            Failure::new("so many tensors do not fit in one safetensors file").hint("name the ones you need")
-        );
+        return Err(Failure::new("too many tensors for one safetensors file")
+            .hint("name only the tensors that you need"));
     }
     let total: u64 = header.len() as u64 + out.entries.iter().map(|entry| entry.size_bytes).sum::<u64>();
     let meter = ui::Meter::bytes("exporting", total);
@@ -101,7 +101,7 @@ pub(crate) async fn export(connection: &Connection, args: TensorExport) -> Outco
     Ok(())
 }
 
-/// All, or those that were named; a name that is not there is an error with the nearest one as hint.
+/// Selects the named tensors, or all of them.
 fn choose(all: Vec<TensorInfo>, args: &TensorExport, target: &Target) -> Outcome<Vec<TensorInfo>> {
     if args.tensors.is_empty() {
         if all.is_empty() {
@@ -123,7 +123,7 @@ fn choose(all: Vec<TensorInfo>, args: &TensorExport, target: &Target) -> Outcome
     Ok(chosen)
 }
 
-/// One array of the file.
+/// An array in the file.
 struct Entry {
     name: String,
     dtype: Dtype,
@@ -131,7 +131,7 @@ struct Entry {
     size_bytes: u64,
 }
 
-/// Where bytes of the file come from, in the file's order.
+/// The source of the next bytes of the file.
 #[derive(Clone)]
 enum Piece {
     Stored { digest: Digest, range: Range<u64> },
@@ -149,15 +149,16 @@ struct Export {
 impl Export {
     fn add(&mut self, name: String, dtype: Dtype, shape: Vec<u64>) -> Outcome<u64> {
         let size_bytes = safetensors::byte_size(dtype, &shape)
-            .ok_or_else(|| Failure::new(format!("tensor `{name}` has a shape that cannot be: {shape:?}")))?;
+            .ok_or_else(|| Failure::new(format!("tensor `{name}` has an invalid shape: {shape:?}")))?;
         if !self.names.insert(name.clone()) {
-            return Err(Failure::new(format!("two tensors would be called `{name}` in the file")));
+            return Err(Failure::new(format!("two tensors have the name `{name}` in the file")));
         }
         self.entries.push(Entry { name, dtype, shape, size_bytes });
         Ok(size_bytes)
     }
 
-    /// The arrays as they lie in the registry, companions of quantised weights beside them, with the metadata that makes the file readable again.
+    /// Adds the arrays as they are stored, including the scales and biases of quantised weights and the
+    /// metadata that readers need.
     fn add_stored(&mut self, tensor: &TensorInfo) -> Outcome {
         let parts = &tensor.parts;
         self.add_part(tensor, tensor.name.clone(), &parts.weight, &tensor.digest)?;
@@ -181,8 +182,9 @@ impl Export {
     fn add_part(&mut self, tensor: &TensorInfo, name: String, part: &Part, digest: &Digest) -> Outcome {
         let size_bytes = self.add(name, part.dtype, part.shape.clone())?;
         let end = part.offset.checked_add(size_bytes).filter(|_| size_bytes == part.size_bytes);
-        let end = end
-            .ok_or_else(|| Failure::new(format!("the server describes tensor `{}` wrongly", tensor.name)))?;
+        let end = end.ok_or_else(|| {
+            Failure::new(format!("the server's description of tensor `{}` is invalid", tensor.name))
+        })?;
         let mut at = part.offset;
         while at < end {
             let next = end.min(at + PIECE_BYTES);
@@ -192,7 +194,7 @@ impl Export {
         Ok(())
     }
 
-    /// The values as F32, row-major, in pieces of whole rows.
+    /// Adds the values as F32, row-major, in pieces of whole rows.
     fn add_decoded(&mut self, tensor: &TensorInfo) -> Outcome {
         let size_bytes = self.add(tensor.name.clone(), Dtype::F32, tensor.shape.clone())?;
         let Some((columns, leading)) = tensor.shape.split_last().filter(|_| size_bytes > 0) else {
@@ -208,13 +210,13 @@ impl Export {
             let count = step.min(rows - first);
             match tensor.rows(first, count) {
                 Some(piece) => self.pieces.push(Piece::Decoded(Box::new(piece))),
-                // Rows that do not begin at whole bytes: all at once.
+                // Rows that do not start at a byte boundary are decoded in one piece.
                 None if first == 0 => {
                     self.pieces.push(Piece::Decoded(Box::new(tensor.clone())));
                     return Ok(());
                 }
                 None => {
-                    return Err(Failure::new(format!("tensor `{}` cannot be cut into rows", tensor.name)));
+                    return Err(Failure::new(format!("tensor `{}` cannot be split into rows", tensor.name)));
                 }
             }
             first += count;
@@ -230,7 +232,8 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
     match piece {
         Piece::Stored { digest, range } => Ok(get(&digest, range).await?),
         Piece::Decoded(tensor) => {
-            let wrong = || Failure::new(format!("the server describes tensor `{}` wrongly", tensor.name));
+            let wrong =
+                || Failure::new(format!("the server's description of tensor `{}` is invalid", tensor.name));
             let mut read = Vec::new();
             for run in tensor.runs().ok_or_else(wrong)? {
                 let end = run.offset.checked_add(run.size_bytes).ok_or_else(wrong)?;
@@ -248,7 +251,7 @@ async fn fetch(target: &Target, piece: Piece) -> Outcome<Bytes> {
     }
 }
 
-/// The whole file beside its place, synced, then renamed: it is complete or not there.
+/// Writes a temporary file, syncs and renames it, so that the file is complete or absent.
 async fn write(target: &Target, path: &Path, header: &[u8], pieces: &[Piece], meter: &ui::Meter) -> Outcome {
     let part: PathBuf = files::part_path(path);
     let failed = |error: std::io::Error| Failure::because(format!("cannot write {}", part.display()), &error);

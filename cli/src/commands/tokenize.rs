@@ -1,4 +1,5 @@
-//! `lode tokenize NAME`: standard input to ids and back, with nothing but the tokenizer's own data: no worker, any architecture.
+//! `lode tokenize NAME`: converts standard input to token ids and back, for any architecture and without a
+//! worker.
 
 use std::io::Read;
 
@@ -14,7 +15,7 @@ use crate::{
     ui,
 };
 
-/// Tokenizers of today have up to some tens of MiB.
+/// Limit for a tokenizer; today's have up to some tens of MiB.
 const MAX_TOKENIZER: u64 = 256 << 20;
 const MAX_INPUT: u64 = 4 << 30;
 
@@ -29,9 +30,8 @@ pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
         let ids = parse_ids(&text)?;
         let ids: Vec<u32> =
             ids.into_iter().filter(|id| !(args.no_special && tokenizer.is_special(*id))).collect();
-        let bytes = tokenizer
-            .decode(&ids)
-            .map_err(|error| Failure::because("the ids cannot be turned into text", &error))?;
+        let bytes =
+            tokenizer.decode(&ids).map_err(|error| Failure::because("cannot decode the ids", &error))?;
         if args.json {
             return ui::json(&json!({ "text": String::from_utf8_lossy(&bytes) }));
         }
@@ -42,7 +42,7 @@ pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
     } else {
         tokenizer
             .encode(&text, !args.no_special)
-            .map_err(|error| Failure::because("the text cannot be turned into ids", &error))?
+            .map_err(|error| Failure::because("cannot tokenize the text", &error))?
     };
     if args.json {
         return ui::json(&json!({ "ids": ids }));
@@ -55,7 +55,7 @@ pub(crate) async fn run(connection: &Connection, args: Tokenize) -> Outcome {
     ui::piece(lines.as_bytes())
 }
 
-/// The model's tokenizer, wherever its manifest keeps it: in the metadata of a GGUF, or a tokenizer.json.
+/// Loads the model's tokenizer, from the metadata of a GGUF or from tokenizer.json.
 pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
     let raw = target
         .registry
@@ -68,7 +68,7 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
     let about = |error: TokenizerError| Failure::because(format!("the tokenizer of {target}"), &error);
     if artifact.format() == Some("gguf") {
         for at in artifact.weights() {
-            // Of a split GGUF, one file has the vocabulary: the first.
+            // Only the first file of a split GGUF has the vocabulary.
             let header = artifact::gguf_header(target, &artifact.files[at]).await?;
             match gguf::read(&header.metadata) {
                 Err(TokenizerError::NoVocabulary) => {}
@@ -83,7 +83,7 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
     let file = artifact.find("tokenizer.json").or_else(|| artifact.files.iter().find(is_tokenizer));
     let file = file.ok_or_else(|| {
         let has = if artifact.format() == Some("gguf") { "no vocabulary" } else { "no tokenizer.json" };
-        Failure::new(format!("{target} has {has}")).hint(format!("`lode show {target}` says what it has"))
+        Failure::new(format!("{target} has {has}")).hint(format!("`lode show {target}` describes it"))
     })?;
     let digest = &file.layer.digest;
     let bytes = if file.is_layer() {
@@ -97,7 +97,7 @@ pub(crate) async fn load_tokenizer(target: &Target) -> Outcome<Tokenizer> {
     Tokenizer::from_json(&bytes).map_err(about)
 }
 
-/// Ids between spaces, commas or lines, or what `--json` printed.
+/// Parses ids separated by whitespace or commas, or the JSON output of this command.
 fn parse_ids(text: &str) -> Outcome<Vec<u32>> {
     let not_ids = |what: &str| {
         let shown: String = what.chars().take(40).collect();

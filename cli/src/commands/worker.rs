@@ -1,4 +1,4 @@
-//! `lode worker`: an inference node that joins a registry, until it is told to stop.
+//! `lode worker`: runs an inference node that joins a registry, until a signal stops it.
 
 use crate::{
     args::Worker,
@@ -15,7 +15,7 @@ pub(crate) async fn run(args: Worker) -> Outcome {
     let worker = tokio::select! {
         started = lode_worker::start(config) => started.map_err(|error| {
             Failure::because("the worker cannot start", &error)
-                .hint(format!("is {registry} the registry, and was it given the same worker token?"))
+                .hint(format!("is {registry} the registry, and does it have the same worker token?"))
         })?,
         () = told(stop.clone()) => return Ok(()),
     };
