@@ -1,4 +1,5 @@
-//! How an address that a person wrote becomes the base URL of a registry. http for loopback hosts, https for the rest, unless told.
+//! Parses the address of a registry into its base URL. Without a scheme, loopback hosts use http and other
+//! hosts https, unless [`PlainHttp`] changes that.
 
 use std::net::IpAddr;
 
@@ -6,49 +7,49 @@ use url::{Host, Url};
 
 use crate::Error;
 
-/// When a host written without a scheme is spoken to without TLS.
+/// Which hosts use http if the address has no scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PlainHttp {
-    /// Hosts on this machine only: `localhost`, `*.localhost`, 127.0.0.0/8 and ::1.
+    /// Only hosts on this machine: `localhost`, `*.localhost`, 127.0.0.0/8 and ::1.
     #[default]
     Loopback,
     /// Every host.
     Always,
 }
 
-/// The base URL of `address`: `http://127.0.0.1:5000`, `https://hub.local`, or a bare `host[:port]`. Always ends in `/`.
+/// Parses `http://127.0.0.1:5000`, `https://hub.local` or a bare `host[:port]`. The result always ends in
+/// `/`.
 pub fn base_url(address: &str, plain: PlainHttp) -> Result<Url, Error> {
     let invalid = |why: &'static str| Error::InvalidAddress { address: address.to_owned(), why };
     let trimmed = address.trim();
     let trimmed = trimmed.strip_suffix('/').filter(|rest| !rest.ends_with('/')).unwrap_or(trimmed);
     if trimmed.is_empty() {
-        return Err(invalid("it is empty"));
+        return Err(invalid("the address is empty"));
     }
     let mut url = match trimmed.split_once("://") {
-        Some(("http" | "https", _)) => Url::parse(trimmed).map_err(|_| invalid("it is not a URL"))?,
-        Some(_) => return Err(invalid("the scheme is neither http nor https")),
+        Some(("http" | "https", _)) => Url::parse(trimmed).map_err(|_| invalid("not a URL"))?,
+        Some(_) => return Err(invalid("the scheme must be http or https")),
         None => {
-            let url =
-                Url::parse(&format!("https://{trimmed}")).map_err(|_| invalid("it is not host[:port]"))?;
+            let url = Url::parse(&format!("https://{trimmed}")).map_err(|_| invalid("not host[:port]"))?;
             let loopback = url.host().is_some_and(|host| is_loopback(&host));
             if loopback || plain == PlainHttp::Always {
-                // Parsed afresh: the default port differs between the schemes.
-                Url::parse(&format!("http://{trimmed}")).map_err(|_| invalid("it is not host[:port]"))?
+                // Parse again: the default port depends on the scheme.
+                Url::parse(&format!("http://{trimmed}")).map_err(|_| invalid("not host[:port]"))?
             } else {
                 url
             }
         }
     };
     if url.host_str().is_none_or(str::is_empty) {
-        return Err(invalid("it names no host"));
+        return Err(invalid("it has no host"));
     }
     if !url.username().is_empty() || url.password().is_some() {
         return Err(invalid("it contains a user name: use `login` instead"));
     }
     if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
-        return Err(invalid("it has a path: only scheme, host and port belong here"));
+        return Err(invalid("it has a path, query or fragment; use only scheme, host and port"));
     }
-    // 0.0.0.0 and [::] are where a server listens; a client that was told so means this machine.
+    // 0.0.0.0 and [::] are listen addresses. For a client they mean this machine.
     match url.host() {
         Some(Host::Ipv4(ip)) if ip.is_unspecified() => set_host(&mut url, trimmed, "127.0.0.1"),
         Some(Host::Ipv6(ip)) if ip.is_unspecified() => set_host(&mut url, trimmed, "[::1]"),
@@ -60,9 +61,9 @@ pub fn base_url(address: &str, plain: PlainHttp) -> Result<Url, Error> {
 
 fn set_host(url: &mut Url, written: &str, host: &str) {
     if url.set_host(Some(host)).is_err() {
-        tracing::debug!(written, host, "could not replace the host of an address");
+        tracing::debug!(written, host, "failed to replace the host of an address");
     }
-    // `0.0.0.0:5000` without a scheme is this machine, so TLS is not meant.
+    // `0.0.0.0:5000` without a scheme is this machine, which uses http.
     if !written.contains("://") && host != "registry-1.docker.io" {
         let port = url.port();
         if url.set_scheme("http").is_ok() {
@@ -71,7 +72,7 @@ fn set_host(url: &mut Url, written: &str, host: &str) {
     }
 }
 
-/// Whether `host` (a name or an address, without port, brackets allowed) is this machine.
+/// Whether `host` is this machine. `host` is a name or an address without port; brackets are allowed.
 pub fn is_loopback_host(host: &str) -> bool {
     Host::parse(host).is_ok_and(|host| is_loopback(&host))
 }
@@ -114,7 +115,7 @@ mod tests {
     fn plain_http_is_for_all_when_told() {
         let url = base_url("hub.local:5000", PlainHttp::Always).unwrap();
         assert_eq!(url.as_str(), "http://hub.local:5000/");
-        // A scheme that was written wins.
+        // An explicit scheme takes precedence.
         let url = base_url("https://hub.local", PlainHttp::Always).unwrap();
         assert_eq!(url.as_str(), "https://hub.local/");
     }

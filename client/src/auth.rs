@@ -1,4 +1,5 @@
-//! The challenges of RFC 9110 and docker's token protocol: what a 401 asks for, and how a token is got. Pure but for `fetch_token`, which the transport calls.
+//! Authentication: parses the challenges of a 401 (RFC 9110) and implements Docker's token protocol. Only
+//! [`fetch_token`] does I/O; the transport calls it.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +11,12 @@ use url::Url;
 
 use crate::{Error, Login, error};
 
-/// What a request needs to be allowed to do, in the token protocol's words.
+/// The scopes that a request needs, in the syntax of the token protocol.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Scope(Vec<String>);
 
 impl Scope {
-    /// No scope: `/v2/` and the APIs that are not about one repository.
+    /// No scope: for `/v2/` and for APIs that are not about one repository.
     pub(crate) fn none() -> Self {
         Scope(Vec::new())
     }
@@ -32,21 +33,21 @@ impl Scope {
         Scope(vec![format!("repository:{repository}:pull,push,delete")])
     }
 
-    /// Also reading `from`, for a mount.
+    /// Adds the permission to read `from`, for a mount.
     pub(crate) fn and_pull(mut self, from: &Repository) -> Self {
         self.0.push(format!("repository:{from}:pull"));
         self
     }
 }
 
-/// One challenge of a `WWW-Authenticate` header that this client can answer.
+/// A supported challenge of a `WWW-Authenticate` header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Challenge {
     Basic,
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// The best challenge offered: Bearer before Basic, as docker does.
+/// Selects the best challenge: Bearer before Basic, as Docker does.
 pub(crate) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let mut basic = false;
     for value in headers.get_all(header::WWW_AUTHENTICATE) {
@@ -71,7 +72,8 @@ pub(crate) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
 
 type Parameters = Vec<(String, String)>;
 
-/// Splits `Bearer a="1",b=2, Basic realm="x"`: a word that is not followed by `=` starts a new challenge.
+/// Splits `Bearer a="1",b=2, Basic realm="x"` into challenges. A word without `=` after it starts a new
+/// challenge.
 fn parse_challenges(text: &str) -> Vec<(String, Parameters)> {
     let mut found: Vec<(String, Parameters)> = Vec::new();
     let mut rest = text.trim_start_matches([' ', ',', '\t']);
@@ -96,7 +98,7 @@ fn parse_challenges(text: &str) -> Vec<(String, Parameters)> {
     found
 }
 
-/// A token or a quoted string with backslash escapes, and what follows it.
+/// Parses a token or a quoted string with backslash escapes; returns it and the rest of the text.
 fn parse_value(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', ',', '\t']).unwrap_or(text.len());
@@ -114,7 +116,7 @@ fn parse_value(text: &str) -> (String, &str) {
     (value, "")
 }
 
-/// An `Authorization` header, and until when it is worth sending.
+/// An `Authorization` header and its expiry.
 #[derive(Clone)]
 pub(crate) struct Ticket {
     pub(crate) header: HeaderValue,
@@ -127,7 +129,7 @@ impl Ticket {
     }
 }
 
-/// For so long a login that was asked for is sent along unasked.
+/// How long Basic credentials are sent without a new challenge.
 const BASIC_LIFE: Duration = Duration::from_secs(3600);
 
 pub(crate) fn basic_ticket(login: &Login) -> Ticket {
@@ -140,7 +142,8 @@ fn basic(login: &Login) -> HeaderValue {
 }
 
 fn secret(text: &str) -> HeaderValue {
-    // Base64 is always a legal header; a token with control characters is not one and is refused by the server like any wrong token.
+    // Base64 is always a valid header value. A token with control characters is not; the server refuses the
+    // replacement like any wrong token.
     let mut value = HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("Bearer"));
     value.set_sensitive(true);
     value
@@ -153,13 +156,14 @@ struct TokenAnswer {
     expires_in: Option<u64>,
 }
 
-/// Without `expires_in` a token lives this long; the protocol allows no shorter life.
+/// Lifetime of a token without `expires_in`, and the minimum lifetime in the protocol.
 const DEFAULT_LIFE_S: u64 = 60;
-/// What a server promises beyond this is asked for again all the same.
+/// Maximum lifetime, even if the server grants a longer one.
 const MAX_LIFE_S: u64 = 24 * 3600;
 const MAX_TOKEN_ANSWER: usize = 1 << 20;
 
-/// Asks the realm of a Bearer challenge for a token that covers `scope` and what the challenge itself named. `registry` is who sent the challenge.
+/// Fetches a token for `scope` and the scope of the challenge from the realm of a Bearer challenge.
+/// `registry` is the registry that sent the challenge.
 pub(crate) async fn fetch_token(
     http: &reqwest::Client,
     registry: &Url,
@@ -168,14 +172,14 @@ pub(crate) async fn fetch_token(
     login: Option<&Login>,
 ) -> Result<Ticket, Error> {
     let protocol = |why: String| Error::Protocol { server: error::server(registry), why };
-    // A realm may be relative in practice and is often another host.
+    // A realm may be relative in practice, and is often on another host.
     let mut url =
         registry.join(realm).map_err(|_| protocol(format!("the token realm `{realm}` is not a URL")))?;
     let safe = url.scheme() == "https"
         || registry.scheme() == "http"
         || url.host().is_some_and(|host| crate::address::is_loopback(&host));
     if !safe || !matches!(url.scheme(), "http" | "https") {
-        return Err(protocol(format!("the token realm `{realm}` would send the login without TLS")));
+        return Err(protocol(format!("the token realm `{realm}` would receive the credentials without TLS")));
     }
     {
         let mut query = url.query_pairs_mut();
@@ -210,21 +214,21 @@ pub(crate) async fn fetch_token(
         });
     }
     let answer: TokenAnswer = serde_json::from_slice(&body)
-        .map_err(|_| protocol("the token endpoint did not answer with JSON".into()))?;
+        .map_err(|_| protocol("the response of the token endpoint is not valid JSON".into()))?;
     let token = answer
         .token
         .or(answer.access_token)
         .filter(|token| !token.is_empty())
-        .ok_or_else(|| protocol("the token endpoint's answer holds no token".into()))?;
+        .ok_or_else(|| protocol("the response of the token endpoint has no token".into()))?;
     let life = answer.expires_in.unwrap_or(DEFAULT_LIFE_S).clamp(DEFAULT_LIFE_S, MAX_LIFE_S);
-    // A tenth of its life is kept back for the way there.
+    // Expire early, so that the token is still valid when a request arrives.
     Ok(Ticket {
         header: secret(&format!("Bearer {token}")),
         expires: asked_at + Duration::from_secs(life).mul_f64(0.9),
     })
 }
 
-/// Whether our own scope already asks for what the challenge names: same resource, and at least its actions.
+/// Whether `scope` includes the scope of the challenge: the same resource with at least its actions.
 fn covers(scope: &Scope, named: &str) -> bool {
     let Some((resource, actions)) = named.rsplit_once(':') else { return false };
     scope.0.iter().any(|ours| {

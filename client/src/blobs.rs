@@ -1,4 +1,5 @@
-//! Blobs: asked about, streamed whole or in part, and read into memory when small. Whole downloads to a file are in pull.rs, uploads in push.rs.
+//! Blobs: metadata, streaming reads of all or part of a blob, and reads into memory. Downloads to a file are
+//! in pull.rs, uploads in push.rs.
 
 use std::{ops::Range, time::Duration};
 
@@ -18,25 +19,27 @@ use crate::{
     transport::{self, Request},
 };
 
-/// What a HEAD tells about a blob.
+/// The metadata of a blob from a HEAD request.
 #[derive(Debug, Clone)]
 pub struct BlobInfo {
     pub digest: Digest,
     pub size_bytes: u64,
 }
 
-/// Bytes of a blob on their way here.
+/// A blob, or part of it, being received.
 pub struct BlobStream {
-    /// Which bytes of the blob these are. The whole blob if the registry does not do ranges: compare before use.
+    /// The byte range of this stream. It is the whole blob if the registry does not support ranges: compare
+    /// it before use.
     pub range: Range<u64>,
-    /// Size of the whole blob where the registry told it.
+    /// Size of the whole blob, if the registry reported it.
     pub total: Option<u64>,
-    /// Ends with an error if the connection breaks before `range` is complete. Not verified: part of a blob cannot be.
+    /// Ends with an error if the connection breaks before `range` is complete. Not verified, because a digest
+    /// covers the whole blob.
     pub bytes: BoxStream<'static, Result<Bytes, Error>>,
 }
 
 impl Registry {
-    /// Asks about a blob of `repository`; none if it is not there.
+    /// Returns the metadata of a blob in `repository`, or `None` if it does not exist.
     pub async fn blob_head(
         &self,
         repository: &Repository,
@@ -48,7 +51,7 @@ impl Registry {
         match response.status() {
             StatusCode::OK => {
                 let size_bytes = length_header(response.headers())
-                    .ok_or_else(|| self.protocol("a HEAD of a blob came without Content-Length"))?;
+                    .ok_or_else(|| self.protocol("the response to a HEAD of a blob has no Content-Length"))?;
                 Ok(Some(BlobInfo { digest: digest.clone(), size_bytes }))
             }
             StatusCode::NOT_FOUND => Ok(None),
@@ -56,7 +59,8 @@ impl Registry {
         }
     }
 
-    /// Does the registry hold a blob of this size in any repository that the caller may read? An error where it does not say.
+    /// Whether the registry has a blob of this size in any repository that the caller may read. Fails if the
+    /// registry does not support this request.
     pub(crate) async fn blob_size_known(&self, size_bytes: u64) -> Result<bool, Error> {
         #[derive(Deserialize)]
         struct Answer {
@@ -66,7 +70,8 @@ impl Registry {
         Ok(answer.known)
     }
 
-    /// Streams a blob, or `range` of it (end exclusive, not empty), from one connection: what happens on a cut is for the caller to say.
+    /// Streams a blob, or `range` of it (end exclusive, not empty), over one connection. The caller handles
+    /// interruptions.
     pub async fn blob_get(
         &self,
         repository: &Repository,
@@ -77,8 +82,7 @@ impl Registry {
         let mut request = Request::new(Method::GET, url.clone(), Scope::pull(repository));
         if let Some(range) = &range {
             let text = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
-            let value =
-                HeaderValue::from_str(&text).map_err(|_| self.protocol("a range cannot be written"))?;
+            let value = HeaderValue::from_str(&text).map_err(|_| self.protocol("invalid range"))?;
             request = request.header(header::RANGE, value);
         }
         let response = self.inner().send(&request).await?;
@@ -88,9 +92,8 @@ impl Registry {
                 let total = length_header(headers);
                 (0..total.unwrap_or(u64::MAX), total)
             }
-            StatusCode::PARTIAL_CONTENT if range.is_some() => content_range(headers).ok_or_else(|| {
-                self.protocol("a part of a blob came without a Content-Range that makes sense")
-            })?,
+            StatusCode::PARTIAL_CONTENT if range.is_some() => content_range(headers)
+                .ok_or_else(|| self.protocol("a partial response has no valid Content-Range"))?,
             StatusCode::NOT_FOUND => {
                 return Err(Error::BlobUnknown {
                     server: self.server(),
@@ -103,7 +106,7 @@ impl Registry {
         Ok(BlobStream { bytes: self.body_stream(response, got.end - got.start), range: got, total })
     }
 
-    /// A small blob, verified, in memory. One that is longer than `limit` bytes is refused.
+    /// Reads a small blob into memory and verifies it. Fails if it is longer than `limit` bytes.
     pub async fn blob_bytes(
         &self,
         repository: &Repository,
@@ -150,7 +153,9 @@ impl Registry {
         Ok(body.into())
     }
 
-    /// The whole blob of `size` bytes in order, whatever cuts come in between. Bytes are handed out as they arrive; if they were not the right ones, the last item is an error, so nothing may be made visible before the stream has ended well.
+    /// Streams a blob of `size` bytes in order and resumes after interruptions. Bytes are yielded before the
+    /// digest is verified: if it does not match, the last item is an error. So use the bytes only after the
+    /// stream has ended without an error.
     pub fn blob_read(
         &self,
         repository: &Repository,
@@ -177,7 +182,8 @@ impl Registry {
         .boxed()
     }
 
-    /// `range` of a blob in memory, whatever cuts come in between. Not verified: part of a blob cannot be. A server that ignores ranges is read up to the end of this one.
+    /// Reads `range` of a blob into memory and resumes after interruptions. Not verified, because a digest
+    /// covers the whole blob. If the server ignores ranges, the blob is read up to the end of `range`.
     pub async fn blob_range(
         &self,
         repository: &Repository,
@@ -214,7 +220,7 @@ impl Registry {
         let mut stream = self.blob_get(repository, digest, Some(start..range.end)).await?;
         let mut at = stream.range.start;
         if at > start {
-            return Err(self.protocol("a range came that does not begin where it was asked to"));
+            return Err(self.protocol("the response starts after the requested offset"));
         }
         while let Some(chunk) = stream.bytes.next().await {
             let chunk = chunk?;
@@ -226,10 +232,10 @@ impl Registry {
                 return Ok(());
             }
         }
-        Err(self.protocol("a range ended early"))
+        Err(self.protocol("the response ended before the end of the range"))
     }
 
-    /// The body with the idle limit applied, and cut short or too long told as an error.
+    /// Streams the body with the idle timeout. Fails if the body has more than `length` bytes.
     fn body_stream(
         &self,
         response: reqwest::Response,
@@ -251,7 +257,7 @@ impl Registry {
                 Ok(Some(_)) => (
                     Err(Error::Protocol {
                         server: server.clone(),
-                        why: "it sent more than it announced".into(),
+                        why: "the response is longer than announced".into(),
                     }),
                     left,
                 ),
@@ -265,14 +271,14 @@ impl Registry {
     }
 }
 
-/// A blob that is being read from its start, over as many connections as it takes.
+/// A blob that is read from its start, over several connections if necessary.
 struct Reading {
     registry: Registry,
     repository: Repository,
     digest: Digest,
     size: u64,
     at: u64,
-    /// None once the end was reached or an error told.
+    /// `None` after the end of the blob or an error.
     hasher: Option<Hasher>,
     stream: Option<(u64, BoxStream<'static, Result<Bytes, Error>>)>,
     failed: u32,
@@ -314,7 +320,7 @@ impl Reading {
         Ok(None)
     }
 
-    /// The next bytes at `at`, if this connection has any.
+    /// Reads the next bytes at `at`; `None` if the chunk only repeats known bytes.
     async fn chunk(&mut self) -> Result<Option<Bytes>, Error> {
         let (position, stream) = match &mut self.stream {
             Some(open) => open,
@@ -338,12 +344,12 @@ impl Reading {
                 got: self.at,
             });
         };
-        // A server that ignores ranges begins at the start again.
+        // A server that ignores ranges starts at offset 0.
         let start = *position;
         *position += chunk.len() as u64;
         let known = self.at.saturating_sub(start).min(chunk.len() as u64) as usize;
         if start > self.at || *position > self.size {
-            return Err(self.registry.protocol("bytes came that were not asked for"));
+            return Err(self.registry.protocol("the response contains bytes outside the requested range"));
         }
         let chunk = chunk.slice(known..);
         Ok((!chunk.is_empty()).then_some(chunk))
@@ -361,7 +367,7 @@ async fn read_chunk(
     }
 }
 
-/// `bytes a-b/total` as an end-exclusive range and the total where it is told.
+/// Parses `bytes a-b/total` into an end-exclusive range and the total, if known.
 pub(crate) fn content_range(headers: &HeaderMap) -> Option<(Range<u64>, Option<u64>)> {
     let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
     let (range, total) = text.trim().strip_prefix("bytes")?.trim_start().split_once('/')?;

@@ -1,5 +1,5 @@
-//! Request bodies read within limits: one limit for each body, and a budget that all bodies in memory share.
-//! The registry, the worker and the runner read what they are sent through it.
+//! Reads request bodies within limits: a limit per body, and a memory budget for all bodies. Used by the
+//! registry, the worker and the runner.
 
 use std::sync::Arc;
 
@@ -8,37 +8,37 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What one permit of a budget stands for.
+/// Bytes per semaphore permit.
 const UNIT_BYTES: usize = 1024;
 
-/// Bodies up to this size may use all of a budget. Larger ones leave an eighth of it to them, so that a few large bodies do not keep
-/// ordinary requests out.
+/// Bodies up to this size may use the whole budget. An eighth of it is reserved for them, so that a few large
+/// bodies do not block ordinary requests.
 const SMALL_BYTES: usize = 64 * 1024;
 
-/// The first buffer of a body that does not arrive in one piece.
+/// Initial buffer size for a body that arrives in several pieces.
 const FIRST_BUFFER_BYTES: usize = 64 * 1024;
 
-/// The memory that bodies may take together.
+/// A memory budget for request bodies.
 #[derive(Clone, Debug)]
 pub struct BodyBudget {
     permits: Arc<Semaphore>,
     units: usize,
 }
 
-/// Why a body was not read.
+/// An error while reading a request body.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
     #[error("the request body has more than {limit_bytes} bytes")]
     TooLarge { limit_bytes: usize },
-    /// Also an idle server would refuse it.
+    /// The body exceeds the limit even of an idle server.
     #[error(
-        "the request body takes about {bytes} bytes of memory once parsed, more than the {limit_bytes} that one may take"
+        "the request body needs about {bytes} bytes of memory once parsed, more than the limit of {limit_bytes}"
     )]
     TooCostly { bytes: usize, limit_bytes: usize },
-    /// The same body may be accepted later.
-    #[error("the server holds as many request bodies as it may; try again")]
+    /// Transient: the same body may be accepted later.
+    #[error("the memory budget for request bodies is used up; try again")]
     BudgetExhausted,
-    #[error("the request body broke off")]
+    #[error("the request body was interrupted")]
     Interrupted(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -49,18 +49,18 @@ impl BodyBudget {
         BodyBudget { permits: Arc::new(Semaphore::new(units)), units }
     }
 
-    /// A charge of nothing, to be raised while a body arrives.
+    /// Returns an empty charge, to be increased while a body arrives.
     pub fn charge(&self) -> Charge {
         Charge { budget: self.clone(), permit: None }
     }
 
-    /// Units that a large body leaves to small ones.
+    /// Units that large bodies leave for small ones.
     fn reserve(&self) -> usize {
         self.units / 8
     }
 }
 
-/// A part of a budget, given back when dropped.
+/// A share of a budget; released on drop.
 #[derive(Debug)]
 pub struct Charge {
     budget: BodyBudget,
@@ -68,7 +68,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Makes this a charge of `bytes`, at once or not at all.
+    /// Changes this charge to `bytes`. Fails instead of waiting.
     pub fn set(&mut self, bytes: usize) -> Result<(), BodyError> {
         let units = bytes.div_ceil(UNIT_BYTES);
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -97,7 +97,8 @@ impl Charge {
     }
 }
 
-/// Reads a body of at most `limit_bytes`, charged for each byte as it arrives. A body that says that it is too large is not read.
+/// Reads a body of at most `limit_bytes` and charges each byte as it arrives. A body whose declared size
+/// exceeds the limit is not read.
 pub async fn read_body<B>(body: B, limit_bytes: usize, charge: &mut Charge) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes>,
@@ -121,12 +122,12 @@ where
         }
         charge.set(len)?;
         if len == data.len() {
-            // Most bodies are one piece, which is used as it is.
+            // Most bodies are one piece, which is used without a copy.
             first = data;
             continue;
         }
         if buffer.capacity() < len {
-            // Grown in place where the allocator can, and never beyond the declared end.
+            // Grow exponentially, but not beyond the declared size.
             let target = (2 * len).max(FIRST_BUFFER_BYTES).min(declared.unwrap_or(usize::MAX)).max(len);
             buffer.reserve(target - buffer.len());
         }
@@ -168,7 +169,7 @@ mod tests {
             let error = read(&budget, 1000, sizes).await.unwrap_err();
             assert!(matches!(error, BodyError::TooLarge { limit_bytes: 1000 }), "{error}");
         }
-        // Known from its length, before any of it is asked for.
+        // The declared size is checked before the body is read.
         let error =
             read_body(Full::new(Bytes::from(vec![0; 11])), 10, &mut budget.charge()).await.unwrap_err();
         assert!(matches!(error, BodyError::TooLarge { limit_bytes: 10 }), "{error}");
@@ -181,7 +182,7 @@ mod tests {
         let (_, second) = read(&budget, limit, &[400 << 10]).await.unwrap();
         let error = read(&budget, limit, &[200 << 10]).await.unwrap_err();
         assert!(matches!(error, BodyError::BudgetExhausted), "{error}");
-        // What is left is for small bodies.
+        // The rest of the budget is reserved for small bodies.
         let (_, small) = read(&budget, limit, &[64 << 10]).await.unwrap();
         drop((first, small));
         read(&budget, limit, &[200 << 10]).await.unwrap();

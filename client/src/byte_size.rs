@@ -1,4 +1,4 @@
-//! A number of bytes in settings: `16777216`, or with a unit `16MiB`.
+//! A size in a setting: a number of bytes such as `16777216`, or a number with a unit such as `16MiB`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ impl ByteSize {
         ByteSize(count << 20)
     }
 
-    /// As a length in memory.
+    /// The size as a `usize`, saturating.
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }

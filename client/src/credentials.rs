@@ -1,4 +1,4 @@
-//! Which user name and password belong to which host. A small file of our own under the user's configuration folder, readable by its owner only.
+//! Credentials per host, stored in a small file in the user's config folder that only its owner can read.
 
 use std::{
     collections::BTreeMap,
@@ -27,33 +27,34 @@ impl fmt::Debug for Login {
 
 type LookUp = dyn Fn(&str) -> Option<Login> + Send + Sync;
 
-/// Where the client looks a host up when that host asks for a login.
+/// Looks up the credentials for a host that requires them.
 #[derive(Clone, Default)]
 pub struct Credentials(Option<Arc<LookUp>>);
 
 impl Credentials {
-    /// Nobody: only what is open to all can be reached.
+    /// No credentials: only public content is accessible.
     pub fn none() -> Self {
         Credentials(None)
     }
 
-    /// One login for one `host[:port]`.
+    /// Credentials for one `host[:port]`.
     pub fn fixed(host: impl Into<String>, login: Login) -> Self {
         let host = host.into();
         Credentials::from_fn(move |asked| (asked == host).then(|| login.clone()))
     }
 
-    /// Asks `look_up` with `host[:port]`, each time a server sends a challenge that no cached token answers.
+    /// Calls `look_up` with `host[:port]` for each challenge that no cached token satisfies.
     pub fn from_fn(look_up: impl Fn(&str) -> Option<Login> + Send + Sync + 'static) -> Self {
         Credentials(Some(Arc::new(look_up)))
     }
 
-    /// Reads `file` on each look-up, so that a login made meanwhile counts. A file that cannot be read is logged and counts as empty.
+    /// Reads `file` at each lookup, so that later changes take effect. An unreadable file is logged and
+    /// counts as empty.
     pub fn from_file(file: CredentialFile) -> Self {
         Credentials::from_fn(move |host| match file.get(host) {
             Ok(login) => login,
             Err(error) => {
-                tracing::warn!(%error, "cannot read the credentials file");
+                tracing::warn!(%error, "failed to read the credentials file");
                 None
             }
         })
@@ -76,7 +77,8 @@ struct Stored {
     hosts: BTreeMap<String, Login>,
 }
 
-/// The file behind `login` and `logout`: JSON, `{"hosts": {"hub.local:5000": {"username": .., "password": ..}}}`, mode 0600.
+/// The file for `login` and `logout`. Format: `{"hosts": {"hub.local:5000": {"username": .., "password":
+/// ..}}}`, mode 0600.
 #[derive(Debug, Clone)]
 pub struct CredentialFile {
     path: PathBuf,
@@ -91,7 +93,7 @@ impl CredentialFile {
         &self.path
     }
 
-    /// The login of `host[:port]`; a file that does not exist holds none.
+    /// Returns the credentials for `host[:port]`; none if the file does not exist.
     pub fn get(&self, host: &str) -> Result<Option<Login>, Error> {
         Ok(self.read()?.hosts.remove(host))
     }
@@ -102,7 +104,7 @@ impl CredentialFile {
         self.write(&stored)
     }
 
-    /// Forgets `host`; whether there was anything to forget.
+    /// Removes the credentials for `host`. Returns whether there were any.
     pub fn remove(&self, host: &str) -> Result<bool, Error> {
         let mut stored = self.read()?;
         let known = stored.hosts.remove(host).is_some();
@@ -118,14 +120,14 @@ impl CredentialFile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Stored::default()),
             Err(source) => return Err(self.failed("read", source)),
         };
-        serde_json::from_slice(&bytes).map_err(|error| self.failed("understand", error.into()))
+        serde_json::from_slice(&bytes).map_err(|error| self.failed("parse", error.into()))
     }
 
     fn write(&self, stored: &Stored) -> Result<(), Error> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder).map_err(|source| self.failed("write", source))?;
         let text = serde_json::to_vec_pretty(stored).map_err(|error| self.failed("write", error.into()))?;
-        // Written beside and renamed, so that a reader sees the old file or the new one.
+        // Write a temporary file and rename it, so that readers see either the old or the new file.
         let fresh = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let written = (|| {
             let mut options = std::fs::OpenOptions::new();

@@ -1,5 +1,5 @@
-//! Where files are written: a folder that is held open, and a name in it. Below the folder that the caller chose no symbolic link
-//! is followed, not even where another process exchanges a folder for a link in between.
+//! Files to write, as a name in an open folder. Below the folder that the caller chose, symbolic links are
+//! never followed, even if another process replaces a folder with a link at the same time.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -15,23 +15,24 @@ use rustix::{
     io::Errno,
 };
 
-/// A folder, whatever its path leads to later.
+/// An open folder. It stays the same folder even if its path changes.
 #[derive(Clone, Debug)]
 pub struct OpenFolder {
     fd: Arc<OwnedFd>,
-    /// For messages.
+    /// The path for messages.
     path: PathBuf,
 }
 
 impl OpenFolder {
-    /// Opens a folder that the caller chose; links in its path are followed.
+    /// Opens a folder that the caller chose. Links in its path are followed.
     pub fn open(path: &Path) -> io::Result<OpenFolder> {
         let opened = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let fd = fs::open(opened, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(OpenFolder { fd: Arc::new(fd), path: path.to_owned() })
     }
 
-    /// The folder at `relative` below this one; missing folders are created. A link on the way is an error.
+    /// Opens the folder at `relative` below this one and creates missing folders. A link in `relative` is an
+    /// error.
     pub fn create_below(&self, relative: &Path) -> io::Result<OpenFolder> {
         relative.components().try_fold(self.clone(), |folder, part| match part {
             Component::Normal(name) => folder.create_child(name),
@@ -50,12 +51,12 @@ impl OpenFolder {
         Ok(OpenFolder { fd: Arc::new(fd), path: self.path.join(name) })
     }
 
-    /// A file of this folder. `name` is one part of a path.
+    /// Returns the file `name` in this folder. `name` is a single path component.
     pub fn file(&self, name: impl Into<OsString>) -> Destination {
         Destination { folder: self.clone(), name: name.into() }
     }
 
-    /// Makes names in this folder durable.
+    /// Syncs the folder, so that its file names are durable.
     pub fn sync(&self) -> io::Result<()> {
         Ok(fs::fsync(&*self.fd)?)
     }
@@ -64,7 +65,7 @@ impl OpenFolder {
         &self.path
     }
 
-    /// What the system calls "too many levels of symbolic links", or "not a directory", is one link.
+    /// Replaces the system's "too many levels of symbolic links" or "not a directory" if the file is a link.
     fn explain(&self, name: &OsStr, error: Errno) -> io::Error {
         let is_link = || {
             let found = fs::statat(&*self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
@@ -72,7 +73,7 @@ impl OpenFolder {
         };
         match error {
             Errno::LOOP | Errno::NOTDIR if is_link() => io::Error::other(format!(
-                "{} is a symbolic link, and files are not written through links; remove it or choose another folder",
+                "{} is a symbolic link, which is not followed; remove it or choose another folder",
                 self.path.join(name).display()
             )),
             error => error.into(),
@@ -80,7 +81,7 @@ impl OpenFolder {
     }
 }
 
-/// A file to be written: a name in a folder that is held open.
+/// A file to write: a name in an open folder.
 #[derive(Clone, Debug)]
 pub struct Destination {
     folder: OpenFolder,
@@ -88,7 +89,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// The file at `path`; links on the way to its folder are followed.
+    /// Returns the file at `path`. Links in the path of its folder are followed.
     pub fn at(path: &Path) -> io::Result<Destination> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         Ok(OpenFolder::open(path.parent().unwrap_or(Path::new("")))?.file(name))
@@ -98,24 +99,24 @@ impl Destination {
         &self.folder
     }
 
-    /// Its path, for messages.
+    /// The path for messages.
     pub fn path(&self) -> PathBuf {
         self.folder.path.join(&self.name)
     }
 
-    /// The file in the same folder whose name is this one's name followed by `suffix`.
+    /// Returns the file in the same folder with `suffix` appended to the name.
     pub fn with_suffix(&self, suffix: &str) -> Destination {
         let mut name = self.name.clone();
         name.push(suffix);
         Destination { folder: self.folder.clone(), name }
     }
 
-    /// Opens it for reading and writing at any offset, and creates it empty where it is missing.
+    /// Opens the file for reading and writing; creates it if it is missing.
     pub fn open_or_create(&self) -> io::Result<File> {
         self.open(OFlags::RDWR | OFlags::CREATE)
     }
 
-    /// Opens it for writing at its end, and creates it empty where it is missing.
+    /// Opens the file for appending; creates it if it is missing.
     pub fn open_to_append(&self) -> io::Result<File> {
         self.open(OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
     }
@@ -137,14 +138,15 @@ impl Destination {
         Ok(bytes)
     }
 
-    /// The length of the regular file that is there. A link is none.
+    /// The length of the file, if it is a regular file and not a link.
     pub fn file_size(&self) -> Option<u64> {
         let found = fs::statat(&*self.folder.fd, &self.name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
         is_file.then(|| u64::try_from(found.st_size).ok()).flatten()
     }
 
-    /// Gives it the name of `other`, in place of what has that name; a link of that name is replaced, not followed.
+    /// Renames the file to `other` and replaces an existing file. A link with that name is replaced, not
+    /// followed.
     pub fn rename_to(&self, other: &Destination) -> io::Result<()> {
         Ok(fs::renameat(&*self.folder.fd, &self.name, &*other.folder.fd, &other.name)?)
     }
@@ -186,7 +188,7 @@ mod tests {
         for path in ["../x", "/etc", "."] {
             assert!(folder.create_below(Path::new(path)).is_err(), "{path}");
         }
-        // A link is replaced by the file that takes its name.
+        // Renaming replaces a link with the file.
         let fresh = folder.file("file").with_suffix(".part");
         fresh.open_or_create().unwrap().write_all(b"new").unwrap();
         fresh.rename_to(&folder.file("file")).unwrap();

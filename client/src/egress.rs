@@ -1,5 +1,6 @@
-//! Which addresses a server may connect to on behalf of its callers. A person's own client has no such policy.
-//! The check runs on the addresses that a name resolves to, at connect time, so that a name cannot change its meaning in between.
+//! The egress policy: which addresses a server may connect to on behalf of its callers. A command-line client
+//! has no policy. The policy checks resolved addresses at connect time, so a name cannot resolve differently
+//! after the check.
 
 use std::{
     fmt, io,
@@ -16,12 +17,12 @@ use url::{Host, Url};
 
 use crate::{Error, address::is_loopback, error, tls::http_client, transport::http_builder};
 
-/// One entry of `--allow-egress`: a destination that is permitted although it is not public.
+/// An entry of `--allow-egress`: a permitted destination that is not public.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EgressRule {
     /// Every port of these addresses, whatever name resolves to them.
     Network(IpNet),
-    /// A host as a URL names it, whatever it resolves to; without a port, every port of it.
+    /// A host as written in the URL, whatever it resolves to. Without a port, every port of the host.
     Host { host: Host<String>, port: Option<u16> },
 }
 
@@ -30,7 +31,7 @@ pub enum EgressRule {
 pub struct EgressRuleError(String);
 
 impl EgressRule {
-    /// Exactly the host and port of `url`. None where it has no host.
+    /// The rule for the host and port of `url`; `None` if it has no host.
     fn exactly(url: &Url) -> Option<EgressRule> {
         Some(EgressRule::Host { host: url.host()?.to_owned(), port: url.port_or_known_default() })
     }
@@ -104,14 +105,15 @@ impl<'de> Deserialize<'de> for EgressRule {
     }
 }
 
-/// The policy, and the connections that obey it. Cheap to clone; clones share their connections.
+/// The egress policy with its HTTP clients. Cheap to clone; clones share their connections.
 ///
-/// A public address is permitted. Any other one needs a rule: a network that contains it, or the host of the URL by name.
-/// A request that goes through the proxy of the environment is checked by the URL's host alone, because the proxy resolves it.
+/// Public addresses are permitted. Any other address needs a rule: a network that contains it, or the host of
+/// the URL by name. For requests through the proxy of the environment only the URL's host is checked, because
+/// the proxy resolves it.
 #[derive(Clone)]
 pub struct Egress {
     shared: Arc<Shared>,
-    /// Destinations that are permitted beyond the rules.
+    /// Permitted destinations in addition to the rules.
     also: Vec<EgressRule>,
 }
 
@@ -119,11 +121,11 @@ struct Shared {
     rules: Vec<EgressRule>,
     networks: Arc<[IpNet]>,
     proxies: Vec<String>,
-    /// Connects to permitted addresses only.
+    /// Connects only to permitted addresses.
     filtered: reqwest::Client,
-    /// Connects to whatever a listed host resolves to.
+    /// Connects to any address of a host in the rules.
     listed: reqwest::Client,
-    /// Connects to this machine, past any proxy, and to permitted addresses.
+    /// Connects to this machine without a proxy, and to permitted addresses.
     local: reqwest::Client,
 }
 
@@ -168,15 +170,15 @@ impl Egress {
         })
     }
 
-    /// The same policy, which also permits exactly the host and port of `url`.
+    /// Returns a policy that additionally permits the host and port of `url`.
     pub fn permitting(&self, url: &Url) -> Egress {
         let mut egress = self.clone();
         egress.also.extend(EgressRule::exactly(url));
         egress
     }
 
-    /// The HTTP client for a request to `url`, or an error where the policy refuses its host. Must be asked again for every
-    /// hop: the client follows no redirects.
+    /// Returns the HTTP client for a request to `url`, or an error if the policy refuses the host. Call it
+    /// again for each redirect: the client follows none.
     pub fn http(&self, url: &Url) -> Result<&reqwest::Client, Error> {
         let shared = &*self.shared;
         let refused = || refused(url);
@@ -192,7 +194,8 @@ impl Egress {
             Host::Domain(_) if is_local => {
                 permits(Ipv4Addr::LOCALHOST.into()) || permits(Ipv6Addr::LOCALHOST.into())
             }
-            // The filtering client connects to the proxy whatever its address, so it must not be a destination.
+            // The filtering client does not filter the proxy's address, so the proxy must not be a
+            // destination.
             Host::Domain(name) => !shared.proxies.iter().any(|proxy| proxy == name),
         };
         match (permitted, is_local) {
@@ -207,7 +210,7 @@ fn refused(url: &Url) -> Error {
     Error::Egress { server: error::server(url) }
 }
 
-/// The hosts of the proxies that the environment names.
+/// Returns the hosts of the proxies in the environment.
 fn proxy_hosts(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"]
         .into_iter()
@@ -220,17 +223,18 @@ fn proxy_hosts(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
         .collect()
 }
 
-/// Resolves names to the addresses that the policy permits.
+/// A resolver that returns only permitted addresses.
 #[derive(Clone)]
 struct PermittedAddresses {
     networks: Arc<[IpNet]>,
-    /// Names whose addresses are not filtered: the operator chose them.
+    /// Names whose addresses are not filtered, because the operator configured them.
     proxies: Arc<[String]>,
-    /// Whether this machine's own addresses are permitted too.
+    /// Whether loopback addresses are permitted.
     loopback: bool,
 }
 
-/// A name resolves to no permitted address. Whether it resolves at all is left out of the message, and kept for the log.
+/// A name has no permitted address. The message does not reveal whether the name resolves at all; the source
+/// is for the log.
 #[derive(Debug, thiserror::Error)]
 #[error("no permitted address")]
 pub(crate) struct NoPermittedAddress(#[source] Option<io::Error>);
@@ -265,7 +269,7 @@ impl Resolve for PermittedAddresses {
     }
 }
 
-/// Whether an error of the HTTP client comes from the policy.
+/// Whether an error of the HTTP client was caused by the policy.
 pub(crate) fn is_refusal(error: &reqwest::Error) -> bool {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
@@ -282,8 +286,8 @@ fn is_permitted(ip: IpAddr, networks: &[IpNet]) -> bool {
     is_public(ip) || networks.iter().any(|network| network.contains(&ip))
 }
 
-/// Address blocks that are not public (IANA's special-purpose registries), and addresses where clouds serve metadata and
-/// credentials although they look public.
+/// Address blocks that are not public (IANA's special-purpose registries), and public-looking addresses of
+/// cloud metadata services.
 const NOT_PUBLIC_V4: &[&str] = &[
     "0.0.0.0/8",        // this network
     "10.0.0.0/8",       // private
@@ -302,7 +306,7 @@ const NOT_PUBLIC_V4: &[&str] = &[
     "224.0.0.0/4",      // multicast
     "240.0.0.0/4",      // reserved, broadcast
 ];
-/// Within 2000::/3; all of IPv6 beyond that is not public.
+/// Blocks in 2000::/3. All other IPv6 addresses are not public.
 const NOT_PUBLIC_V6: &[&str] = &[
     "2001::/23",     // protocol assignments, Teredo
     "2001:db8::/32", // documentation
@@ -314,7 +318,8 @@ static NOT_PUBLIC: LazyLock<Vec<IpNet>> = LazyLock::new(|| {
     blocks.map(|block| block.parse().expect("a constant address block")).collect()
 });
 
-/// Whether an address belongs to the public internet. Addresses that carry an IPv4 address count as that one.
+/// Whether an address is on the public internet. For addresses that embed an IPv4 address, the IPv4 address
+/// is checked.
 fn is_public(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     if let IpAddr::V6(v6) = ip {
@@ -328,7 +333,7 @@ fn is_public(ip: IpAddr) -> bool {
     !NOT_PUBLIC.iter().any(|block| block.contains(&ip))
 }
 
-/// The IPv4 address inside of a NAT64 (64:ff9b::/96) or 6to4 (2002::/16) address.
+/// Extracts the IPv4 address of a NAT64 (64:ff9b::/96) or 6to4 (2002::/16) address.
 fn embedded_v4(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     let bits = ip.to_bits();
     match ip.segments() {
@@ -459,7 +464,7 @@ mod tests {
             assert!(!permits(&none, url), "{url}");
         }
         assert!(permits(&none, "https://1.1.1.1/"));
-        // Names are checked once they are resolved.
+        // Names are checked when they are resolved.
         assert!(permits(&none, "https://registry.example/"));
     }
 
@@ -504,11 +509,11 @@ mod tests {
         assert!(resolve(&[], &["localhost"]).await.is_ok());
     }
 
-    /// What the resolver refuses comes out as the policy's own error, through all that the HTTP client wraps around it.
+    /// The resolver's error is recognised through the wrappers of the HTTP client.
     #[tokio::test]
     async fn a_refusal_at_connect_time_is_recognised() {
         let egress = egress(&[]);
-        // As a name that is checked only once it is resolved.
+        // A client that checks names only when it resolves them.
         let sent = egress.shared.filtered.get("http://localhost:1/").send().await;
         let error = crate::transport::transport_error("http://localhost:1".into(), sent.unwrap_err());
         assert!(matches!(error, Error::Egress { .. }), "{error:?}");

@@ -1,4 +1,4 @@
-//! What can go wrong between this process and a registry, with the names of what was asked for. Callers match on variants; the text is for people.
+//! Errors of the client. Callers match on the variants; the messages are for people.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use lode_model::{
 use serde::Deserialize;
 use url::Url;
 
-/// One entry of a registry's error envelope, as it was sent.
+/// An entry of a registry's error response, unchanged.
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
 pub struct ErrorEntry {
-    /// The spec's code, such as `MANIFEST_UNKNOWN`.
+    /// The code of the specification, such as `MANIFEST_UNKNOWN`.
     #[serde(default)]
     pub code: String,
     #[serde(default)]
@@ -23,10 +23,10 @@ pub struct ErrorEntry {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    #[error("`{address}` is not an address of a registry: {why}")]
+    #[error("`{address}` is not a valid registry address: {why}")]
     InvalidAddress { address: String, why: &'static str },
 
-    /// No connection came about, so nothing was asked and nothing was changed.
+    /// No connection was established, so the server has not received the request.
     #[error("cannot connect to {server}")]
     Connect {
         server: String,
@@ -34,14 +34,14 @@ pub enum Error {
         source: reqwest::Error,
     },
 
-    /// The egress policy permits no address of this host: nothing was sent to it.
+    /// The egress policy permits no address of this host. Nothing was sent to it.
     #[error(
-        "{server} has no public address, and `--allow-egress` (LODE_ALLOW_EGRESS) does not list it: the server does not connect to it"
+        "connection to {server} is not permitted: it has no public address and is not listed in `--allow-egress` (LODE_ALLOW_EGRESS)"
     )]
     Egress { server: String },
 
-    /// The connection broke in the middle of a request or an answer.
-    #[error("the connection to {server} broke")]
+    /// The connection was interrupted during a request or a response.
+    #[error("the connection to {server} was interrupted")]
     Transport {
         server: String,
         #[source]
@@ -57,28 +57,28 @@ pub enum Error {
     #[error("`{repository}` has no blob {digest} on {server}")]
     BlobUnknown { server: String, repository: Repository, digest: Digest },
 
-    #[error("{server} does not know `{repository}`")]
+    #[error("repository `{repository}` not found on {server}")]
     NameUnknown { server: String, repository: Repository },
 
-    /// Credentials are missing or were not accepted.
-    #[error("{server} asks for a login{}", detail(.entries))]
+    /// Credentials are missing or were rejected.
+    #[error("{server} requires a login{}", detail(.entries))]
     Unauthorized { server: String, entries: Vec<ErrorEntry> },
 
-    #[error("{server} does not allow this{}", detail(.entries))]
+    #[error("{server} denied the request{}", detail(.entries))]
     Denied { server: String, entries: Vec<ErrorEntry> },
 
-    /// Any other status that is not success, once retries were used up.
-    #[error("{server} answered {status}{}", detail(.entries))]
+    /// Any other status that is not success, after the last retry.
+    #[error("{server} returned {status}{}", detail(.entries))]
     Refused { server: String, status: StatusCode, entries: Vec<ErrorEntry> },
 
-    #[error("expected content of digest {expected} and got {got}")]
+    #[error("expected content with digest {expected}, got {got}")]
     DigestMismatch { expected: Digest, got: Digest },
 
-    #[error("expected {expected} bytes of {digest} and got {got}")]
+    #[error("expected {expected} bytes of {digest}, got {got}")]
     SizeMismatch { digest: Digest, expected: u64, got: u64 },
 
-    /// The server's answer breaks the protocol.
-    #[error("{server} gave an answer that is not understood: {why}")]
+    /// The server's response violates the protocol.
+    #[error("invalid response from {server}: {why}")]
     Protocol { server: String, why: String },
 
     #[error("{} is being written by another process", path.display())]
@@ -92,8 +92,8 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// The caller's own content could not be read while it was being sent.
-    #[error("cannot read what is to be uploaded as {digest}")]
+    /// The caller's content could not be read during an upload.
+    #[error("cannot read the content of blob {digest} for the upload")]
     Content {
         digest: Digest,
         #[source]
@@ -105,7 +105,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same request may succeed a moment later.
+    /// Whether a retry of the request may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Connect { .. } | Error::Transport { .. } | Error::Stalled { .. } => true,
@@ -114,7 +114,7 @@ impl Error {
         }
     }
 
-    /// Whether the server said that what was asked for does not exist.
+    /// Whether the server reported that the requested content does not exist.
     pub fn is_not_found(&self) -> bool {
         match self {
             Error::ManifestUnknown { .. } | Error::BlobUnknown { .. } | Error::NameUnknown { .. } => true,
@@ -123,8 +123,9 @@ impl Error {
         }
     }
 
-    /// The error in words of our own, for callers who must not learn what a server that they name says to this process,
-    /// nor whether anything listens there. `Display` has the whole, for this process's own log or its own user.
+    /// A message without the server's own words, for callers who must not learn what a server that they named
+    /// responds to this process, or whether anything listens there. `Display` has the full message, for this
+    /// process's log or its own user.
     pub fn summary(&self) -> String {
         match self {
             Error::Connect { server, .. }
@@ -157,7 +158,7 @@ impl Error {
         }
     }
 
-    /// The status of the answer, where there was one.
+    /// The status of the response, if there was one.
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             Error::Refused { status, .. } => Some(*status),
@@ -191,7 +192,8 @@ fn detail(entries: &[ErrorEntry]) -> String {
     text
 }
 
-/// The entries of an error body: the OCI envelope, problem details, the `{"error": "..."}` of the other APIs, or short plain text.
+/// Parses the body of an error response: the OCI format, problem details, the `{"error": "..."}` of other
+/// APIs, or short plain text.
 pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -204,7 +206,7 @@ pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
         #[serde(default)]
         errors: Vec<ErrorEntry>,
         error: Option<Said>,
-        /// Of problem details (RFC 9457).
+        /// Field of problem details (RFC 9457).
         detail: Option<String>,
         title: Option<String>,
     }
@@ -223,14 +225,15 @@ pub(crate) fn entries(body: &[u8]) -> Vec<ErrorEntry> {
     }
     let text = String::from_utf8_lossy(body);
     let text = text.trim();
-    // A proxy's HTML page helps nobody.
+    // The HTML page of a proxy is of no use in a message.
     if text.is_empty() || text.starts_with('<') || text.len() > 500 {
         return Vec::new();
     }
     vec![ErrorEntry { code: String::new(), message: text.to_owned() }]
 }
 
-/// `https://hub.local:5000`, for messages: no path, no query, so no signed address is ever printed.
+/// The origin of a URL for messages, such as `https://hub.local:5000`. It has no path or query, so that
+/// signed URLs are never printed.
 pub(crate) fn server(url: &Url) -> String {
     url.origin().ascii_serialization()
 }

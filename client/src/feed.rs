@@ -1,5 +1,5 @@
-//! Content on its way out: read on a blocking thread, through a bounded channel, and counted as it goes.
-//! Only push.rs uses it.
+//! Reads content for an upload on a blocking thread, passes it through a bounded channel and counts it. Only
+//! push.rs uses it.
 
 use std::{
     io::{self, Read},
@@ -17,13 +17,13 @@ use crate::{Content, Progress};
 
 const READ_BYTES: usize = 256 << 10;
 
-/// Reads content on a blocking thread and counts what has gone out.
+/// Reads content on a blocking thread and counts the sent bytes.
 pub(crate) struct Feed {
     content: Arc<dyn Content>,
     progress: Arc<dyn Progress>,
-    /// Bytes of the blob that `progress` has been told of.
+    /// Bytes of the blob that were reported to `progress`.
     counted: AtomicU64,
-    /// Bytes of the current chunk that have gone out.
+    /// Bytes of the current chunk that were sent.
     fed: AtomicU64,
     failure: Mutex<Option<io::Error>>,
 }
@@ -39,22 +39,22 @@ impl Feed {
         }
     }
 
-    /// A new chunk begins.
+    /// Starts a new chunk.
     pub(crate) fn begin(&self) {
         self.fed.store(0, Ordering::Relaxed);
     }
 
-    /// How much of the current chunk has gone out.
+    /// The number of sent bytes of the current chunk.
     pub(crate) fn fed(&self) -> u64 {
         self.fed.load(Ordering::Relaxed)
     }
 
-    /// Why the content could not be read, if that was it.
+    /// Takes the error of a failed read, if there was one.
     pub(crate) fn take_failure(&self) -> Option<io::Error> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Corrects what `progress` was told: the registry has `offset` bytes.
+    /// Corrects the progress: the registry has `offset` bytes.
     pub(crate) fn settle(&self, offset: u64) {
         let counted = self.counted.swap(offset, Ordering::Relaxed);
         if offset > counted {
@@ -85,7 +85,8 @@ impl Feed {
         Ok(bytes)
     }
 
-    /// A body that streams `range`; made again, it starts again and takes back what the first one counted.
+    /// Returns a body that streams `range`. A second call starts again and subtracts what the first one
+    /// counted.
     pub(crate) fn body(self: &Arc<Self>, range: Range<u64>) -> reqwest::Body {
         self.fed.store(0, Ordering::Relaxed);
         self.settle(range.start);
@@ -110,7 +111,7 @@ impl Feed {
         reqwest::Body::wrap_stream(stream)
     }
 
-    /// Ends early without an error when nobody reads any more.
+    /// Reads the content into the channel. Returns early, without an error, if the receiver is closed.
     fn pump(
         &self,
         range: Range<u64>,
@@ -139,5 +140,5 @@ impl Feed {
 }
 
 fn ended_early() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "it is shorter than it was when it was hashed")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the content became shorter after it was hashed")
 }

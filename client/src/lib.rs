@@ -1,5 +1,8 @@
-//! The distribution client: reads and writes manifests and blobs of any OCI registry, verifying every byte on the way in and taking up interrupted transfers where they stopped.
-//! The registry, the worker and the command line call it; it keeps no rules of Lode's own and knows a server only by its address.
+//! The distribution client: reads and writes manifests and blobs of any OCI registry, verifies all received
+//! content and resumes interrupted transfers.
+//!
+//! Used by the registry, the worker and the command line. It has no rules specific to Lode and knows a server
+//! only by its address.
 
 mod address;
 mod auth;

@@ -1,4 +1,4 @@
-//! Manifests: read with their digest verified, written, asked about and deleted. Bytes are never re-serialised.
+//! Manifests: read and verified, written and deleted. Bytes are never re-serialised.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -15,18 +15,18 @@ use crate::{
     transport::{self, Body, Request},
 };
 
-/// A manifest as the registry keeps it.
+/// A manifest as stored in the registry.
 #[derive(Debug, Clone)]
 pub struct RawManifest {
     /// The exact bytes that were pushed.
     pub bytes: Bytes,
-    /// The `Content-Type` of the answer, without parameters.
+    /// The `Content-Type` of the response, without parameters.
     pub media_type: String,
-    /// Of `bytes`, computed here; equal to the one asked for where that was a digest.
+    /// The computed digest of `bytes`. Equal to the requested digest if there was one.
     pub digest: Digest,
 }
 
-/// What a HEAD tells about a manifest.
+/// The metadata of a manifest from a HEAD request.
 #[derive(Debug, Clone)]
 pub struct ManifestInfo {
     pub media_type: Option<String>,
@@ -34,23 +34,24 @@ pub struct ManifestInfo {
     pub size_bytes: Option<u64>,
 }
 
-/// What the registry said about a manifest that it took.
+/// The registry's response to a pushed manifest.
 #[derive(Debug, Clone)]
 pub struct ManifestPut {
-    /// Of the bytes that were sent.
+    /// The digest of the sent bytes.
     pub digest: Digest,
-    /// The subject that the registry has linked it to (`OCI-Subject`).
+    /// The subject that the registry linked the manifest to (`OCI-Subject`).
     pub subject: Option<Digest>,
-    /// Tags beside the one in the path that were set (`OCI-Tag`).
+    /// Additional tags that were set (`OCI-Tag`).
     pub tags: Vec<Tag>,
 }
 
-/// What is asked for in `Accept`; registries that convert would else pick something old.
+/// The `Accept` header. Without it, registries that convert manifests would choose an old format.
 const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json, */*;q=0.1";
 
 impl Registry {
-    /// The manifest at a tag or digest, its bytes verified against the digest asked for, or else against the one that the registry announced.
+    /// Reads the manifest at a tag or digest. The bytes are verified against the requested digest, or else
+    /// against the digest in the response.
     pub async fn manifest_get(
         &self,
         repository: &Repository,
@@ -85,7 +86,7 @@ impl Registry {
         Ok(RawManifest { bytes, media_type, digest })
     }
 
-    /// Asks about a manifest without reading it; none if it does not exist.
+    /// Returns the metadata of a manifest, or `None` if it does not exist.
     pub async fn manifest_head(
         &self,
         repository: &Repository,
@@ -108,7 +109,7 @@ impl Registry {
         }))
     }
 
-    /// Stores `bytes` under a tag or their digest, and under `tags` too where the registry can do that.
+    /// Stores `bytes` under a tag or their digest, and under `tags` if the registry supports that.
     pub async fn manifest_put(
         &self,
         repository: &Repository,
@@ -125,7 +126,7 @@ impl Registry {
             }
         }
         let content_type = HeaderValue::from_str(media_type)
-            .map_err(|_| self.protocol(format!("`{media_type}` cannot be sent as a media type")))?;
+            .map_err(|_| self.protocol(format!("`{media_type}` is not a valid media type")))?;
         let algorithm = match reference {
             Reference::Digest(digest) => digest.algorithm(),
             Reference::Tag(_) => Algorithm::Sha256,
@@ -162,7 +163,7 @@ impl Registry {
         })
     }
 
-    /// Deletes a tag, or a manifest with every tag that points at it.
+    /// Deletes a tag, or a manifest with all its tags.
     pub async fn manifest_delete(&self, repository: &Repository, reference: &Reference) -> Result<(), Error> {
         let url = self.manifest_url(repository, reference);
         let request = Request::new(Method::DELETE, url.clone(), Scope::delete(repository));

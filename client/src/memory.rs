@@ -1,4 +1,5 @@
-//! Which upload session a blob was being sent to when this process ended. One small file a session, so that a push that is repeated goes on where it stopped.
+//! Remembers the upload session of each unfinished blob in a small file, so that a repeated push resumes
+//! after a crash.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use lode_model::{
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-/// Sessions are worth remembering only for blobs that take a while.
+/// Minimum size of a blob whose session is remembered.
 pub(crate) const WORTH_REMEMBERING: u64 = 16 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -27,7 +28,7 @@ impl Remembered {
     }
 }
 
-/// The place of one session's note; nothing happens where no folder is configured.
+/// The file that remembers one session. Does nothing if no folder is configured.
 pub(crate) struct Memory {
     path: Option<PathBuf>,
 }
@@ -46,13 +47,14 @@ impl Memory {
         Memory { path }
     }
 
-    /// The session's address, if it is on the registry that is asked now.
+    /// Returns the URL of the session, if it is on the current registry.
     pub(crate) async fn recall(&self, base: &Url) -> Option<Url> {
         let remembered = Remembered::read(self.path.as_ref()?).await?;
         (remembered.location.origin() == base.origin()).then_some(remembered.location)
     }
 
-    /// Is there a session for some blob of this size? Which one shows once its digest is known.
+    /// Whether any session for a blob of this size is remembered. Which blob it is for is known only with the
+    /// digest.
     pub(crate) async fn is_any_of(
         folder: Option<&PathBuf>,
         base: &Url,
@@ -73,7 +75,7 @@ impl Memory {
         false
     }
 
-    /// A note that cannot be written costs a resume and nothing else.
+    /// Remembers a session. A failed write only prevents a later resume.
     pub(crate) async fn remember(
         &self,
         repository: &Repository,
@@ -95,7 +97,7 @@ impl Memory {
             tokio::fs::write(path, serde_json::to_vec(&note)?).await
         };
         if let Err(error) = written.await {
-            tracing::debug!(%error, path = %path.display(), "cannot remember an upload");
+            tracing::debug!(%error, path = %path.display(), "failed to remember an upload session");
         }
     }
 

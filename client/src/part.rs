@@ -1,5 +1,5 @@
-//! `<path>.part`: a file on its way in, and the note beside it that says which of its bytes have landed.
-//! Only pull.rs uses it.
+//! A file that is being downloaded (`<path>.part`), and the state file that records which of its bytes are
+//! written. Only pull.rs uses it.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Destination, Error};
 
-/// `<path>.part`, locked, and the notes beside it.
+/// The locked `<path>.part` and its state file.
 pub(crate) struct Part {
     pub(crate) file: Arc<File>,
     whole: Destination,
@@ -22,7 +22,8 @@ pub(crate) struct Part {
     state: Destination,
 }
 
-/// What `<path>.part.state` holds. Only a hint: the digest of the whole is compared in the end.
+/// The content of `<path>.part.state`. It is only a hint: the digest of the whole file is verified at the
+/// end.
 #[derive(Serialize, Deserialize)]
 struct State {
     digest: Digest,
@@ -54,7 +55,7 @@ impl Part {
                 .filter(|known| {
                     known.digest == digest && known.size_bytes == size && known.landed.is_within(size)
                 })
-                // A state without its bytes says nothing.
+                // The state is valid only with its part file.
                 .filter(|_| file.metadata().is_ok_and(|metadata| metadata.len() == size));
             let landed = match known {
                 Some(known) => known.landed,
@@ -69,7 +70,7 @@ impl Part {
         .await
     }
 
-    /// Writes and hands the emptied buffer back.
+    /// Writes the buffer and returns it emptied.
     pub(crate) async fn write_at(&self, mut buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, Error> {
         if buffer.is_empty() {
             return Ok(buffer);
@@ -109,7 +110,7 @@ impl Part {
         let _absent = self.part.remove();
     }
 
-    /// Makes the bytes durable and gives them their name.
+    /// Syncs the file and gives it its final name.
     pub(crate) async fn commit(self) -> Result<(), Error> {
         blocking(move || {
             self.file.sync_all().map_err(|source| self.failed("sync", source))?;
@@ -130,7 +131,7 @@ impl Part {
     }
 }
 
-/// Runs file work off the async threads. Such a task is never cancelled, and a panic in it is ours.
+/// Runs file operations on a thread that may block. The task is never cancelled; its panic is propagated.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
@@ -142,7 +143,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     }
 }
 
-/// Which bytes are in the file: disjoint ranges in order, touching ones joined.
+/// The byte ranges that are written: disjoint, sorted, adjacent ranges merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Landed(Vec<(u64, u64)>);
 
@@ -160,7 +161,7 @@ impl Landed {
         self.0.insert(at, joined);
     }
 
-    /// How far the bytes go without a gap.
+    /// The length of the contiguous prefix.
     pub(crate) fn prefix(&self) -> u64 {
         self.0.first().filter(|&&(start, _)| start == 0).map_or(0, |&(_, end)| end)
     }
@@ -169,7 +170,7 @@ impl Landed {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// The gaps below `size`, cut into ranges of at most `most` bytes.
+    /// The missing ranges below `size`, split into ranges of at most `most` bytes.
     pub(crate) fn missing(&self, size: u64, most: u64) -> Vec<Range<u64>> {
         let most = most.max(1);
         let mut missing = Vec::new();
@@ -185,7 +186,7 @@ impl Landed {
         missing
     }
 
-    /// Read from a file that anything may have written.
+    /// Validates ranges that were read from the state file, which may have any content.
     fn is_within(&self, size: u64) -> bool {
         let ordered = self.0.windows(2).all(|pair| pair[0].1 < pair[1].0);
         ordered && self.0.iter().all(|&(start, end)| start < end && end <= size)

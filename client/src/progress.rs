@@ -1,14 +1,15 @@
-//! How a transfer tells its caller that bytes moved. The command line draws a bar from it and the worker counts with it.
+//! Progress of transfers. The command line draws a progress bar from it, the worker counts with it.
 
-/// Told about bytes as they arrive or leave. Called from many tasks at once and often, so an implementation must be cheap and must not block.
+/// Receives the number of transferred bytes. Called often and from many tasks at the same time, so an
+/// implementation must be cheap and must not block.
 pub trait Progress: Send + Sync {
-    /// `bytes` more have been received or sent, or were found already there.
+    /// `bytes` more were transferred, or were found to exist already.
     fn moved(&self, bytes: u64);
-    /// `bytes` that had been counted did not count after all: a connection was cut and they are sent or fetched again.
+    /// `bytes` of the counted bytes are transferred again, because the connection was interrupted.
     fn undone(&self, bytes: u64);
 }
 
-/// For callers that do not watch.
+/// Ignores progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoProgress;
 

@@ -1,5 +1,6 @@
-//! A whole blob to a file: ranges in parallel into `<path>.part`, hashed in order as they land, taken up after a crash, renamed only once verified and synced.
-//! A server that ignores ranges is read from one connection instead.
+//! Downloads a blob to a file: fetches ranges in parallel into `<path>.part`, hashes them in order, resumes
+//! after a crash, and renames the file only when it is verified and synced. If the server ignores ranges, one
+//! connection is used.
 
 use std::{
     fs::File,
@@ -21,14 +22,15 @@ use crate::{
     part::{Landed, Part},
 };
 
-/// Bytes are gathered up to this before they go to the file.
+/// Buffered bytes before a write to the file.
 const WRITE_BYTES: usize = 1 << 20;
 const HASH_BYTES: usize = 1 << 20;
 
 impl Registry {
-    /// Downloads a blob of `size` bytes to `path`, which appears only when its bytes are verified and durable; a file that was there is replaced.
-    /// Until then they are in `<path>.part`, and `<path>.part.state` tells which of them have landed: calling again after a crash or an error goes on from there.
-    /// Two processes may not download to one path at once: the second gets [`Error::Busy`].
+    /// Downloads a blob of `size` bytes to `path`. The file appears only when its content is verified and
+    /// durable; an existing file is replaced. Until then the data is in `<path>.part`, and
+    /// `<path>.part.state` records the received ranges, so that another call after a crash or an error
+    /// resumes. A second process that downloads to the same path gets [`Error::Busy`].
     pub async fn blob_pull_to_file(
         &self,
         repository: &Repository,
@@ -45,7 +47,7 @@ impl Registry {
         self.blob_pull_to(repository, digest, size, destination, progress).await
     }
 
-    /// As [`Registry::blob_pull_to_file`], into a folder that is held open.
+    /// Like [`Registry::blob_pull_to_file`], into an open folder.
     pub async fn blob_pull_to(
         &self,
         repository: &Repository,
@@ -58,10 +60,10 @@ impl Registry {
         let (part, landed) = Part::open(destination, digest, size).await?;
         let resumed = landed.total() > 0;
         match pull.fill(&part, landed).await {
-            // What an earlier run left may be wrong where this run's bytes are not.
+            // The data of an earlier run may be damaged.
             Err(Error::DigestMismatch { .. }) if resumed => {
                 progress.undone(size);
-                tracing::warn!(%digest, "what an earlier download left is damaged: starting again");
+                tracing::warn!(%digest, "data of an earlier download is damaged; restarting");
                 pull.fill(&part, Landed::default()).await
             }
             other => other,
@@ -83,9 +85,9 @@ struct Pull<'a> {
     progress: &'a Arc<dyn Progress>,
 }
 
-/// Why a range did not arrive.
+/// The error of a range request.
 enum RangeError {
-    /// The server sends the whole blob whatever is asked.
+    /// The server ignores ranges and sends the whole blob.
     Ignored,
     Failed(Error),
 }
@@ -97,7 +99,7 @@ impl From<Error> for RangeError {
 }
 
 impl Pull<'_> {
-    /// Fills the part file and verifies it.
+    /// Downloads the missing ranges and verifies the digest.
     async fn fill(&self, part: &Part, landed: Landed) -> Result<(), Error> {
         let options = &self.registry.inner().options;
         let got = if self.size <= options.range_bytes {
@@ -119,7 +121,7 @@ impl Pull<'_> {
         }
     }
 
-    /// Ranges side by side; the hash follows the bytes that have landed without a gap, read back from the page cache.
+    /// Fetches ranges in parallel. The hash follows the contiguous prefix and reads it from the page cache.
     async fn parallel(&self, part: &Part, landed: Landed) -> Result<Digest, RangeError> {
         let options = &self.registry.inner().options;
         let missing = landed.missing(self.size, options.range_bytes);
@@ -130,7 +132,8 @@ impl Pull<'_> {
         let hashing = tokio::task::spawn_blocking(move || {
             hash_as_it_lands(&file, Hasher::new(algorithm), &follow, size)
         });
-        // The hashing task ends when its sender does, so a send fails only after its own error, which is told below.
+        // The hashing task ends when the sender is dropped. A send fails only after an error in that task,
+        // which is returned below.
         let _sent = prefix.send(landed.prefix());
 
         let mut landed = landed;
@@ -148,7 +151,7 @@ impl Pull<'_> {
         .await;
         drop(arriving);
         drop(prefix);
-        let hashed = hashing.await.map_err(|_| self.registry.protocol("hashing was interrupted"));
+        let hashed = hashing.await.map_err(|_| self.registry.protocol("the hashing task was cancelled"));
         if let Err(error) = fetched {
             if matches!(error, RangeError::Ignored) {
                 self.progress.undone(landed.total());
@@ -158,7 +161,7 @@ impl Pull<'_> {
         Ok(hashed?.map_err(|source| part.failed("read", source))?)
     }
 
-    /// One range into its place, taken up where a cut left it.
+    /// Fetches one range and resumes after interruptions.
     async fn range(&self, part: &Part, range: Range<u64>) -> Result<(), RangeError> {
         let mut at = range.start;
         let mut failed = 0;
@@ -166,7 +169,10 @@ impl Pull<'_> {
             let before = at;
             match self.range_once(part, &mut at, range.end).await {
                 Ok(()) if at < range.end => {
-                    return Err(self.registry.protocol("a range ended early").into());
+                    return Err(self
+                        .registry
+                        .protocol("the response ended before the end of the range")
+                        .into());
                 }
                 Ok(()) => {}
                 Err(RangeError::Failed(error)) if error.is_transient() => {
@@ -193,7 +199,7 @@ impl Pull<'_> {
         if stream.range.start != *at {
             return Err(RangeError::Ignored);
         }
-        // From byte 0 a server that ignores ranges looks right until its length is compared.
+        // At offset 0, a server that ignores ranges is recognised only by the length.
         if stream.range.end > end {
             return Err(RangeError::Ignored);
         }
@@ -202,7 +208,7 @@ impl Pull<'_> {
             let next = stream.bytes.next().await;
             let full = buffer.len() >= WRITE_BYTES;
             if full || !matches!(next, Some(Ok(_))) {
-                // What came before a cut is kept.
+                // Keep the bytes before the interruption.
                 let length = buffer.len() as u64;
                 buffer = part.write_at(buffer, *at).await?;
                 *at += length;
@@ -215,7 +221,8 @@ impl Pull<'_> {
         }
     }
 
-    /// One connection from the first byte to the last, hashed as it arrives; a cut is taken up by range where the server can.
+    /// Reads the blob over one connection and hashes it. Resumes by range after an interruption, if the
+    /// server supports ranges.
     async fn sequential(&self, part: &Part) -> Result<Digest, Error> {
         part.forget_state();
         let mut hasher = Hasher::new(self.digest.algorithm());
@@ -252,7 +259,7 @@ impl Pull<'_> {
     }
 
     async fn sequential_once(&self, part: &Part, hasher: &mut Hasher, at: &mut u64) -> Result<(), Error> {
-        // An empty range cannot be asked for, and everything may have come before the cut.
+        // An empty range cannot be requested, and the interruption may have followed the last byte.
         if *at == self.size && *at > 0 {
             return Ok(());
         }
@@ -260,7 +267,7 @@ impl Pull<'_> {
         let mut stream = self.registry.blob_get(self.repository, self.digest, range).await?;
         self.check_total(stream.total)?;
         if stream.range.start != *at {
-            // No ranges here: from the start again.
+            // The server does not support ranges: restart.
             self.progress.undone(*at);
             *hasher = Hasher::new(self.digest.algorithm());
             *at = 0;
@@ -299,7 +306,7 @@ impl Pull<'_> {
     }
 }
 
-/// Hashes the first `size` bytes of `file`, never beyond the prefix that it was told has landed.
+/// Hashes the first `size` bytes of `file`, up to the prefix lengths that `prefix` receives.
 fn hash_as_it_lands(
     file: &File,
     mut hasher: Hasher,

@@ -1,4 +1,5 @@
-//! A blob to a registry: offered by anonymous mount first, then sent in chunks to an upload session, which is asked how far it got whenever a connection is cut.
+//! Uploads blobs: tries an anonymous mount first, then sends chunks to an upload session. After an
+//! interruption it requests the session's offset and resumes there.
 
 use std::{
     io::{self, Read},
@@ -26,11 +27,12 @@ use crate::{
     transport::{self, Body, Request, Retry},
 };
 
-/// Bytes that can be read again from any offset: a file, a slice, a recipe.
+/// Content that can be read again from any offset, such as a file, a slice or generated data.
 pub trait Content: Send + Sync {
-    /// How many bytes there are.
+    /// The number of bytes.
     fn size(&self) -> u64;
-    /// Reads from `offset` to the end. Called on a thread that may block, again after every cut.
+    /// Returns a reader from `offset` to the end. Called on a thread that may block, again after each
+    /// interruption.
     fn reader(&self, offset: u64) -> io::Result<Box<dyn Read + Send + '_>>;
 }
 
@@ -44,44 +46,46 @@ impl Content for Bytes {
     }
 }
 
-/// What a registry said when a blob was offered.
+/// The registry's response to an offered blob.
 #[derive(Debug)]
 pub enum Offer {
-    /// The repository has it now; nothing needs to be sent.
+    /// The repository has the blob; nothing needs to be sent.
     Present,
-    /// It wants the bytes.
+    /// The registry needs the content.
     Wanted(Upload),
 }
 
-/// Whether a blob had to be sent.
+/// Whether a blob was already present or was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
     Present,
     Sent,
 }
 
-/// An upload session that waits for bytes.
+/// An open upload session.
 #[derive(Debug)]
 pub struct Upload {
     repository: Repository,
     digest: Digest,
     size_bytes: u64,
     location: Url,
-    /// Bytes that the registry has already, from an earlier attempt.
+    /// Bytes that the registry has from an earlier attempt.
     pub offset: u64,
 }
 
-/// Blobs below this are not asked about again after a mount was declined: sending them costs as little.
+/// Minimum size for a HEAD request after a declined mount: sending a smaller blob costs as little as the
+/// request.
 const WORTH_ASKING: u64 = 1 << 20;
-/// Up to this a blob is read into memory and sent as one piece.
+/// Maximum size of a blob that is read into memory and sent in one piece.
 const SMALL: u64 = 256 << 10;
-/// How many times as long as the first one a chunk may become.
+/// Maximum chunk size, as a multiple of the first.
 const LONGEST: u64 = 16;
-/// Once every byte is sent the registry may take its time to make them durable.
+/// Timeout after the last byte is sent, while the registry makes the blob durable.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(600);
 
 impl Registry {
-    /// Links a blob that the registry has (`from` a repository, or wherever it finds one) into `repository`. False: it has to be sent.
+    /// Mounts a blob of the registry into `repository`, from `from` or from any repository. Returns false if
+    /// the blob has to be sent.
     pub async fn blob_mount(
         &self,
         repository: &Repository,
@@ -97,7 +101,7 @@ impl Registry {
         }
     }
 
-    /// Offers a blob of `size` bytes: first to go on with a session of an earlier run, then by mount.
+    /// Offers a blob of `size` bytes: first resumes the session of an earlier run, then tries a mount.
     pub async fn blob_offer(
         &self,
         repository: &Repository,
@@ -126,7 +130,7 @@ impl Registry {
         let Some(location) = self.open_session(repository, digest, from).await? else {
             return Ok(Offer::Present);
         };
-        // A registry without anonymous mounts may have it all the same.
+        // A registry without anonymous mounts may still have the blob.
         if size >= WORTH_ASKING && self.blob_head(repository, digest).await?.is_some() {
             self.session_cancel(repository, &location).await;
             return Ok(Offer::Present);
@@ -134,7 +138,7 @@ impl Registry {
         Ok(Offer::Wanted(upload(location, 0)))
     }
 
-    /// Offers a blob and sends it if it is wanted.
+    /// Offers a blob and sends it if the registry needs it.
     pub async fn blob_push(
         &self,
         repository: &Repository,
@@ -155,7 +159,8 @@ impl Registry {
         }
     }
 
-    /// Sends what a session still lacks and closes it. `progress` counts every byte of the blob once, those of earlier attempts too.
+    /// Sends the missing bytes of a session and closes it. `progress` counts each byte of the blob once,
+    /// including those of earlier attempts.
     pub async fn upload_send(
         &self,
         upload: Upload,
@@ -170,15 +175,17 @@ impl Registry {
         sending.run(&digest, Reached { location, offset }).await
     }
 
-    /// Might a blob of this size turn out to be there already, whole or in part? Of what cannot, the bytes may go ahead of their
-    /// digest. A registry that does not say (only Lode does) might have it.
+    /// Whether the registry may have a blob of this size, or part of it. If not, the bytes may be sent before
+    /// the digest is known. Returns true for a registry that does not support the request; only Lode
+    /// does.
     pub async fn blob_may_be_there(&self, repository: &Repository, size_bytes: u64) -> bool {
         let memory = self.inner().options.upload_memory.as_ref();
         Memory::is_any_of(memory, &self.base, repository, size_bytes).await
             || self.blob_size_known(size_bytes).await.unwrap_or(true)
     }
 
-    /// Sends bytes while their digest is still being computed, and names them last. If there is to be no digest, they are dropped.
+    /// Sends content while its digest is still being computed, and passes the digest at the end. If `digest`
+    /// fails, the upload is cancelled.
     pub async fn blob_push_ahead<E: From<Error>>(
         &self,
         repository: &Repository,
@@ -190,7 +197,7 @@ impl Registry {
         let sending = Sending::new(self, repository, content, progress);
         let named = async {
             let digest = digest.await?;
-            // From here on a push that is repeated can go on with it.
+            // From here on, a repeated push can resume.
             sending.remember(&digest, &location).await;
             Ok(digest)
         };
@@ -206,7 +213,7 @@ impl Registry {
         }
     }
 
-    /// Gives an upload up. A session that cannot be cancelled expires by itself.
+    /// Cancels an upload. A session that cannot be cancelled expires on the server.
     pub async fn upload_cancel(&self, upload: Upload) {
         self.session_cancel(&upload.repository, &upload.location).await;
     }
@@ -215,7 +222,7 @@ impl Registry {
         Memory::of(self.inner().options.upload_memory.as_ref(), &self.base, repository, digest)
     }
 
-    /// Opens a session for a blob, or none if it was mounted instead.
+    /// Opens a session for a blob. Returns `None` if the blob was mounted instead.
     async fn open_session(
         &self,
         repository: &Repository,
@@ -235,7 +242,7 @@ impl Registry {
         match response.status() {
             StatusCode::CREATED => Ok(None),
             StatusCode::ACCEPTED => self.location(response.headers(), response.url()).map(Some),
-            // Some registries refuse a mount that they cannot do instead of opening a session.
+            // Some registries refuse an unsupported mount instead of opening a session.
             StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
                 self.open_empty_session(repository, digest.algorithm()).await.map(Some)
             }
@@ -243,7 +250,7 @@ impl Registry {
         }
     }
 
-    /// Opens a session for bytes that a digest by `algorithm` will name.
+    /// Opens a session for content with a digest of `algorithm`.
     async fn open_empty_session(&self, repository: &Repository, algorithm: Algorithm) -> Result<Url, Error> {
         let mut url = self.v2(repository, "blobs/uploads/");
         append_algorithm(&mut url, algorithm);
@@ -255,7 +262,7 @@ impl Registry {
         }
     }
 
-    /// How far a session got and where it goes on; none if it is gone.
+    /// Returns the offset and current URL of a session, or `None` if it no longer exists.
     async fn session_status(
         &self,
         repository: &Repository,
@@ -277,26 +284,27 @@ impl Registry {
     async fn session_cancel(&self, repository: &Repository, location: &Url) {
         let request = Request::new(Method::DELETE, location.clone(), Scope::push(repository));
         if let Err(error) = self.inner().send_ok(&request).await {
-            tracing::debug!(%error, "an upload session was not cancelled and will expire");
+            tracing::debug!(%error, "failed to cancel an upload session; it will expire");
         }
     }
 
     fn location(&self, headers: &HeaderMap, from: &Url) -> Result<Url, Error> {
-        let missing = || self.protocol("an upload was accepted without a Location that makes sense");
+        let missing = || self.protocol("the response to an upload request has no valid Location");
         let value =
             headers.get(header::LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(missing)?;
         from.join(value).ok().filter(|url| matches!(url.scheme(), "http" | "https")).ok_or_else(missing)
     }
 }
 
-/// Says what the bytes will be named by, where that is not what every registry takes it to be.
+/// Adds the digest algorithm to the URL, if it is not the default.
 fn append_algorithm(url: &mut Url, algorithm: Algorithm) {
     if algorithm != Algorithm::Sha256 {
         url.query_pairs_mut().append_pair("digest-algorithm", algorithm.as_str());
     }
 }
 
-/// Bytes stored by the `Range: 0-<last>` of an upload. `0-0` is what registries say of an empty session, and of one byte; a wrong guess is corrected by a 416.
+/// Parses the stored bytes from the `Range: 0-<last>` of an upload. Registries send `0-0` both for an empty
+/// session and for one byte; a wrong guess is corrected by a 416.
 fn stored(headers: &HeaderMap) -> u64 {
     let text = headers.get(header::RANGE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let last =
@@ -307,7 +315,7 @@ fn stored(headers: &HeaderMap) -> u64 {
     }
 }
 
-/// One blob on its way into one session after another.
+/// The upload of one blob, over one or more sessions.
 struct Sending<'a> {
     registry: &'a Registry,
     repository: &'a Repository,
@@ -315,22 +323,22 @@ struct Sending<'a> {
     feed: Arc<Feed>,
 }
 
-/// How far a session got, and where it goes on.
+/// The offset and URL of a session.
 struct Reached {
     location: Url,
     offset: u64,
 }
 
-/// What a chunk's answer means.
+/// The result of sending a chunk.
 enum Step {
     Done,
-    /// Stored up to here; go on there.
+    /// The offset and URL to continue at.
     Stored(u64, Url),
-    /// Ask the session how far it got.
+    /// The session must be queried for its offset.
     Unsure(Error),
-    /// The session is gone.
+    /// The session no longer exists.
     Gone,
-    /// The content cannot be read.
+    /// The content could not be read.
     Unreadable(io::Error),
 }
 
@@ -355,8 +363,8 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Sends everything as one chunk: a cut costs no more than with many. What became of it, where that is not certain, shows
-    /// once the digest is known.
+    /// Sends all content as one chunk; an interruption costs no more than with several chunks. If the result
+    /// is uncertain, it is resolved when the digest is known.
     async fn ahead(&self, location: &Url) -> Reached {
         match self.chunk(location, 0..self.size, None).await {
             Ok(Step::Stored(offset, location)) if offset <= self.size => Reached { location, offset },
@@ -364,7 +372,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Sends what is missing, however often that is interrupted, and closes the session.
+    /// Sends the missing bytes, resumes after interruptions, and closes the session.
     async fn run(&self, digest: &Digest, reached: Reached) -> Result<(), Error> {
         let Reached { mut location, mut offset } = reached;
         let policy = self.registry.inner().options.retry;
@@ -391,11 +399,11 @@ impl<'a> Sending<'a> {
                     }
                     continue;
                 }
-                Step::Stored(stored, _) => self
-                    .registry
-                    .protocol(format!("it took a chunk from byte {offset} and has {stored} bytes")),
+                Step::Stored(stored, _) => self.registry.protocol(format!(
+                    "it accepted a chunk at offset {offset} but reports {stored} stored bytes"
+                )),
                 Step::Unsure(error) => error,
-                Step::Gone => self.registry.protocol("the upload session is gone"),
+                Step::Gone => self.registry.protocol("the upload session no longer exists"),
                 Step::Unreadable(source) => return Err(Error::Content { digest: digest.clone(), source }),
             };
             failed += 1;
@@ -407,7 +415,7 @@ impl<'a> Sending<'a> {
             tokio::time::sleep(policy.delay(failed, None)).await;
             (location, offset) = match self.registry.session_status(self.repository, &location).await? {
                 Some((stored, next)) if stored <= self.size && failed < 3 => (next, stored),
-                // Gone: perhaps because the answer to its last request was lost.
+                // The session may be gone because the response to the last request was lost.
                 gone_or_stuck => {
                     if self.registry.blob_head(self.repository, digest).await?.is_some() {
                         self.feed.settle(self.size);
@@ -415,7 +423,8 @@ impl<'a> Sending<'a> {
                         return Ok(());
                     }
                     match gone_or_stuck {
-                        // Progress was made in it once, so it is the connection that is bad and not the session.
+                        // The session made progress earlier, so the connection is at fault and not the
+                        // session.
                         Some((stored, next)) if stored > 0 && stored <= self.size => (next, stored),
                         _ => match self.fresh_session(digest).await? {
                             Some(location) => (location, 0),
@@ -443,12 +452,13 @@ impl<'a> Sending<'a> {
         self.registry.inner().options.chunk_bytes.max(1)
     }
 
-    /// A chunk after one that went well. Between two nothing moves, so a good connection is given longer ones.
+    /// The size of the next chunk after a successful one. No data flows between chunks, so a good connection
+    /// gets larger ones.
     fn longer(&self, chunk_bytes: u64) -> u64 {
         chunk_bytes.saturating_mul(4).min(self.first_chunk_bytes().saturating_mul(LONGEST))
     }
 
-    /// Sends one chunk, and with a digest closes the session.
+    /// Sends one chunk. With a digest, it also closes the session.
     async fn chunk(
         &self,
         location: &Url,
@@ -520,7 +530,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Waits as long as bytes move, and for a good while once all are sent.
+    /// Waits as long as bytes are sent, and up to a longer timeout after the last byte.
     async fn watched(&self, request: &Request<'_>, length: u64) -> Result<reqwest::Response, Error> {
         let inner = self.registry.inner();
         let idle = inner.options.idle_timeout;

@@ -1,4 +1,4 @@
-//! One registry as the client sees it: its address, its tags and repositories, and requests to the APIs beside `/v2`.
+//! One registry: its address, tags and pages, and requests to APIs other than `/v2`.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -16,18 +16,18 @@ use crate::{
     transport::{self, Body, Inner, Request, Retry},
 };
 
-/// A registry that is reached through a [`Client`]. Cheap to clone.
+/// A registry that is accessed through a [`Client`]. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Registry {
     pub(crate) client: Client,
     pub(crate) base: Url,
 }
 
-/// One page of tags; `next` continues after it.
+/// A page of tags; `next` requests the following page.
 #[derive(Debug, Clone)]
 pub struct TagPage {
     pub tags: Vec<Tag>,
-    /// The last tag of this page, where the server says that more follow.
+    /// The last tag of this page, if more tags follow.
     pub next: Option<Tag>,
 }
 
@@ -55,13 +55,13 @@ impl Registry {
         &self.client.inner
     }
 
-    /// Asks `GET /v2/`: the registry is there, and the credentials that are known for it are accepted.
+    /// Requests `GET /v2/` to check that the registry is reachable and accepts the credentials.
     pub async fn ping(&self) -> Result<(), Error> {
         let request = Request::new(Method::GET, self.join("v2/"), Scope::none());
         self.inner().send_ok(&request).await.map(drop)
     }
 
-    /// Tags after `after`, in the server's order, as many as it puts in one answer.
+    /// Returns the tags after `after` in the server's order, as many as fit in one response.
     pub async fn tag_page(&self, repository: &Repository, after: Option<&Tag>) -> Result<TagPage, Error> {
         #[derive(Deserialize)]
         struct Answer {
@@ -83,49 +83,51 @@ impl Registry {
         let more = response.headers().contains_key(header::LINK);
         let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
         let answer: Answer = self.decode(&body)?;
-        // A tag that breaks the grammar cannot be asked for, so it is of no use to anyone.
+        // Skip invalid tags: they cannot be requested.
         let tags: Vec<Tag> =
             answer.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse().ok()).collect();
         let next = if more { tags.last().cloned() } else { None };
         Ok(TagPage { tags, next })
     }
 
-    /// Every tag of `repository`; an error where there are more than a million.
+    /// Returns all tags of `repository`. Fails if there are more than a million.
     pub async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, Error> {
         let mut page = self.tag_page(repository, None).await?;
         let mut tags = std::mem::take(&mut page.tags);
         while let Some(after) = page.next.take() {
             page = self.tag_page(repository, Some(&after)).await?;
             if page.next.as_ref() == Some(&after) {
-                return Err(self.protocol("its pages of tags do not advance"));
+                return Err(self.protocol("the pages of tags do not advance"));
             }
             tags.append(&mut page.tags);
             if tags.len() > MAX_TAGS {
-                return Err(self.protocol(format!("it lists more than {MAX_TAGS} tags")));
+                return Err(self.protocol(format!("the repository has more than {MAX_TAGS} tags")));
             }
         }
         Ok(tags)
     }
 
-    /// GET of `path` (relative to the base URL, with query) outside `/v2`, read as JSON.
+    /// Requests `path` (relative to the base URL, with query) outside `/v2` and parses the JSON response.
     pub async fn json_get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let request = Request::new(Method::GET, self.join(path), Scope::none());
         self.json_of(&request).await
     }
 
-    /// GET of a page of a listing outside `/v2`, and the path of the next page, where the server links one.
+    /// Requests a page of a listing outside `/v2`. Also returns the path of the next page, if the server
+    /// links to one.
     pub async fn json_page<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Option<String>), Error> {
         let request = Request::new(Method::GET, self.join(path), Scope::none());
         let response = self.inner().send_ok(&request).await?;
         let next = next_page(response.headers(), &request.url);
         if next.as_deref() == Some(path.trim_start_matches('/')) {
-            return Err(self.protocol("its pages do not advance"));
+            return Err(self.protocol("the pages do not advance"));
         }
         let body = transport::read_limited(response, MAX_JSON, &self.server()).await?;
         Ok((self.decode(&body)?, next))
     }
 
-    /// POST of a JSON `body` to `path` outside `/v2`, the answer read as JSON. Sent again only if the server cannot have seen it.
+    /// Posts a JSON `body` to `path` outside `/v2` and parses the JSON response. Retried only if the server
+    /// cannot have received the request.
     pub async fn json_post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -136,7 +138,8 @@ impl Registry {
         self.json_of(&request).await
     }
 
-    /// Sends a JSON `body` to `path` outside `/v2` and hands over the answer as it streams in; a status that is not success is an error.
+    /// Sends a JSON `body` to `path` outside `/v2` and returns the response as a stream. A status other than
+    /// success is an error.
     pub async fn json_stream(
         &self,
         method: Method,
@@ -148,7 +151,8 @@ impl Registry {
         self.inner().send_ok(&request).await
     }
 
-    /// GET of `path` (relative to the base URL, with query) outside `/v2`, its answer handed over as it streams in.
+    /// Requests `path` (relative to the base URL, with query) outside `/v2` and returns the response as a
+    /// stream.
     pub async fn stream_get(&self, path: &str) -> Result<reqwest::Response, Error> {
         let mut request = Request::new(Method::GET, self.join(path), Scope::none());
         request.patience = None;
@@ -162,7 +166,7 @@ impl Registry {
         body: &impl serde::Serialize,
     ) -> Result<Request<'static>, Error> {
         let bytes = serde_json::to_vec(body)
-            .map_err(|error| self.protocol(format!("cannot write the request: {error}")))?;
+            .map_err(|error| self.protocol(format!("cannot serialise the request: {error}")))?;
         let mut request = Request::new(method, self.join(path), Scope::none())
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         request.body = Body::Bytes(Bytes::from(bytes));
@@ -184,7 +188,7 @@ impl Registry {
         Error::Protocol { server: self.server(), why: why.into() }
     }
 
-    /// `path` under the base URL.
+    /// Joins `path` to the base URL.
     pub(crate) fn join(&self, path: &str) -> Url {
         let path = path.trim_start_matches('/');
         let mut url = self.base.clone();
@@ -198,7 +202,7 @@ impl Registry {
         url
     }
 
-    /// `/v2/<repository>/<tail>`; the grammars leave nothing to escape.
+    /// `/v2/<repository>/<tail>`. Valid names contain nothing that needs escaping.
     pub(crate) fn v2(&self, repository: &Repository, tail: &str) -> Url {
         self.join(&format!("v2/{repository}/{tail}"))
     }
@@ -212,8 +216,8 @@ impl Registry {
     }
 }
 
-/// The target of `Link: <...>; rel="next"` as a path relative to the base URL: the page is asked from the same server,
-/// whatever host the link names.
+/// Parses `Link: <...>; rel="next"` into a path relative to the base URL. The next page is requested from the
+/// same server, whatever host the link has.
 fn next_page(headers: &HeaderMap, url: &Url) -> Option<String> {
     let links = headers.get_all(header::LINK).iter().filter_map(|value| value.to_str().ok());
     let mut next = links.filter_map(|link| {
@@ -228,10 +232,10 @@ fn next_page(headers: &HeaderMap, url: &Url) -> Option<String> {
     Some(target.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}")))
 }
 
-/// More tags than any repository has: pages that go round in a circle.
+/// More tags than any real repository has; more indicate an endless listing.
 const MAX_TAGS: usize = 1_000_000;
 
-/// JSON answers beside manifests: a long tensor list is a few MiB, a window of scores some tens.
+/// Limit for JSON responses: a long tensor list has a few MiB, a window of scores some tens.
 const MAX_JSON: usize = 256 << 20;
 
 #[cfg(test)]

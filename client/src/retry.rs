@@ -1,17 +1,17 @@
-//! How often and how long to wait before a request is made again. Delays double, are spread at random, and a server's `Retry-After` wins.
+//! The retry policy: delays double, are randomised, and respect the server's `Retry-After`.
 
 use std::time::Duration;
 
 use http::HeaderMap;
 
-/// Attempts and delays of one request.
+/// The number of attempts of a request and the delays between them.
 #[derive(Debug, Clone, Copy)]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included.
+    /// Number of attempts, including the first.
     pub attempts: u32,
     /// Delay before the second attempt; doubles from there.
     pub base: Duration,
-    /// No delay is longer, whatever the server asks for.
+    /// Maximum delay, whatever the server requests.
     pub cap: Duration,
 }
 
@@ -22,12 +22,13 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// One attempt only.
+    /// A single attempt.
     pub fn none() -> Self {
         RetryPolicy { attempts: 1, ..RetryPolicy::default() }
     }
 
-    /// How long to wait after the `failed`-th attempt (from 1), between half and the whole of the doubled delay so that clients cut off together do not return together.
+    /// The delay after the `failed`-th attempt (from 1): random between half and all of the doubled delay, so
+    /// that clients that were interrupted together do not retry together.
     pub(crate) fn delay(&self, failed: u32, retry_after: Option<Duration>) -> Duration {
         let doubled = self.base.saturating_mul(1u32 << failed.saturating_sub(1).min(16)).min(self.cap);
         let spread = doubled.mul_f64(rand::random_range(0.5..=1.0));
@@ -35,7 +36,7 @@ impl RetryPolicy {
     }
 }
 
-/// The seconds form of `Retry-After`; the date form is rare on registries and read as absent.
+/// Parses `Retry-After` in seconds. The date form is rare in registries and is ignored.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds: u64 = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))

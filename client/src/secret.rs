@@ -1,10 +1,10 @@
-//! A text that is never printed.
+//! Text that is never printed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// A password, key or token from settings: read as it is, printed and written as `***`.
+/// A password, key or token from the settings. Printed and serialised as `***`.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);

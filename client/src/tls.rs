@@ -1,7 +1,8 @@
-//! HTTP clients on machines without certificate authorities, such as bare containers: plain http works there, and https fails when it is used.
-//! Everything in Lode that speaks HTTP builds its client here.
+//! Builds HTTP clients that also work on machines without certificate authorities, such as bare containers:
+//! there, only https requests fail. All HTTP clients in Lode are built here.
 
-/// Builds what `configure` describes. Where the system has no certificate authorities at all the client is built without any, instead of failing before anyone asked for https.
+/// Builds the client that `configure` describes. If the system has no certificate authorities, the client is
+/// built without any, so that only https requests fail.
 pub fn http_client(
     configure: impl Fn() -> reqwest::ClientBuilder,
 ) -> Result<reqwest::Client, reqwest::Error> {
@@ -9,7 +10,7 @@ pub fn http_client(
         Ok(client) => Ok(client),
         Err(error) => {
             let client = configure().tls_certs_only([]).build().map_err(|_| error)?;
-            tracing::debug!("the system has no certificate authorities: https will not work");
+            tracing::debug!("the system has no certificate authorities; https requests will fail");
             Ok(client)
         }
     }

@@ -1,4 +1,5 @@
-//! One request and its answer: connection reuse, authorization, redirects, retries and time limits. Everything that the client sends goes through here.
+//! Sends requests: connection reuse, authorization, redirects, retries and timeouts. All requests of the
+//! client go through here.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,26 +18,27 @@ use crate::{
     tls::http_client,
 };
 
-/// How a client behaves; the defaults suit a person's machine.
+/// The settings of a client; the defaults suit a personal machine.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
     pub user_agent: String,
     pub credentials: Credentials,
     pub plain_http: PlainHttp,
     pub retry: RetryPolicy,
-    /// A transfer that moves nothing for this long is cut (and then retried). There is no limit on its whole duration.
+    /// A transfer without progress for this long is aborted and then retried. There is no limit on its total
+    /// duration.
     pub idle_timeout: Duration,
-    /// Ranges of one blob that are fetched at once.
+    /// Number of ranges of a blob that are fetched in parallel.
     pub parallel_ranges: usize,
-    /// How long a server may take to begin its response to a request that it can answer at once.
+    /// Timeout for the start of a response that needs no long computation.
     pub response_timeout: Duration,
-    /// Bytes of one range, and so what a crash may cost.
+    /// Size of a range, which is the maximum loss in a crash.
     pub range_bytes: u64,
-    /// Bytes of the first PATCH when a blob is pushed; those after it grow.
+    /// Size of the first PATCH of an upload; later ones are larger.
     pub chunk_bytes: u64,
-    /// A folder where sessions of unfinished uploads are remembered, so that a push that is repeated goes on where it stopped.
+    /// Folder that remembers the sessions of unfinished uploads, so that a repeated push resumes.
     pub upload_memory: Option<std::path::PathBuf>,
-    /// Which addresses may be connected to; none: every address.
+    /// The egress policy; `None` permits every address.
     pub egress: Option<Egress>,
 }
 
@@ -58,7 +60,8 @@ impl Default for ClientOptions {
     }
 }
 
-/// Connections, tokens and settings, shared by the registries that are reached through it. Cheap to clone.
+/// Connections, tokens and settings, shared by the registries that are accessed through this client. Cheap to
+/// clone.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) inner: Arc<Inner>,
@@ -74,13 +77,13 @@ pub(crate) struct Inner {
     connections: Connections,
     pub(crate) options: ClientOptions,
     tickets: Mutex<HashMap<(String, Scope), Ticket>>,
-    /// Servers that have answered before: worth waiting for when they cannot be reached.
+    /// Servers that have responded before. If they become unreachable, retrying is worthwhile.
     answered: Mutex<HashSet<String>>,
 }
 
 enum Connections {
     Unlimited {
-        /// Through the proxy that the environment names, if any.
+        /// Uses the proxy in the environment, if any.
         proxied: reqwest::Client,
         /// For this machine, which no proxy can reach.
         direct: reqwest::Client,
@@ -113,7 +116,8 @@ impl Client {
         })
     }
 
-    /// The registry at `address`: a base URL (`http://127.0.0.1:5000`) or a bare `host[:port]`. Nothing is asked yet.
+    /// Returns the registry at `address`: a base URL (`http://127.0.0.1:5000`) or a bare `host[:port]`. Sends
+    /// no request.
     pub fn registry(&self, address: &str) -> Result<Registry, Error> {
         Ok(Registry::new(self.clone(), address::base_url(address, self.inner.options.plain_http)?))
     }
@@ -123,7 +127,7 @@ impl Client {
     }
 }
 
-/// What every HTTP client here has in common. Redirects are followed by [`Inner::send`], which checks each hop.
+/// The common settings of all HTTP clients. [`Inner::send`] follows redirects, because it checks each hop.
 pub(crate) fn http_builder(user_agent: &str) -> reqwest::ClientBuilder {
     reqwest::Client::builder()
         .user_agent(user_agent)
@@ -132,21 +136,21 @@ pub(crate) fn http_builder(user_agent: &str) -> reqwest::ClientBuilder {
         .redirect(reqwest::redirect::Policy::none())
 }
 
-/// What a request carries. A stream is made afresh for every time it is sent.
+/// The body of a request. A stream is created again for each attempt.
 pub(crate) enum Body<'a> {
     Empty,
     Bytes(Bytes),
     Stream(&'a (dyn Fn() -> reqwest::Body + Send + Sync)),
 }
 
-/// When a failed request may be sent again.
+/// When a failed request may be retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// Asking twice is the same as asking once.
+    /// The request is idempotent.
     Always,
-    /// Only when the server cannot have seen it.
+    /// Only if the server cannot have received the request.
     Unsent,
-    /// The caller knows better how to go on.
+    /// Never; the caller handles failures.
     Never,
 }
 
@@ -157,7 +161,8 @@ pub(crate) struct Request<'a> {
     pub(crate) body: Body<'a>,
     pub(crate) scope: Scope,
     pub(crate) retry: Retry,
-    /// How long the answer's first byte may take; none where the answer is worth any wait (or the caller watches).
+    /// Timeout for the first byte of the response. `None` if the response may take any time, or if the caller
+    /// watches the request.
     pub(crate) patience: Option<Duration>,
 }
 
@@ -181,7 +186,7 @@ impl<'a> Request<'a> {
 }
 
 impl Inner {
-    /// The HTTP client for `url`, or an error where the egress policy refuses it. Asked for every hop.
+    /// Returns the HTTP client for `url`, or an error if the egress policy refuses it. Called for each hop.
     fn http(&self, url: &Url) -> Result<&reqwest::Client, Error> {
         match &self.connections {
             Connections::Limited(egress) => egress.http(url),
@@ -194,8 +199,8 @@ impl Inner {
         }
     }
 
-    /// Sends until an answer comes that is neither a redirect, nor a challenge that can be met, nor (where `retry` allows) a passing failure.
-    /// Any other status, 4xx included, is an answer.
+    /// Sends a request, follows redirects, authenticates and retries transient failures as `retry` allows.
+    /// Returns any other response, including 4xx.
     pub(crate) async fn send(&self, request: &Request<'_>) -> Result<reqwest::Response, Error> {
         let mut failed = 0;
         loop {
@@ -216,12 +221,12 @@ impl Inner {
                 return Err(error);
             }
             let delay = self.options.retry.delay(failed, wait);
-            tracing::debug!(method = %request.method, server = %error::server(&request.url), %error, failed, delay_ms = delay.as_millis() as u64, "trying again");
+            tracing::debug!(method = %request.method, server = %error::server(&request.url), %error, failed, delay_ms = delay.as_millis() as u64, "request failed; retrying");
             tokio::time::sleep(delay).await;
         }
     }
 
-    /// Like [`Inner::send`], and a status that is not success is an error.
+    /// Like [`Inner::send`], but a status other than success is an error.
     pub(crate) async fn send_ok(&self, request: &Request<'_>) -> Result<reqwest::Response, Error> {
         let response = self.send(request).await?;
         if response.status().is_success() { Ok(response) } else { Err(refused(response, &request.url).await) }
@@ -234,9 +239,10 @@ impl Inner {
         match request.retry {
             Retry::Never => false,
             Retry::Unsent if !matches!(error, Error::Connect { .. }) => false,
-            // A server that was never there is more likely misspelt than restarting: one more try, then say so.
+            // The address of a server that never responded is more likely wrong than the server restarting:
+            // retry once.
             _ if matches!(error, Error::Connect { .. }) => failed < 2 || self.has_answered(&request.url),
-            // On behalf of others, a port that does not speak HTTP takes no longer than a closed one.
+            // With an egress policy, a port that does not speak HTTP must take no longer than a closed one.
             _ if matches!(error, Error::Transport { .. })
                 && matches!(self.connections, Connections::Limited(_)) =>
             {
@@ -270,7 +276,7 @@ impl Inner {
                     Body::Stream(make) => builder.body(make()),
                 };
             }
-            // Authorization goes to the registry itself and never along with a redirect.
+            // Authorization is sent only to the registry itself, never to a redirect target.
             let ticket = if at_home { self.ticket(&request.url, &request.scope) } else { None };
             if let Some(ticket) = &ticket {
                 builder = builder.header(header::AUTHORIZATION, ticket.header.clone());
@@ -291,7 +297,7 @@ impl Inner {
             if status == StatusCode::UNAUTHORIZED && at_home && !challenged {
                 challenged = true;
                 let fresh = self.answer_challenge(response.headers(), &request.url, &request.scope).await?;
-                // The header that was just refused would be refused again.
+                // Do not repeat a header that was just refused.
                 if fresh.is_none() || fresh == ticket.map(|ticket| ticket.header) {
                     return Ok(response);
                 }
@@ -309,10 +315,10 @@ impl Inner {
             redirects += 1;
             let protocol = |why: &str| Error::Protocol { server: error::server(&url), why: why.to_owned() };
             if redirects > MAX_REDIRECTS {
-                return Err(protocol("it redirects in circles"));
+                return Err(protocol("too many redirects"));
             }
             if url.scheme() == "https" && target.scheme() == "http" {
-                return Err(protocol("it redirects from https to http"));
+                return Err(protocol("redirect from https to http"));
             }
             url = target;
         }
@@ -323,7 +329,8 @@ impl Inner {
         tickets.get(&(error::server(registry), scope.clone())).filter(|ticket| ticket.is_fresh()).cloned()
     }
 
-    /// Gets a ticket for what a 401 asked. None: there is nothing to offer, so the 401 stands.
+    /// Obtains a ticket for the challenge of a 401. Returns `None` if there are no credentials; then the 401
+    /// is returned.
     async fn answer_challenge(
         &self,
         headers: &HeaderMap,
@@ -345,14 +352,14 @@ impl Inner {
         };
         let key = (error::server(registry), scope.clone());
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
-        // A mirror asks for any number of repositories.
+        // Remove expired tickets: a mirror requests many repositories.
         tickets.retain(|_, ticket| ticket.is_fresh());
         tickets.insert(key, ticket.clone());
         Ok(Some(ticket.header))
     }
 }
 
-/// `host[:port]` as credentials are kept: the port only where it was written.
+/// `host[:port]`, the key of credentials. The port is included only if the URL has one.
 pub(crate) fn host_and_port(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     match url.port() {
@@ -370,7 +377,7 @@ fn redirect_target(response: &reqwest::Response, from: &Url) -> Option<Url> {
 }
 
 pub(crate) fn transport_error(server: String, source: reqwest::Error) -> Error {
-    // The URL may be a signed one, and the server is named already.
+    // The URL may be signed and must not be printed. The error has the server's name.
     let source = source.without_url();
     if egress::is_refusal(&source) {
         tracing::debug!(server, error = ?source, "no permitted address");
@@ -379,7 +386,7 @@ pub(crate) fn transport_error(server: String, source: reqwest::Error) -> Error {
     if source.is_connect() { Error::Connect { server, source } } else { Error::Transport { server, source } }
 }
 
-/// The error that an answer stands for, its body read as far as is sensible.
+/// Converts an error response, including its body up to a limit.
 pub(crate) async fn refused(response: reqwest::Response, url: &Url) -> Error {
     let server = error::server(url);
     let status = response.status();
@@ -392,14 +399,14 @@ pub(crate) async fn refused(response: reqwest::Response, url: &Url) -> Error {
     }
 }
 
-/// The body, refused beyond `limit`.
+/// Reads a body of at most `limit` bytes.
 pub(crate) async fn read_limited(
     mut response: reqwest::Response,
     limit: usize,
     server: &str,
 ) -> Result<Vec<u8>, Error> {
     const IDLE: Duration = Duration::from_secs(60);
-    /// A body that arrives more slowly than this, byte by byte for instance, is abandoned as well.
+    /// Minimum speed of a body, against responses that trickle in byte by byte.
     const BYTES_A_SECOND: u64 = 32 << 10;
     let deadline = tokio::time::Instant::now() + IDLE + Duration::from_secs(limit as u64 / BYTES_A_SECOND);
     let mut body = Vec::new();
@@ -411,7 +418,7 @@ pub(crate) async fn read_limited(
                 .map_err(|source| transport_error(server.to_owned(), source))?;
         let Some(chunk) = chunk else { return Ok(body) };
         if body.len() + chunk.len() > limit {
-            let why = format!("the answer is longer than {limit} bytes");
+            let why = format!("the response is longer than {limit} bytes");
             return Err(Error::Protocol { server: server.to_owned(), why });
         }
         body.extend_from_slice(&chunk);

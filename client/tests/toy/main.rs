@@ -1,5 +1,5 @@
-//! A small registry that misbehaves on demand: cut bodies, passing failures, wrong bytes, ignored ranges, redirects, logins.
-//! The client is held to what it promises against it.
+//! Tests of the client against a small registry that fails on demand: truncated bodies, transient failures,
+//! wrong bytes, ignored ranges, redirects, logins.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
@@ -32,7 +32,7 @@ fn repository() -> Repository {
     "team/x".parse().unwrap()
 }
 
-/// Bytes that are not the same everywhere.
+/// Pseudo-random bytes.
 fn noise(length: usize) -> Bytes {
     let mut state = 88172645463325252u64;
     (0..length)
@@ -46,7 +46,7 @@ fn noise(length: usize) -> Bytes {
         .into()
 }
 
-/// Counts what a transfer tells.
+/// Counts the reported progress.
 #[derive(Default)]
 struct Counted(AtomicU64);
 
@@ -60,7 +60,7 @@ impl Progress for Counted {
     }
 }
 
-/// Pulls `bytes` from a server with `faults` and returns what was written, and how much was counted.
+/// Pulls a blob; returns the result, the written file and the counted bytes.
 async fn pull(serving: &Serving, digest: &Digest, size: usize) -> (Result<(), Error>, Option<Vec<u8>>, u64) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("blob");
@@ -73,7 +73,7 @@ async fn pull(serving: &Serving, digest: &Digest, size: usize) -> (Result<(), Er
     if written.is_some() {
         let left: HashSet<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(left.len(), 1, "nothing is left beside the file: {left:?}");
+        assert_eq!(left.len(), 1, "files are left: {left:?}");
     }
     (outcome, written, counted.0.load(Ordering::Relaxed))
 }
@@ -95,7 +95,7 @@ async fn blobs_arrive_whole_whatever_happens_on_the_way() {
             let (outcome, written, counted) = pull(&serving, &digest, size).await;
             outcome.unwrap_or_else(|error| panic!("{what}, {size}: {error}"));
             assert!(written.as_deref() == Some(&bytes[..]), "{what}, {size}");
-            assert_eq!(counted, size as u64, "{what}, {size}: progress adds up");
+            assert_eq!(counted, size as u64, "{what}, {size}: wrong progress");
 
             let stream = serving.registry().blob_read(&repository(), &digest, size as u64);
             let read: Vec<Bytes> = stream.map(|chunk| chunk.unwrap()).collect().await;
@@ -159,7 +159,7 @@ async fn a_download_goes_on_after_a_crash() {
             .blob_pull_to_file(&repository(), &digest, size as u64, &path, Arc::new(NoProgress))
             .await
     };
-    // As a crash leaves it: nine of ten ranges there.
+    // The state after a crash: nine of ten ranges are written.
     let mut left = bytes.to_vec();
     left[128 << 10..192 << 10].fill(0);
     std::fs::write(folder.path().join("blob.part"), &left).unwrap();
@@ -171,15 +171,15 @@ async fn a_download_goes_on_after_a_crash() {
     std::fs::write(folder.path().join("blob.part.state"), &state).unwrap();
     pull().await.unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes);
-    assert_eq!(serving.asked("GET", "/blobs/"), 1, "only what was missing was fetched");
+    assert_eq!(serving.asked("GET", "/blobs/"), 1, "fetched more than the missing range");
 
-    // What lies there may be wrong: noticed, and fetched again.
+    // A damaged part file is detected and fetched again.
     std::fs::write(folder.path().join("blob.part"), vec![0; size]).unwrap();
     std::fs::write(folder.path().join("blob.part.state"), &state).unwrap();
     pull().await.unwrap();
     assert!(std::fs::read(&path).unwrap() == bytes);
 
-    // Nonsense is not believed.
+    // An invalid state file is ignored.
     for nonsense in ["", "{", "{\"digest\":\"x\"}", &state.replace(&size.to_string(), "5")] {
         std::fs::write(folder.path().join("blob.part"), [1, 2, 3]).unwrap();
         std::fs::write(folder.path().join("blob.part.state"), nonsense).unwrap();
@@ -202,7 +202,7 @@ async fn a_server_that_stays_broken_is_given_up() {
         "{outcome:?}"
     );
     assert_eq!(counted, 0);
-    // A server that never was there is tried once more; as often as one that was, it would take days here.
+    // A server that never responded is retried only once. With all retries this would take days.
     let cap = Duration::from_secs(24 * 3600);
     let retry = RetryPolicy { attempts: 40, base: Duration::from_millis(10), cap };
     let patient = Client::new(ClientOptions { retry, ..ClientOptions::default() }).unwrap();
@@ -229,12 +229,12 @@ async fn pushes_arrive_whole_whatever_happens_on_the_way() {
             let pushed = serving.registry().blob_push(&repository(), &digest, content, counted.clone()).await;
             assert_eq!(pushed.unwrap_or_else(|error| panic!("{what}, {size}: {error}")), Pushed::Sent);
             assert!(serving.has(&digest) == Some(bytes), "{what}, {size}");
-            assert_eq!(counted.0.load(Ordering::Relaxed), size as u64, "{what}, {size}: progress adds up");
+            assert_eq!(counted.0.load(Ordering::Relaxed), size as u64, "{what}, {size}: wrong progress");
         }
     }
 }
 
-/// Waits until so much has arrived.
+/// Waits until the server has received this many bytes.
 async fn arrived(serving: &Serving, bytes: usize) {
     while serving.toy.bytes_received.load(Ordering::Relaxed) < bytes {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -256,7 +256,7 @@ async fn bytes_go_ahead_of_their_digest() {
         let bytes = noise(size);
         let digest = Digest::of(Algorithm::Sha256, &bytes);
         let counted = Arc::new(Counted::default());
-        // Who waits for the bytes before it tells the digest would wait for ever if they waited for it.
+        // The digest waits for the upload: it would wait for ever if the upload waited for the digest.
         let named = async {
             arrived(&serving, before).await;
             Ok::<_, Error>(digest.clone())
@@ -267,7 +267,7 @@ async fn bytes_go_ahead_of_their_digest() {
             .await;
         assert_eq!(pushed.unwrap_or_else(|error| panic!("{what}: {error}")), digest);
         assert!(serving.has(&digest) == Some(bytes), "{what}");
-        assert_eq!(counted.0.load(Ordering::Relaxed), size as u64, "{what}: progress adds up");
+        assert_eq!(counted.0.load(Ordering::Relaxed), size as u64, "{what}: wrong progress");
     }
 }
 
@@ -306,7 +306,7 @@ async fn a_cut_push_sends_only_what_is_missing() {
         .await
         .unwrap();
     let received = serving.toy.bytes_received.load(Ordering::Relaxed);
-    assert_eq!(received, 1_050_000, "half of one chunk was sent twice");
+    assert_eq!(received, 1_050_000, "more than half a chunk was sent again");
 }
 
 #[tokio::test]
@@ -321,7 +321,7 @@ async fn what_the_registry_has_is_not_sent() {
     };
     assert_eq!(push().await.unwrap(), Pushed::Present);
     assert!(serving.has(&digest).is_some());
-    // Without mounts, a HEAD finds it; and the session that was opened is not left behind.
+    // Without mounts, a HEAD request finds the blob, and the opened session is cancelled.
     serving.set(|faults| faults.no_mounts = true);
     assert_eq!(push().await.unwrap(), Pushed::Present);
     assert!(serving.toy.uploads.lock().unwrap().is_empty());
@@ -333,7 +333,7 @@ async fn what_the_registry_has_is_not_sent() {
 
 #[tokio::test]
 async fn what_went_ahead_is_remembered_once_it_has_a_name() {
-    /// Bytes that are only given out when a note of their session is there.
+    /// Content that is readable only while its session is remembered.
     struct Noted(Bytes, std::path::PathBuf);
     impl Content for Noted {
         fn size(&self) -> u64 {
@@ -357,7 +357,7 @@ async fn what_went_ahead_is_remembered_once_it_has_a_name() {
     let registry = serving.registry_with(options);
     registry.blob_push_ahead(&repository(), content, Arc::new(NoProgress), named).await.unwrap();
     assert!(serving.has(&digest) == Some(bytes));
-    assert_eq!(std::fs::read_dir(notes).unwrap().count(), 0, "and forgotten at the end");
+    assert_eq!(std::fs::read_dir(notes).unwrap().count(), 0, "the session is still remembered");
 }
 
 #[tokio::test]
@@ -369,7 +369,7 @@ async fn a_repeated_push_goes_on_in_the_session_of_the_first() {
     let bytes = noise(17 << 20);
     let digest = Digest::of(Algorithm::Sha256, &bytes);
 
-    // The first attempt dies after a while: its content cannot be read any more.
+    // The first attempt fails part-way: its content becomes unreadable.
     struct Dying(Bytes);
     impl Content for Dying {
         fn size(&self) -> u64 {
@@ -391,20 +391,20 @@ async fn a_repeated_push_goes_on_in_the_session_of_the_first() {
     assert!(before > 8 << 20);
 
     let registry = serving.registry_with(options);
-    assert!(registry.blob_may_be_there(&repository(), 17 << 20).await, "a part of it is");
+    assert!(registry.blob_may_be_there(&repository(), 17 << 20).await, "part of it is there");
     assert!(!registry.blob_may_be_there(&repository(), 17 << 19).await);
     let Offer::Wanted(upload) = registry.blob_offer(&repository(), &digest, 17 << 20, None).await.unwrap()
     else {
-        panic!("it cannot be there yet");
+        panic!("the blob is already present");
     };
     assert!(upload.offset > 8 << 20);
     registry.upload_send(upload, Arc::new(bytes.clone()), Arc::new(NoProgress)).await.unwrap();
     assert!(serving.has(&digest) == Some(bytes));
-    assert_eq!(serving.toy.bytes_received.load(Ordering::Relaxed), 17 << 20, "no byte was sent twice");
+    assert_eq!(serving.toy.bytes_received.load(Ordering::Relaxed), 17 << 20, "some bytes were sent twice");
     assert_eq!(
         std::fs::read_dir(folder.path().join("uploads")).unwrap().count(),
         0,
-        "and nothing is remembered"
+        "the session is still remembered"
     );
 }
 
@@ -473,7 +473,7 @@ async fn authorization_stays_at_home() {
     assert!(std::fs::read(&path).unwrap() == bytes);
     assert!(serving.asked("GET", basic) > 0);
     assert!(storage.asked("GET", "/storage/") > 0);
-    assert_eq!(storage.asked("GET", "Basic"), 0, "the storage never sees the login");
+    assert_eq!(storage.asked("GET", "Basic"), 0, "the login was sent to the storage");
 }
 
 #[tokio::test]

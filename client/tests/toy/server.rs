@@ -1,4 +1,4 @@
-//! The registry that misbehaves on demand, and how a test starts it and looks into it.
+//! The registry that fails on demand, and how tests start and inspect it.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ use lode_model::digest::{Algorithm, Digest};
 #[derive(Default)]
 pub(crate) struct Toy {
     pub(crate) blobs: Mutex<HashMap<String, Bytes>>,
-    /// Blobs of other repositories: mountable, and not there otherwise.
+    /// Blobs of other repositories; only mounts find them.
     pub(crate) elsewhere: Mutex<HashMap<String, Bytes>>,
     pub(crate) manifests: Mutex<HashMap<String, (String, Bytes)>>,
     pub(crate) uploads: Mutex<HashMap<u64, Vec<u8>>>,
@@ -36,25 +36,25 @@ pub(crate) struct Toy {
 
 #[derive(Default, Clone)]
 pub(crate) struct Faults {
-    /// This many blob reads answer 503 first.
+    /// Number of blob reads that return 503 first.
     pub(crate) refuse_reads: u32,
-    /// This many blob reads stop half way.
+    /// Number of blob reads that end half way.
     pub(crate) cut_reads: u32,
-    /// This many uploads of bytes are cut after half of them were kept.
+    /// Number of chunks that fail after half of their bytes were stored.
     pub(crate) cut_writes: u32,
     pub(crate) ignore_ranges: bool,
-    /// Blobs come with their first byte changed.
+    /// Change the first byte of each blob.
     pub(crate) spoil: bool,
-    /// Closing requests are carried out and their answer lost, this often.
+    /// Number of closing requests that succeed but whose response is lost.
     pub(crate) lose_commits: u32,
     pub(crate) no_mounts: bool,
-    /// Blob reads are sent to this address.
+    /// Redirect blob reads to this address.
     pub(crate) redirect: Option<String>,
-    /// Requests need this `Authorization`.
+    /// The authorization that requests need.
     pub(crate) password: Option<Auth>,
-    /// What is said of a blob's size, where that is said.
+    /// The response about a blob size, if supported.
     pub(crate) size_known: Option<bool>,
-    /// Sessions are forgotten when they are asked about.
+    /// Forget sessions when their status is requested.
     pub(crate) forget_sessions: bool,
 }
 
@@ -261,7 +261,7 @@ async fn upload(
                 .header(header::RANGE, format!("0-{}", stored.saturating_sub(1))),
         )
     };
-    assert_eq!(query.get("state").map(String::as_str), Some("abc"), "the query of a Location is kept");
+    assert_eq!(query.get("state").map(String::as_str), Some("abc"), "the query of the Location is lost");
     if faults.forget_sessions && *method == Method::GET {
         toy.uploads.lock().unwrap().remove(&id);
     }

@@ -146,7 +146,7 @@ async fn bodies_in_flight_share_a_budget() {
         assert_eq!(answer.status, 503, "{path}");
         assert_eq!(answer.header("retry-after"), "5", "{path}");
         assert!(
-            message(path, &answer).contains("as many request bodies as it may"),
+            message(path, &answer).contains("memory budget for request bodies"),
             "{path}: {}",
             answer.text()
         );
