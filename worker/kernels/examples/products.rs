@@ -1,10 +1,11 @@
-//! Products with one matrix of each kind: packed bytes a second with one column, products of numbers a second with many.
+//! Benchmarks matrix products for each format: bytes of packed weights per second with one column,
+//! multiplications per second with many columns.
 //!
-//!     cargo run --release -p lode-kernels --example products -- Q4_K Q6_K Q8_0 int4 BF16
+//! cargo run --release -p lode-kernels --example products -- Q4_K Q6_K Q8_0 int4 BF16
 //!
-//! The best of many repeats and, in brackets, the median, on one thread.
+//! Prints the best of many repetitions and, in brackets, the median, on one thread.
 
-#![allow(clippy::print_stdout, reason = "a program for people")]
+#![allow(clippy::print_stdout, reason = "prints its results")]
 
 use std::error::Error;
 use std::time::Instant;
@@ -88,7 +89,7 @@ fn weight(name: &str) -> Result<Weight, Box<dyn Error>> {
         "BF16" => Weight::floats(Float::BF16, shape, halves(all))?,
         _ => {
             let ty: Type = name.parse()?;
-            let row_bytes = ty.row_bytes(COLS as u64).ok_or("no whole number of blocks")?;
+            let row_bytes = ty.row_bytes(COLS as u64).ok_or("the row is not a whole number of blocks")?;
             let mut some = vec![0; 16 * row_bytes as usize];
             ggml::encode(ty, &numbers(16 * COLS), &mut some)?;
             Weight::new(Dtype::Ggml(ty), shape, some.repeat(ROWS / 16).into(), none(), none())?

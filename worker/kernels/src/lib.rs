@@ -1,8 +1,9 @@
-//! What a device must be able to do, in the fused steps of a transformer, over buffers that only it understands.
-//! The forward passes in `arch` are written once over [`Kernels`]; `cpu` implements it, a GPU gets its own file.
+//! The interface of a compute device: the fused steps of a transformer over opaque buffers. The forward
+//! passes in `arch` are written once over [`Kernels`]. `cpu` implements it; a GPU gets its own file.
 //!
-//! A folder here is one operation: `mod.rs` has its contract, the scalar version that is right by definition, and the
-//! test that holds the versions for instruction sets beside it to a written bound.
+//! Each folder is one operation. Its `mod.rs` has the contract, the scalar version, which is the
+//! specification, and a test that compares the versions for other instruction sets with it within a stated
+//! error bound.
 
 pub mod cpu;
 mod decode;
@@ -33,22 +34,22 @@ pub use rows::{Kind, Rows};
 pub use weight::{DTYPES, Dtype, Float, Scaled, Weight, WeightError};
 pub use window::Window;
 
-/// The device stopped working. The engine that used it is finished.
+/// The device failed. The engine that used it cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    #[error("out of device memory: {wanted_bytes} bytes wanted for {what}")]
+    #[error("out of device memory: {what} needs {wanted_bytes} bytes")]
     OutOfMemory { what: &'static str, wanted_bytes: u64 },
     #[error("cannot start the compute threads: {reason}")]
     Threads { reason: String },
 }
 
-/// One device's arithmetic. `R` below is the number of rows of the step, one a token.
+/// The arithmetic of a device. `R` is the number of rows of the step, one per token.
 ///
-/// Every method queues work and returns; only [`read`](Kernels::read) waits. A device that fails says so there.
-/// Buffers take the shape that the last method wrote. Shapes are checked when a model is built, so a mismatch
-/// here is a broken invariant and may panic.
+/// Each method queues work and returns; only [`read`](Kernels::read) waits and reports errors of the device.
+/// A buffer has the shape that the last method wrote. Shapes are validated when a model is built, so a
+/// mismatch here is a broken invariant and may panic.
 pub trait Kernels: Send {
-    /// A weight matrix `[rows, cols]`, in its stored form.
+    /// A weight matrix `[rows, cols]` in its stored form.
     type Matrix: Send;
     /// A small vector (norm weight, bias) as f32.
     type Vector: Send;
@@ -56,34 +57,34 @@ pub trait Kernels: Send {
     type Buffer: Send;
     /// Paged keys and values of all layers.
     type Cache: Send;
-    /// A batch as the device holds it: ids, positions, page ids, cosines and sines.
+    /// A batch in the device's form: ids, positions, page ids, cosines and sines.
     type Step: Send;
 
-    /// For people: `cpu (avx2, 8 threads)`.
+    /// A description for users, such as `cpu (avx2, 8 threads)`.
     fn describe(&self) -> String;
 
-    /// Takes a weight matrix. It stays packed; the mapped bytes may be used where they lie.
+    /// Loads a weight matrix. It stays packed; the mapped bytes may be used in place.
     fn matrix(&mut self, weight: &Weight) -> Result<Self::Matrix, DeviceError>;
 
-    /// Takes a weight of one row, `plus` added to each number.
+    /// Loads a weight of one row and adds `plus` to each value.
     fn vector(&mut self, weight: &Weight, plus: f32) -> Result<Self::Vector, DeviceError>;
 
-    /// An empty buffer.
+    /// Creates an empty buffer.
     fn buffer(&mut self) -> Self::Buffer;
 
-    /// Memory for keys and values, to be filled by [`qkv`](Kernels::qkv).
+    /// Allocates memory for keys and values; [`qkv`](Kernels::qkv) fills it.
     fn cache(&mut self, shape: &CacheShape) -> Result<Self::Cache, DeviceError>;
 
     /// Copies page `from` to page `to`, in every layer.
     fn copy_page(&mut self, cache: &mut Self::Cache, from: u32, to: u32);
 
-    /// Takes the description of a step; `ropes` are the rotary tables that [`Qkv::rope`] points into.
+    /// Begins a step. `ropes` are the rotary tables that [`Qkv::rope`] refers to.
     fn begin(&mut self, batch: &Batch, ropes: &[Rope]) -> Self::Step;
 
-    /// `x[R, cols] = scale * table[id]` for each row's id.
+    /// Token embeddings: `x[R, cols] = scale * table[id]` for the id of each row.
     fn embed(&mut self, step: &Self::Step, table: &Self::Matrix, scale: f32, x: &mut Self::Buffer);
 
-    /// `x[R, cols] += table[position] + plus`, for models that learn their positions.
+    /// Learned position embeddings: `x[R, cols] += table[position] + plus`.
     fn positions(
         &mut self,
         step: &Self::Step,
@@ -92,8 +93,9 @@ pub trait Kernels: Send {
         x: &mut Self::Buffer,
     );
 
-    /// Norm, projections, biases, norms of the heads, rotation; keys and values go to layer `layer` of the cache, at each row's position in
-    /// its sequence's pages, and `q[R, n_heads * head_dim]` stays.
+    /// Norm, projections, biases, head norms and rotation. Keys and values are written to layer `layer` of
+    /// the cache, at each row's position in the pages of its sequence. Queries are written to `q[R, n_heads *
+    /// head_dim]`.
     fn qkv(
         &mut self,
         step: &Self::Step,
@@ -104,8 +106,9 @@ pub trait Kernels: Send {
         q: &mut Self::Buffer,
     );
 
-    /// `out[R, n_heads * head_dim]`: each row's query heads over the keys of its sequence that `how` lets it see: softmax of the scores, then the mean of v by it. Query head h reads key head
-    /// `h / (n_heads / n_kv_heads)`.
+    /// Attention, to `out[R, n_heads * head_dim]`: each row's query heads over the keys of its sequence that
+    /// `how` makes visible. The output is the mean of the values, weighted by the softmax of the scores.
+    /// Query head h reads key head `h / (n_heads / n_kv_heads)`.
     fn attention(
         &mut self,
         step: &Self::Step,
@@ -116,7 +119,7 @@ pub trait Kernels: Send {
         out: &mut Self::Buffer,
     );
 
-    /// `x[R, rows] += norm(input[R, cols] * matrix^T + bias)`; without a norm the product itself is added.
+    /// `x[R, rows] += norm(input[R, cols] * matrix^T + bias)`. Without a norm, the product itself is added.
     fn matmul_add(
         &mut self,
         step: &Self::Step,
@@ -126,7 +129,7 @@ pub trait Kernels: Send {
         x: &mut Self::Buffer,
     );
 
-    /// Norm, gate and up projections with biases, `out[R, hidden_dim] = activation(gate) * up`.
+    /// Norm, gate and up projections with biases, then `out[R, hidden_dim] = activation(gate) * up`.
     fn gate_up(
         &mut self,
         step: &Self::Step,
@@ -138,14 +141,17 @@ pub trait Kernels: Send {
     /// `x = layer_norm(x)`, in place.
     fn layer_norm(&mut self, step: &Self::Step, norm: &LayerNorm<Self>, x: &mut Self::Buffer);
 
-    /// `out[R, hidden_dim] = gelu(x * matrix^T + bias)`, GELU in its exact form: the ungated feed-forward part.
+    /// The ungated feed-forward projection: `out[R, hidden_dim] = gelu(x * matrix^T + bias)`, with the exact
+    /// GELU.
     fn up(&mut self, step: &Self::Step, x: &Self::Buffer, linear: &Linear<Self>, out: &mut Self::Buffer);
 
-    /// A mixture of experts: norm, the softmax of the router's scores, and `x[R, embedding] += sum of weight * expert(norm(x))`
-    /// over the experts with the highest weights. A row's sum begins with the highest, so it depends on that row alone.
+    /// A mixture of experts: norm, softmax of the router's scores, then `x[R, embedding] += sum of weight *
+    /// expert(norm(x))` over the experts with the highest weights. A row's sum starts with the highest
+    /// weight, so it depends on that row alone.
     fn experts(&mut self, step: &Self::Step, weights: &Experts<Self>, x: &mut Self::Buffer);
 
-    /// Norm and head for the rows of [`Batch::logits`]: `out[L, vocab_size]`, in that order, softly capped by `cap`.
+    /// Norm and output head for the rows of [`Batch::logits`], in that order: `out[L, vocab_size]`,
+    /// soft-capped by `cap`.
     fn logits(
         &mut self,
         step: &Self::Step,
@@ -156,7 +162,8 @@ pub trait Kernels: Send {
         out: &mut Self::Buffer,
     );
 
-    /// The norm alone, if there is one, for the rows of [`Batch::hidden`]: `out[H, cols]`, in that order.
+    /// Hidden states for the rows of [`Batch::hidden`], in that order, normalised if there is a norm: `out[H,
+    /// cols]`.
     fn hidden(
         &mut self,
         step: &Self::Step,
@@ -165,24 +172,24 @@ pub trait Kernels: Send {
         out: &mut Self::Buffer,
     );
 
-    /// Waits for the queued work and appends a buffer's numbers to `to`. Errors of earlier methods surface here.
+    /// Waits for the queued work and appends the buffer's values to `to`. Returns errors of earlier methods.
     fn read(&mut self, buffer: &Self::Buffer, to: &mut Vec<f32>) -> Result<(), DeviceError>;
 }
 
-/// A root-mean-square norm: `x / sqrt(mean(x^2) + eps) * weight`.
+/// Root-mean-square norm: `x / sqrt(mean(x^2) + eps) * weight`.
 pub struct Norm<K: Kernels + ?Sized> {
     pub weight: K::Vector,
     pub eps: f32,
 }
 
-/// A norm that takes the mean away: `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`.
+/// Layer norm: `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`.
 pub struct LayerNorm<K: Kernels + ?Sized> {
     pub weight: K::Vector,
     pub bias: K::Vector,
     pub eps: f32,
 }
 
-/// A matrix `[out, in]` and perhaps a bias `[out]`.
+/// A matrix `[out, in]` with an optional bias `[out]`.
 pub struct Linear<K: Kernels + ?Sized> {
     pub matrix: K::Matrix,
     pub bias: Option<K::Vector>,
@@ -190,7 +197,7 @@ pub struct Linear<K: Kernels + ?Sized> {
 
 /// The weights before attention.
 pub struct Qkv<K: Kernels + ?Sized> {
-    /// Of the input; encoders have none.
+    /// The norm of the input; encoders have none.
     pub norm: Option<Norm<K>>,
     /// `[n_heads * head_dim, embedding]`
     pub q: Linear<K>,
@@ -198,9 +205,9 @@ pub struct Qkv<K: Kernels + ?Sized> {
     pub k: Linear<K>,
     /// `[n_kv_heads * head_dim, embedding]`
     pub v: Linear<K>,
-    /// Norms of each head of q and of k, before they are rotated.
+    /// Norms of each head of q and k, applied before the rotation.
     pub head_norms: Option<[Norm<K>; 2]>,
-    /// Which of the step's rotary tables; `None` for models that learn their positions.
+    /// Index of the rotary table in the step; `None` for models with learned positions.
     pub rope: Option<usize>,
 }
 
@@ -214,7 +221,7 @@ pub struct GateUp<K: Kernels + ?Sized> {
     pub activation: Activation,
 }
 
-/// What bends the gate.
+/// The activation function of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + exp(-x))`
@@ -223,20 +230,20 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// A mixture of experts in place of the gated projections.
+/// The weights of a mixture of experts, in place of the gated projections.
 pub struct Experts<K: Kernels + ?Sized> {
     pub norm: Norm<K>,
     /// `[experts, embedding]`
     pub router: K::Matrix,
     pub experts: Vec<Expert<K>>,
-    /// Experts a row goes to.
+    /// Number of experts per row.
     pub used: usize,
-    /// Whether the weights of those are scaled to a sum of 1.
+    /// Whether the weights of the selected experts are scaled to a sum of 1.
     pub renormalise: bool,
     pub activation: Activation,
 }
 
-/// One of them.
+/// The weights of one expert.
 pub struct Expert<K: Kernels + ?Sized> {
     /// `[hidden_dim, embedding]`
     pub gate: K::Matrix,
@@ -246,23 +253,24 @@ pub struct Expert<K: Kernels + ?Sized> {
     pub down: K::Matrix,
 }
 
-/// How a layer's scores are made.
+/// The attention parameters of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// The score of a key is `scale * q.k`.
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
-    /// How many keys a row sees, its own included; all for `None`.
+    /// Number of keys that a row sees, including its own; `None`: all.
     pub window: Option<usize>,
-    /// A row sees the keys up to its own position; otherwise all keys of its sequence, later ones of its step too.
+    /// If set, a row sees the keys up to its own position. Otherwise it sees all keys of its sequence,
+    /// including later ones of the same step.
     pub causal: bool,
 }
 
-/// Tokens a page of the cache holds.
+/// Tokens per page of the cache.
 pub const PAGE_LEN: usize = 32;
 
-/// How large a cache is.
+/// The dimensions of a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheShape {
     pub layers: usize,
@@ -273,12 +281,12 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Numbers of a head as they are kept: zeros fill up the last block of a packed kind.
+    /// Stored values per head: padded with zeros to whole blocks of a packed kind.
     pub fn row_len(&self) -> usize {
         self.head_dim.next_multiple_of(self.kind.multiple())
     }
 
-    /// Bytes of one token's keys and values in all layers.
+    /// Bytes of the keys and values of one token in all layers.
     pub fn bytes_per_token(&self) -> usize {
         2 * self.layers * self.n_kv_heads * self.kind.row_bytes(self.row_len())
     }
@@ -287,52 +295,54 @@ impl CacheShape {
 /// A rotary table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Radians a position, one a pair; the first `2 * len` dimensions of a head rotate, the others pass.
+    /// Radians per position, one value per pair. The first `2 * len` dimensions of a head are rotated, the
+    /// others are unchanged.
     pub inverse_frequencies: Vec<f32>,
-    /// Cosines and sines are multiplied by it.
+    /// Factor for cosines and sines.
     pub scale: f32,
     pub pairing: Pairing,
 }
 
-/// Which two dimensions of a head rotate together.
+/// Which two dimensions of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// p and p + n/2: Hugging Face checkpoints.
+    /// p and p + n/2, as in Hugging Face checkpoints.
     Halves,
-    /// 2p and 2p + 1: GGUF files of the llama family.
+    /// 2p and 2p + 1, as in GGUF files of the llama family.
     Adjacent,
 }
 
-/// The tokens of one step: rows grouped by sequence.
+/// The tokens of a step: rows grouped by sequence.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// One id a row.
+    /// Token id of each row.
     pub tokens: Vec<u32>,
-    /// One position a row: consecutive within a span.
+    /// Position of each row; consecutive within a span.
     pub positions: Vec<u32>,
-    /// The sequences of the step; their rows follow each other and cover all rows.
+    /// The sequences of the step; together they cover all rows in order.
     pub spans: Vec<Span>,
-    /// Page ids, cut up by the spans: token t of a sequence lies in its page `t / PAGE_LEN`, slot `t % PAGE_LEN`.
+    /// Page ids of all spans. Token t of a sequence is in slot `t % PAGE_LEN` of the sequence's page `t /
+    /// PAGE_LEN`.
     pub pages: Vec<u32>,
-    /// Rows whose logits are wanted, ascending.
+    /// Rows whose logits are requested, ascending.
     pub logits: Vec<u32>,
-    /// Rows whose final hidden state is wanted, ascending.
+    /// Rows whose final hidden state is requested, ascending.
     pub hidden: Vec<u32>,
 }
 
-/// One sequence's part of a batch.
+/// The rows of one sequence in a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     pub first_row: usize,
     pub rows: usize,
-    /// Tokens already in the cache; the first row's position.
+    /// Number of tokens in the cache, which is the position of the first row.
     pub start: usize,
-    /// Where its page ids begin in [`Batch::pages`]; there are enough for `start + rows` tokens.
+    /// Index of the first page id in [`Batch::pages`]. There are enough pages for `start + rows` tokens.
     pub first_page: usize,
 }
 
 impl Batch {
-    /// The page and the slot of each row.
+    /// The page and slot of each row.
     pub fn places(&self) -> impl Iterator<Item = (u32, usize)> {
         self.spans.iter().flat_map(|span| {
             (span.start..span.start + span.rows)
@@ -342,4 +352,4 @@ impl Batch {
 }
 
 #[cfg(target_endian = "big")]
-compile_error!("packed numbers are little-endian and are read in place");
+compile_error!("packed values are little-endian and are read in place");

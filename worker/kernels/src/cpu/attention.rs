@@ -1,21 +1,22 @@
-//! Attention on the CPU: scores, softmax and mean, a few rows and the query heads of one key head at a time.
-//! The switchboard calls it; what a row gets depends on its own position and window only.
+//! Attention on the CPU: scores, softmax and weighted mean, for a few rows and the query heads of one key
+//! head at a time. The result of a row depends only on its own position and window.
 
 use super::*;
 
-/// Columns (query rows times heads of a group) of one task.
+/// Columns (query rows times heads of a group) per task.
 const COLUMNS: usize = 24;
 
-/// Some query rows of a sequence, for the query heads of one key head.
+/// A few query rows of a sequence, for the query heads of one key head.
 struct Task<'a> {
     first_row: usize,
     rows: usize,
     /// Position of the first row.
     before: usize,
-    /// Keys there are for its last row.
+    /// Number of keys for the last row.
     keys: usize,
     head: usize,
-    /// The keys that these rows see, and perhaps some before them: from token `first_token`, the start of a page.
+    /// Pages with the keys that these rows see. They start at token `first_token`, the start of a page, which
+    /// may precede the first visible key.
     first_token: usize,
     pages: &'a [u32],
 }
@@ -51,7 +52,7 @@ impl Cpu {
         self.pool.run(tasks.len(), &|task, scratch| {
             let task = &tasks[task];
             let part = |row| {
-                // SAFETY: every row's part for this head belongs to one task.
+                // SAFETY: each row's part for this head belongs to exactly one task.
                 unsafe { out.part(task.first_row + row, task.head * group * head_dim, group * head_dim) }
             };
             attend(ops, task, &q.numbers, group, how, (cache, layer), part, scratch);
@@ -59,13 +60,13 @@ impl Cpu {
     }
 }
 
-/// The first token that the row at `position` sees.
+/// The first token that is visible to the row at `position`.
 fn first_seen(how: &Attention, position: usize) -> usize {
     how.window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
-/// Scores, softmax, mean. The columns are (row, head of the group), in that order.
-#[expect(clippy::too_many_arguments, reason = "one call, of one closure")]
+/// Computes scores, softmax and mean. The columns are (row, head of the group), in this order.
+#[expect(clippy::too_many_arguments, reason = "called only once")]
 fn attend<'a>(
     ops: &Ops,
     task: &Task<'_>,
@@ -78,7 +79,7 @@ fn attend<'a>(
 ) {
     let (head_dim, row_len) = (cache.shape.head_dim, cache.shape.row_len());
     let (width, q_cols) = (group * head_dim, group * head_dim * cache.shape.n_kv_heads);
-    // Tokens are counted from the first of the pages.
+    // Tokens are counted from the first page.
     let kv_len = task.keys - task.first_token;
     let Scratch { rows: decoded, numbers: scores, more: queries, sums } = scratch;
     let columns = task.rows * group;

@@ -1,24 +1,24 @@
-//! A mixture of experts on the CPU: every expert is computed for the rows that were routed to it, and for no others.
-//! The switchboard calls it; the scalar routing below is the specification.
+//! Mixture of experts on the CPU: each expert is computed only for the rows that are routed to it. The scalar
+//! routing in [`route`] is the specification.
 
 use super::*;
 
-/// Buffers that live from step to step.
+/// Buffers that are reused by all steps.
 #[derive(Default)]
 pub(super) struct Space {
     /// `[R, experts]`
     scores: Vec<f32>,
-    /// `[slots, embedding]`; a slot is a row at one of its experts, and the slots of an expert follow each other.
+    /// `[slots, embedding]`. A slot is a row at one of its experts; the slots of an expert are contiguous.
     inputs: Vec<f32>,
     /// `[slots, hidden_dim]`
     hidden: Vec<f32>,
     /// `[slots, embedding]`
     outputs: Vec<f32>,
-    /// The columns of each group.
+    /// The packed columns of each group.
     packed: Vec<Columns>,
 }
 
-/// A row at one of its experts.
+/// A row, one of its experts and the expert's weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Choice {
     row: usize,
@@ -76,7 +76,7 @@ impl Cpu {
             let Expert { gate, up, .. } = &w.experts[group.expert];
             let Scratch { rows: decoded, numbers: ups, .. } = scratch;
             ups.resize(group.n * n, 0.0);
-            // SAFETY: every column of a group belongs to one chunk.
+            // SAFETY: each column of a group belongs to exactly one chunk.
             let mut gates = unsafe { out.block(group.first, group.n, first, n) };
             ops.product(&Rows::of(gate).range(first, n), x, &mut gates, decoded);
             ops.product(&Rows::of(up).range(first, n), x, &mut window::Window::new(ups, n, 0, n), decoded);
@@ -96,7 +96,7 @@ impl Cpu {
         self.pool.run(chunks.len(), &|chunk, scratch| {
             let (index, first, n) = chunks[chunk];
             let group = &groups[index];
-            // SAFETY: every column of a group belongs to one chunk.
+            // SAFETY: each column of a group belongs to exactly one chunk.
             let mut out = unsafe { out.block(group.first, group.n, first, n) };
             let down = Rows::of(&w.experts[group.expert].down);
             ops.product(&down.range(first, n), columns[index], &mut out, &mut scratch.rows);
@@ -104,7 +104,8 @@ impl Cpu {
 
         let mut place = vec![0; slots.len()];
         slots.iter().enumerate().for_each(|(slot, choice)| place[*choice] = slot);
-        // In the order of the choices, which is a row's own: the highest weight first.
+        // Accumulate in the order of the choices, highest weight first, so that a row's sum depends on that
+        // row alone.
         for (choice, slot) in choices.iter().zip(place) {
             let to = &mut x.numbers[choice.row * cols..(choice.row + 1) * cols];
             for (to, from) in to.iter_mut().zip(&outputs[slot * cols..(slot + 1) * cols]) {
@@ -114,7 +115,8 @@ impl Cpu {
     }
 }
 
-/// The `used` experts with the highest weights, those first, of equal ones the one that comes first.
+/// Selects the `used` experts with the highest weights, in descending order. Ties keep the order of the
+/// experts.
 fn route(weights: &[f32], used: usize, renormalise: bool) -> impl Iterator<Item = (usize, f32)> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
@@ -123,7 +125,7 @@ fn route(weights: &[f32], used: usize, renormalise: bool) -> impl Iterator<Item 
     order.into_iter().map(move |expert| (expert, weights[expert] / sum))
 }
 
-/// The choices' indices expert by expert, and where each expert's are.
+/// Sorts the choices by expert. Returns their indices and the range of each expert.
 fn by_expert(choices: &[Choice]) -> (Vec<usize>, Vec<Group>) {
     let mut slots: Vec<usize> = (0..choices.len()).collect();
     slots.sort_by_key(|choice| choices[*choice].expert);
@@ -138,7 +140,7 @@ fn by_expert(choices: &[Choice]) -> (Vec<usize>, Vec<Group>) {
     (slots, groups)
 }
 
-/// Chunks of the products of all groups: (group, first row of its matrix, rows of it).
+/// Splits the products of all groups into chunks: (group, first row of its matrix, number of rows).
 fn deal<'a>(
     groups: &[Group],
     threads: usize,

@@ -1,6 +1,9 @@
-//! The kernels on a CPU: one table of operations, chosen once, on all cores. Weights stay where they are mapped.
-//! Every row's numbers depend on that row alone, so what shares a step with a sequence changes none of its bits.
-#![allow(unsafe_code)] // Deals out parts of one buffer to threads.
+//! The kernels on a CPU, on all cores, with the operation table of the best instruction set. Weights are read
+//! in place from mapped memory.
+//!
+//! The values of a row depend only on that row, so other sequences in the same step do not change a single
+//! bit.
+#![allow(unsafe_code)] // Distributes parts of one buffer to threads.
 
 mod attention;
 mod experts;
@@ -21,7 +24,7 @@ pub struct Cpu {
     experts: experts::Space,
 }
 
-/// Rows of numbers, `cols` each.
+/// Rows of `cols` values each.
 #[derive(Default)]
 pub struct Buffer {
     numbers: Vec<f32>,
@@ -36,8 +39,9 @@ impl Buffer {
     }
 }
 
-/// One allocation a layer. The row of head h, slot s in page p is row `((2 p + kv) * n_kv_heads + h) * PAGE_LEN + s`,
-/// kv 0 for keys and 1 for values, so that a head's part of a page is one run of rows.
+/// The KV cache, with one allocation per layer. The row of head h and slot s in page p is row `((2 p + kv) *
+/// n_kv_heads + h) * PAGE_LEN + s`, where kv is 0 for keys and 1 for values. So the rows of a head in a page
+/// are contiguous.
 pub struct Cache {
     shape: CacheShape,
     layers: Vec<Box<[u8]>>,
@@ -72,7 +76,7 @@ struct Rotation {
     sin: Vec<f32>,
 }
 
-/// A matrix product of a job: `out[R, rows] = x * weight^T + bias`.
+/// A matrix product: `out[R, rows] = x * weight^T + bias`.
 struct Product<'a> {
     weight: &'a Weight,
     bias: Option<&'a Vec<f32>>,
@@ -85,17 +89,18 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Chunks a thread should get of a job, so that one held up costs the others little.
+/// Chunks per thread, so that a delayed thread costs the others little.
 const CHUNKS_A_THREAD: usize = 16;
-/// The same where there are many columns: each of them passes by every chunk.
+/// Chunks per thread with many columns, where each chunk processes all columns.
 const LARGE_CHUNKS_A_THREAD: usize = 6;
-/// How many are many.
+/// Minimum number of columns that count as many.
 const MANY_COLUMNS: usize = 16;
-/// Below this many bytes times columns a chunk costs more to deal out than to do.
+/// Minimum work of a chunk, in bytes times columns. Less work costs more to distribute than to do.
 const LEAST_WORK: usize = 1 << 14;
 
 impl Cpu {
-    /// On `threads` threads (one a core for `None`), with the best instructions this processor has or the scalar ones.
+    /// Creates the kernels with `threads` threads (`None`: one per core) and the best instructions of this
+    /// processor, or the scalar operations.
     pub fn new(threads: Option<usize>, scalar: bool) -> Result<Self, DeviceError> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.unwrap_or_else(cores).clamp(1, 1024);
@@ -104,7 +109,7 @@ impl Cpu {
         Ok(Self { ops, pool: Pool::new(threads)?, normed, keys, values, packed, experts })
     }
 
-    /// The norm of all rows of x into `self.normed`.
+    /// Writes the norm of all rows of x to `self.normed`.
     fn normalise(&mut self, x: &Buffer, norm: &Norm<Self>) {
         let (cols, ops) = (x.cols, self.ops);
         self.normed.resize(x.numbers.len(), 0.0);
@@ -113,14 +118,14 @@ impl Cpu {
         let out = Shared::new(&mut self.normed, cols);
         self.pool.run(rows.div_ceil(chunk), &|index, _| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
-                // SAFETY: every row belongs to one chunk.
+                // SAFETY: each row belongs to exactly one chunk.
                 let out = unsafe { out.part(row, 0, cols) };
                 ops.rms_norm(&x.numbers[row * cols..(row + 1) * cols], &norm.weight, norm.eps, out);
             }
         });
     }
 
-    /// All products of one input in one job.
+    /// Computes all products of one input in one job.
     fn products(pool: &mut Pool, ops: &Ops, packed: &mut Columns, x: &[f32], products: &[Product<'_>]) {
         let m = products.first().map_or(0, |p| x.len() / p.weight.cols());
         if m == 0 {
@@ -140,7 +145,7 @@ impl Cpu {
             let Product { weight, bias, out } = &products[which];
             let first = chunk * sizes[which];
             let n = sizes[which].min(weight.rows() - first);
-            // SAFETY: every column belongs to one chunk.
+            // SAFETY: each column belongs to exactly one chunk.
             let mut out = unsafe { out.columns(first, n) };
             ops.product(&Rows::of(weight).range(first, n), x, &mut out, &mut scratch.rows);
             if let Some(bias) = bias {
@@ -152,16 +157,16 @@ impl Cpu {
     }
 }
 
-/// Rows of a weight that make a chunk.
+/// The number of weight rows per chunk.
 fn chunk_rows(weight: &Weight, m: usize, threads: usize) -> usize {
     let row_work = (weight.size_bytes() as usize / weight.rows().max(1)).max(1) * m;
     let chunks = if m < MANY_COLUMNS { CHUNKS_A_THREAD } else { LARGE_CHUNKS_A_THREAD };
     let share = weight.rows().div_ceil(threads * chunks);
-    // Sixteen make a panel.
+    // A panel has sixteen rows.
     share.max(LEAST_WORK.div_ceil(row_work)).next_multiple_of(16)
 }
 
-/// Columns for products with these weights, packed into `to` if one of them wants them so.
+/// Prepares the input of products with these weights; packs it into `to` if any weight needs packed columns.
 fn input<'a, 'w>(
     pool: &mut Pool,
     ops: &Ops,
@@ -177,7 +182,7 @@ fn input<'a, 'w>(
         let blocks = Shared::new(blocks, all);
         pool.run(m.div_ceil(TILE), &|index, _| {
             let x = &x[index * TILE * cols..x.len().min((index + 1) * TILE * cols)];
-            // SAFETY: a tile of its own for each index.
+            // SAFETY: each index has its own tile.
             let blocks = unsafe { blocks.part(0, index * tile, tile.min(all - index * tile)) };
             ops.pack(x, cols, blocks);
         });
@@ -185,7 +190,7 @@ fn input<'a, 'w>(
     Input { numbers: x, columns: to }
 }
 
-/// The norm of some numbers in their own place.
+/// Normalises numbers in place.
 fn normalise(ops: &Ops, numbers: &mut [f32], norm: &Norm<Cpu>, scratch: &mut Scratch) {
     scratch.numbers.clear();
     scratch.numbers.extend_from_slice(numbers);
@@ -239,7 +244,7 @@ impl Kernels for Cpu {
         let wanted_bytes = u64::try_from(bytes * shape.layers as u128).unwrap_or(u64::MAX);
         let full = || DeviceError::OutOfMemory { what: "the key/value cache", wanted_bytes };
         let bytes = usize::try_from(bytes).map_err(|_| full())?;
-        // Zeroed memory costs nothing until it is written.
+        // Zeroed memory is not allocated by the system until it is written.
         let layer = |_| bytemuck::try_zeroed_slice_box(bytes).map_err(|()| full());
         Ok(Cache { shape: *shape, layers: (0..shape.layers).map(layer).collect::<Result<_, _>>()? })
     }
@@ -321,7 +326,7 @@ impl Kernels for Cpu {
         let chunk = (LEAST_WORK / (q_cols + 2 * kv_cols)).max(1);
         self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
-                // SAFETY: every row of q and of the keys belongs to one chunk.
+                // SAFETY: each row of q and of the keys belongs to exactly one chunk.
                 let (query, key) = unsafe { (queries.part(row, 0, q_cols), keys.part(row, 0, kv_cols)) };
                 let value = &values[row * kv_cols..(row + 1) * kv_cols];
                 if let Some([of_q, of_k]) = &w.head_norms {
@@ -336,7 +341,7 @@ impl Kernels for Cpu {
                 }
                 for (from, first) in [(&*key, first_rows[row][0]), (value, first_rows[row][1])] {
                     for head in 0..n_kv_heads {
-                        // SAFETY: no two rows of a step have the same place in the cache.
+                        // SAFETY: the rows of a step have distinct places in the cache.
                         let to =
                             unsafe { entries.part(first + head * PAGE_LEN + places[row].1, 0, row_bytes) };
                         let from = &from[head * head_dim..(head + 1) * head_dim];
@@ -383,7 +388,7 @@ impl Kernels for Cpu {
         let (chunk, to) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
         self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
-                // SAFETY: every row belongs to one chunk.
+                // SAFETY: each row belongs to exactly one chunk.
                 let (from, to) = unsafe { (from.part(row, 0, cols), to.part(row, 0, cols)) };
                 if let Some(norm) = norm {
                     normalise(ops, from, norm, scratch);
@@ -406,7 +411,7 @@ impl Kernels for Cpu {
             let n = chunk.min(cols - first);
             let Scratch { rows: decoded, numbers: up, .. } = scratch;
             up.resize(rows * n, 0.0);
-            // SAFETY: every column belongs to one chunk.
+            // SAFETY: each column belongs to exactly one chunk.
             let mut gate = unsafe { out.columns(first, n) };
             ops.product(&Rows::of(&w.gate.matrix).range(first, n), normed, &mut gate, decoded);
             let up_rows = Rows::of(&w.up.matrix).range(first, n);
@@ -428,7 +433,7 @@ impl Kernels for Cpu {
         let (chunk, x) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut x.numbers, cols));
         self.pool.run(rows.div_ceil(chunk), &|index, scratch| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
-                // SAFETY: every row belongs to one chunk.
+                // SAFETY: each row belongs to exactly one chunk.
                 let row = unsafe { x.part(row, 0, cols) };
                 scratch.numbers.clear();
                 scratch.numbers.extend_from_slice(row);
@@ -444,7 +449,7 @@ impl Kernels for Cpu {
         let (chunk, out) = (LEAST_WORK.div_ceil(cols), Shared::new(&mut out.numbers, cols));
         self.pool.run(rows.div_ceil(chunk), &|index, _| {
             for row in index * chunk..rows.min((index + 1) * chunk) {
-                // SAFETY: every row belongs to one chunk.
+                // SAFETY: each row belongs to exactly one chunk.
                 ops.gelu(unsafe { out.part(row, 0, cols) });
             }
         });
@@ -492,7 +497,7 @@ impl Kernels for Cpu {
 }
 
 impl Cpu {
-    /// The norm of some rows of x, or those rows as they are, into `self.normed`.
+    /// Writes some rows of x to `self.normed`, normalised if there is a norm.
     fn gather(&mut self, rows: &[u32], x: &Buffer, norm: Option<&Norm<Self>>) {
         self.normed.resize(rows.len() * x.cols, 0.0);
         for (row, out) in rows.iter().zip(self.normed.chunks_exact_mut(x.cols)) {

@@ -1,4 +1,4 @@
-//! Decoding with AVX2 and F16C: 32 packed numbers to four vectors, shared by the other operations.
+//! Decoding with AVX2 and F16C: 32 packed values to four vectors, shared by the other operations.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::super::rows::{Kind, Rows};
 use super::super::weight::Float;
 
-/// Where the parts of one row begin.
+/// Pointers to the parts of one row.
 #[derive(Clone, Copy)]
 pub(in super::super) struct RowAt {
     pub(in super::super) codes: *const u8,
@@ -23,7 +23,7 @@ impl RowAt {
         Self { codes: codes.as_ptr(), scales, biases, factor: rows.factor() }
     }
 
-    /// The next row of a kind without scales of its own; to be used only if it is there.
+    /// The next row of a kind without separate scales. Use it only if it exists.
     #[inline]
     pub(in super::super) fn next(self, row_bytes: usize) -> Self {
         Self { codes: self.codes.wrapping_add(row_bytes), ..self }
@@ -32,28 +32,28 @@ impl RowAt {
 
 /// Decodes one kind of row.
 pub(in super::super) trait Load: Copy {
-    /// What the numbers of a group share, ready for use.
+    /// The data that the values of a group share, prepared for use.
     type Group: Copy;
 
-    /// Numbers of a group: a multiple of 32.
+    /// Values per group, a multiple of 32.
     fn group_len(self) -> usize;
 
-    /// The group that begins at number k, a multiple of the length of a group.
+    /// Reads the group that begins at value k, a multiple of the group length.
     ///
     /// # Safety
-    /// AVX2 and F16C are there, and the row is of this kind and has such a group.
+    /// The processor has AVX2 and F16C. The row is of this kind and contains the group.
     unsafe fn group(self, row: RowAt, k: usize) -> Self::Group;
 
-    /// Numbers k..k + 32 of a group, k a multiple of 32.
+    /// Decodes values k..k + 32 of a group; k is a multiple of 32.
     ///
     /// # Safety
-    /// As for `group`; `group` is the one that k lies in.
+    /// As for `group`. `group` is the group that contains k.
     unsafe fn block(self, row: RowAt, group: Self::Group, k: usize) -> [__m256; 4];
 
-    /// Numbers k..k + n, n < 32, and zeros after them.
+    /// Decodes values k..k + n, n < 32, followed by zeros.
     ///
     /// # Safety
-    /// As for `block`, with k + n numbers. Only rows of floats have tails.
+    /// As for `block`, with k + n values. Only rows of floats have tails.
     unsafe fn tail(self, row: RowAt, k: usize, n: usize) -> [__m256; 4];
 }
 
@@ -63,14 +63,14 @@ pub(in super::super) struct F32;
 pub(in super::super) struct F16;
 #[derive(Clone, Copy)]
 pub(in super::super) struct BF16;
-/// Affine codes; a group has `1 << shift` of them.
+/// Affine codes with groups of `1 << shift` codes.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Affine<const BITS: u8> {
     pub(in super::super) shift: u32,
     pub(in super::super) scales: Float,
 }
 
-/// Runs an expression with the loader of a kind, if it is one that the operations read as it lies.
+/// Evaluates an expression with the loader of a kind that the operations can read without decoding it first.
 macro_rules! with_loader {
     ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
         use $crate::decode::{avx2 as loaders, blocks};
@@ -87,7 +87,7 @@ macro_rules! with_loader {
 }
 pub(in super::super) use with_loader;
 
-/// The same for the kinds whose rows are decoded first whatever is done with them.
+/// The same for kinds whose rows are always decoded first.
 macro_rules! with_decoder {
     ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
         use lode_model::quant::ggml::Type;
@@ -132,7 +132,7 @@ macro_rules! with_loader_of {
 }
 pub(in super::super) use with_loader_of;
 
-/// What rows of floats of so many bytes share: no groups, and tails by way of a padded copy.
+/// The common part of float loaders of this size: no groups, and tails through a padded copy.
 macro_rules! float_rows {
     ($size:literal) => {
         type Group = ();
@@ -149,11 +149,11 @@ macro_rules! float_rows {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn tail(self, row: RowAt, k: usize, n: usize) -> [__m256; 4] {
             let mut padded = [0u8; 32 * $size];
-            // SAFETY: the row has n < 32 more numbers of this size from k; the copy is as large as a block.
+            // SAFETY: the row has n < 32 values of this size from k; the copy is as large as a block.
             unsafe {
                 std::ptr::copy_nonoverlapping(row.codes.add(k * $size), padded.as_mut_ptr(), n * $size)
             };
-            // SAFETY: a whole block of zeros and numbers.
+            // SAFETY: the copy is a whole block.
             unsafe { self.block(RowAt { codes: padded.as_ptr(), ..row }, (), 0) }
         }
     };
@@ -163,7 +163,7 @@ impl Load for F32 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m256; 4] {
-        // SAFETY: 128 bytes from 4 k belong to the row; the load takes any alignment.
+        // SAFETY: 128 bytes from 4 k belong to the row; the load accepts any alignment.
         std::array::from_fn(|v| unsafe { _mm256_loadu_ps(row.codes.add(4 * (k + 8 * v)).cast()) })
     }
     float_rows!(4);
@@ -195,7 +195,7 @@ impl Load for BF16 {
 }
 
 impl<const BITS: u8> Load for Affine<BITS> {
-    /// Scale and bias, eight times each.
+    /// Scale and bias, each in eight lanes.
     type Group = (__m256, __m256);
 
     #[inline(always)]
@@ -207,7 +207,7 @@ impl<const BITS: u8> Load for Affine<BITS> {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(self, row: RowAt, k: usize) -> (__m256, __m256) {
         let group = k >> self.shift;
-        // SAFETY: a row has a scale and a bias for each group of its numbers.
+        // SAFETY: a row has a scale and a bias for each of its groups.
         unsafe { (broadcast(self.scales, row.scales, group), broadcast(self.scales, row.biases, group)) }
     }
 
@@ -218,7 +218,7 @@ impl<const BITS: u8> Load for Affine<BITS> {
             let codes = if BITS == 4 {
                 // SAFETY: four bytes, eight codes, from (k + 8 v) / 2 belong to the row.
                 let eight = unsafe { row.codes.add(k / 2 + 4 * v).cast::<i32>().read_unaligned() };
-                // The lowest bits come first: code n of the eight lies 4 n bits up.
+                // The lowest bits come first: code n of the eight is in bits 4 n and up.
                 let shifted = _mm256_srlv_epi32(
                     _mm256_set1_epi32(eight),
                     _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28),
@@ -237,15 +237,15 @@ impl<const BITS: u8> Load for Affine<BITS> {
     }
 }
 
-/// Number `index` of packed floats, eight times.
+/// Broadcasts value `index` of packed floats to eight lanes.
 ///
 /// # Safety
-/// It is there.
+/// The value exists.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn broadcast(float: Float, at: *const u8, index: usize) -> __m256 {
     if float == Float::F32 {
-        // SAFETY: by the caller's promise; an unaligned read.
+        // SAFETY: guaranteed by the caller; the read is unaligned.
         return _mm256_set1_ps(unsafe { at.cast::<f32>().add(index).read_unaligned() });
     }
     // SAFETY: as above.
@@ -272,7 +272,7 @@ fn decode<L: Load>(loader: L, row: RowAt, to: &mut [f32]) {
     let group = loader.group_len();
     let whole = to.len() / group * group;
     for first in (0..whole).step_by(group) {
-        // SAFETY: the row has as many numbers as `to`, and a group begins at `first`.
+        // SAFETY: the row is as long as `to`, and a group begins at `first`.
         let parts = unsafe { loader.group(row, first) };
         for k in (first..first + group).step_by(32) {
             // SAFETY: k + 32 is within the row and within `to`.
@@ -284,7 +284,7 @@ fn decode<L: Load>(loader: L, row: RowAt, to: &mut [f32]) {
         }
     }
     if whole < to.len() {
-        // SAFETY: fewer than 32 numbers are left in the row.
+        // SAFETY: fewer than 32 values are left in the row.
         let block = unsafe { loader.tail(row, whole, to.len() - whole) };
         let mut padded = [0.0f32; 32];
         for (v, numbers) in block.into_iter().enumerate() {
@@ -303,10 +303,10 @@ pub(in super::super) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
     }
     assert!(to.len() >= 2 * from.len());
     for k in (0..from.len()).step_by(8) {
-        // SAFETY: k + 8 numbers are there.
+        // SAFETY: there are k + 8 values.
         let numbers = unsafe { _mm256_loadu_ps(from.as_ptr().add(k)) };
         let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(numbers);
-        // SAFETY: 2 k + 16 bytes are there, by the assertion.
+        // SAFETY: there are 2 k + 16 bytes, by the assertion.
         unsafe { _mm_storeu_si128(to.as_mut_ptr().add(2 * k).cast(), halves) };
     }
 }

@@ -1,5 +1,5 @@
-//! Decoding with AVX-512: 32 packed numbers to two vectors, for products with few columns.
-//! Values are those of `decode`, bit for bit.
+//! Decoding with AVX-512: 32 packed values to two vectors, for products with few columns. The values are
+//! bit-identical with those of `decode`.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use super::avx2::{BF16, F16, F32, RowAt};
 use super::blocks::{Codes, Terms};
 
-/// As `avx2::Load`, in vectors of sixteen.
+/// Like `avx2::Load`, with vectors of sixteen lanes.
 pub(in super::super) trait Load: super::avx2::Load {
     type Group: Copy;
 
@@ -29,7 +29,7 @@ impl Load for F32 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
     unsafe fn block(self, row: RowAt, (): (), k: usize) -> [__m512; 2] {
-        // SAFETY: 128 bytes from 4 k belong to the row; the load takes any alignment.
+        // SAFETY: 128 bytes from 4 k belong to the row; the load accepts any alignment.
         std::array::from_fn(|v| unsafe { _mm512_loadu_ps(row.codes.add(4 * (k + 16 * v)).cast()) })
     }
 }
@@ -73,14 +73,14 @@ impl<C: Codes> Load for C {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
     unsafe fn group(self, row: RowAt, k: usize) -> C::Group {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the same contract.
         unsafe { Codes::group(self, row, k) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
     unsafe fn block(self, row: RowAt, group: C::Group, k: usize) -> [__m512; 2] {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the same contract.
         let (codes, terms) = unsafe { (self.codes(row, k), self.terms(group, k)) };
         let sixteens = [_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes)];
         let spread = |v: __m256| _mm512_broadcastss_ps(_mm256_castps256_ps128(v));
@@ -97,7 +97,8 @@ impl<C: Codes> Load for C {
                 numbers
             };
             let Some(table) = C::TABLE else { return numbers(_mm512_cvtepi8_epi32(sixteens[v])) };
-            // The numbers of all sixteen codes, and then a look-up, which uses the lowest four bits of a lane.
+            // Compute the values of all sixteen codes, then look them up by the lowest four bits of each
+            // lane.
             // SAFETY: sixteen bytes.
             let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
             let values = numbers(_mm512_cvtepi8_epi32(table));

@@ -1,5 +1,6 @@
-//! The blocks of ggml and the small floats of tensor blobs, with AVX2: 32 codes as signed bytes in order, and what they are
-//! multiplied with. One small implementation a format; both vector widths turn these into numbers in the same way.
+//! ggml's blocks and the small floats of tensor blobs, with AVX2: unpacks 32 codes to signed bytes in order,
+//! with their scales and offsets. There is one small implementation per format; both vector widths convert
+//! the result to values in the same way.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -9,44 +10,44 @@ use lode_model::quant::float::{e4m3_to_f32, e8m0_to_f32};
 use super::super::weight::Float;
 use super::avx2::{Load, RowAt, broadcast};
 
-/// What sixteen codes have in common, in every lane: value = `scale * code - offset`.
+/// The scale and offset of sixteen codes, in every lane: value = `scale * code - offset`.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Terms {
     pub(in super::super) scale: __m256,
     pub(in super::super) offset: __m256,
 }
 
-/// A format whose numbers are integers of a byte times a scale.
+/// A format whose values are byte-sized integers times a scale.
 pub(in super::super) trait Codes: Copy {
-    /// What the numbers of a group share, ready for use.
+    /// The data that the values of a group share, prepared for use.
     type Group: Copy;
-    /// Numbers of a group: a multiple of 32.
+    /// Values per group, a multiple of 32.
     const GROUP: usize;
-    /// Whether something is taken off.
+    /// Whether there are offsets.
     const HAS_OFFSET: bool = false;
-    /// Whether codes k..k + 16 and k + 16..k + 32 share all of it.
+    /// Whether codes k..k + 16 and k + 16..k + 32 have the same scale and offset.
     const ONE_SCALE: bool = true;
     /// Whether codes may be negative.
     const HAS_SIGN: bool = true;
-    /// Whether all of it is multiplied with the factor of its rows.
+    /// Whether all values are multiplied by the factor of the rows.
     const HAS_FACTOR: bool = false;
-    /// Of codes of four bits, what each stands for.
+    /// For 4-bit codes, the value of each code.
     const TABLE: Option<[i8; 16]> = None;
 
     /// # Safety
     /// As for `Load::group`.
     unsafe fn group(self, row: RowAt, k: usize) -> Self::Group;
 
-    /// Codes k..k + 32. Where there is a table, only the lowest four bits of each count.
+    /// Unpacks codes k..k + 32. With a table, only the lowest four bits of each code count.
     ///
     /// # Safety
     /// As for `Load::block`.
     unsafe fn codes(self, row: RowAt, k: usize) -> __m256i;
 
-    /// Of codes k..k + 16, and of k + 16..k + 32.
+    /// The scale and offset of codes k..k + 16, and of k + 16..k + 32.
     ///
     /// # Safety
-    /// AVX2 is there.
+    /// The processor has AVX2.
     unsafe fn terms(self, group: Self::Group, k: usize) -> [Terms; 2];
 }
 
@@ -61,14 +62,14 @@ impl<C: Codes> Load for C {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(self, row: RowAt, k: usize) -> C::Group {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the same contract.
         unsafe { Codes::group(self, row, k) }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn block(self, row: RowAt, group: C::Group, k: usize) -> [__m256; 4] {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the same contract.
         let (codes, terms) = unsafe { (values(self, row, k), self.terms(group, k)) };
         let (low, high) = (_mm256_castsi256_si128(codes), _mm256_extracti128_si256::<1>(codes));
         let eights = [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)];
@@ -90,14 +91,14 @@ impl<C: Codes> Load for C {
     }
 }
 
-/// Codes k..k + 32 as the integers that they stand for.
+/// Converts codes k..k + 32 to their integer values.
 ///
 /// # Safety
 /// As for [`Codes::codes`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn values<C: Codes>(format: C, row: RowAt, k: usize) -> __m256i {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the same contract.
     let codes = unsafe { format.codes(row, k) };
     match C::TABLE {
         Some(table) => look_up(table, _mm256_and_si256(codes, _mm256_set1_epi8(15))),
@@ -105,57 +106,57 @@ pub(in super::super) unsafe fn values<C: Codes>(format: C, row: RowAt, k: usize)
     }
 }
 
-/// Codes that share one scale.
+/// The scale of codes that share one, without an offset.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn same(scale: __m256) -> [Terms; 2] {
     [Terms { scale, offset: _mm256_setzero_ps() }; 2]
 }
 
-/// Lane `j` of a vector everywhere.
+/// Broadcasts lane `j` of a vector.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn lane(of: __m256, j: usize) -> __m256 {
     _mm256_permutevar8x32_ps(of, _mm256_set1_epi32(j as i32))
 }
 
-/// The low nibbles of sixteen bytes, then their high ones, and anything above each.
+/// The low nibbles of sixteen bytes, then the high nibbles. The upper bits of each byte are undefined.
 ///
 /// # Safety
-/// The bytes are there.
+/// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn halves(at: *const u8) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
     _mm256_set_m128i(_mm_srli_epi16::<4>(bytes), bytes)
 }
 
-/// As `halves`, and nothing above.
+/// Like `halves`, but with zero upper bits.
 ///
 /// # Safety
-/// The bytes are there.
+/// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn clean_halves(at: *const u8) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     _mm256_and_si256(unsafe { halves(at) }, _mm256_set1_epi8(15))
 }
 
-/// The nibbles of sixteen bytes, low and high in turns, and anything above each.
+/// The nibbles of sixteen bytes, alternating low and high. The upper bits of each byte are undefined.
 ///
 /// # Safety
-/// The bytes are there.
+/// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn neighbours(at: *const u8) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { _mm_loadu_si128(at.cast()) };
     let high = _mm_srli_epi16::<4>(bytes);
     _mm256_set_m128i(_mm_unpackhi_epi8(bytes, high), _mm_unpacklo_epi8(bytes, high))
 }
 
-/// Each code's entry of a table of sixteen.
+/// Looks up each code in a table of sixteen.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn look_up(table: [i8; 16], codes: __m256i) -> __m256i {
@@ -164,9 +165,9 @@ fn look_up(table: [i8; 16], codes: __m256i) -> __m256i {
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes)
 }
 
-/// The values of codes that are numbers themselves.
+/// Values of codes that are integers themselves.
 pub(super) const COUNT: [i8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-/// Those of Q4_0.
+/// Values of Q4_0.
 const AROUND_8: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
 /// Twice the values of E2M1.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -174,14 +175,14 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 pub(super) const NON_LINEAR: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// Bit n of 32 as byte n, all ones or zero.
+/// Expands 32 bits to bytes: byte n is all ones or zero.
 ///
 /// # Safety
-/// Four bytes are there.
+/// There are four bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bits(at: *const u8) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let word = _mm256_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() });
     let eighth = |n: i64| n * 0x0101_0101_0101_0101;
     let bytes = _mm256_shuffle_epi8(word, _mm256_setr_epi64x(eighth(0), eighth(1), eighth(2), eighth(3)));
@@ -189,24 +190,25 @@ unsafe fn bits(at: *const u8) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(bytes, masks), masks)
 }
 
-/// Where block k / 32 of a row begins, all of whose blocks have so many bytes.
+/// Pointer to block k / 32 of a row of blocks of this size.
 #[inline(always)]
 fn block(row: RowAt, k: usize, bytes: usize) -> *const u8 {
     row.codes.wrapping_add(k / 32 * bytes)
 }
 
-/// The half that a block begins with.
+/// Reads the f16 at the start of a block.
 ///
 /// # Safety
-/// Two bytes are there.
+/// There are two bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn half(at: *const u8) -> __m256 {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { broadcast(Float::F16, at, 0) }
 }
 
-/// Formats of 32 codes under one scale: their table, and for number k of a row the scale and the codes of its 32.
+/// Formats with one scale per 32 codes: their table, and for value k of a row the scale and the codes of its
+/// 32.
 macro_rules! one_scale {
     ($($(#[$doc:meta])* $name:ident: $table:expr, |$row:ident, $k:ident| $scale:expr, $codes:expr;)+) => {$(
         $(#[$doc])*
@@ -221,14 +223,14 @@ macro_rules! one_scale {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn group(self, $row: RowAt, $k: usize) -> __m256 {
-                // SAFETY: the row has a scale for the 32 numbers from k, in their block or beside it.
+                // SAFETY: the row has a scale for the 32 values from k, in their block or separately.
                 unsafe { $scale }
             }
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn codes(self, $row: RowAt, $k: usize) -> __m256i {
-                // SAFETY: what is read lies in the block of the 32 numbers from k, which belongs to the row.
+                // SAFETY: the read is within the block of the 32 values from k, which belongs to the row.
                 unsafe { $codes }
             }
 
@@ -244,19 +246,19 @@ macro_rules! one_scale {
 one_scale! {
     Q8_0: None, |row, k| half(block(row, k, 34)), _mm256_loadu_si256(block(row, k, 34).add(2).cast());
     Q4_0: Some(AROUND_8), |row, k| half(block(row, k, 18)), halves(block(row, k, 18).add(2));
-    /// The fifth bit is stored where it means "nothing is taken off".
+    /// A set fifth bit means that nothing is subtracted.
     Q5_0: None, |row, k| half(block(row, k, 22)), _mm256_or_si256(
         clean_halves(block(row, k, 22).add(6)),
         _mm256_andnot_si256(bits(block(row, k, 22).add(2)), _mm256_set1_epi8(-16)),
     );
     Iq4Nl: Some(NON_LINEAR), |row, k| half(block(row, k, 18)), halves(block(row, k, 18).add(2));
-    /// ggml's.
+    /// ggml's MXFP4.
     Mxfp4Block: Some(E2M1), |row, k| half_of_e8m0(*block(row, k, 17)), halves(block(row, k, 17).add(1));
-    /// That of tensor blobs.
+    /// MXFP4 of tensor blobs.
     Mxfp4: Some(E2M1), |row, k| half_of_e8m0(*row.scales.add(k / 32)), neighbours(row.codes.add(k / 2));
 }
 
-/// Formats of 32 codes under a half, with another that is added; both begin a block.
+/// Formats with an f16 scale and an f16 minimum per 32 codes, at the start of the block.
 macro_rules! thirty_two_and_minimum {
     ($($name:ident: $bytes:literal, |$at:ident| $codes:expr;)+) => {$(
         #[derive(Clone, Copy)]
@@ -281,7 +283,7 @@ macro_rules! thirty_two_and_minimum {
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn codes(self, row: RowAt, k: usize) -> __m256i {
                 let $at = block(row, k, $bytes);
-                // SAFETY: block k / 32 belongs to the row, and what is read lies in it.
+                // SAFETY: the read is within block k / 32, which belongs to the row.
                 unsafe { $codes }
             }
 
@@ -302,7 +304,7 @@ thirty_two_and_minimum! {
     );
 }
 
-/// E8M0 for 32 numbers whose codes are twice their values.
+/// The E8M0 scale of 32 values whose codes are twice their values.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn half_of_e8m0(code: u8) -> __m256 {
@@ -322,7 +324,7 @@ impl Codes for Nvfp4 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(self, row: RowAt, k: usize) -> [__m256; 2] {
-        // SAFETY: a row has a scale for each sixteen of its numbers.
+        // SAFETY: a row has a scale per sixteen values.
         let scale = |n: usize| e4m3_to_f32(unsafe { *row.scales.add(k / 16 + n) }) * row.factor * 0.5;
         [_mm256_set1_ps(scale(0)), _mm256_set1_ps(scale(1))]
     }
@@ -341,7 +343,7 @@ impl Codes for Nvfp4 {
     }
 }
 
-/// MXFP8 of tensor blobs: its codes are floats, not integers.
+/// MXFP8 of tensor blobs. Its codes are floats, not integers.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Mxfp8;
 
@@ -356,7 +358,7 @@ impl Load for Mxfp8 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(self, row: RowAt, k: usize) -> __m256 {
-        // SAFETY: a row has a scale for each 32 of its numbers.
+        // SAFETY: a row has a scale per 32 values.
         _mm256_set1_ps(e8m0_to_f32(unsafe { *row.scales.add(k / 32) }))
     }
 
@@ -375,8 +377,8 @@ impl Load for Mxfp8 {
     }
 }
 
-/// The values of eight codes, one in sixteen bits each: exponent and fraction stand where a half has them, with a bias that
-/// is eight less, which a factor of 2^8 makes good. What would be more than 448 is no number.
+/// Decodes eight E4M3 codes, one in each 16 bits. Exponent and fraction are moved to the place of an f16's,
+/// whose bias is eight larger; a factor of 2^8 compensates. A code above 448 is NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn e4m3(codes: __m128i) -> __m256 {
@@ -384,11 +386,11 @@ fn e4m3(codes: __m128i) -> __m256 {
     let magnitude = _mm256_mul_ps(_mm256_cvtph_ps(magnitude), _mm256_set1_ps(256.0));
     let none = _mm256_cmp_ps::<_CMP_GT_OQ>(magnitude, _mm256_set1_ps(448.0));
     let sign = _mm256_slli_epi32::<24>(_mm256_cvtepu16_epi32(_mm_and_si128(codes, _mm_set1_epi16(0x80))));
-    // All ones are no number either.
+    // All ones are NaN, too.
     _mm256_or_ps(_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign)), none)
 }
 
-/// ggml's NVFP4: four times sixteen codes, the halves of each sixteen in low and high nibbles.
+/// ggml's NVFP4: four times sixteen codes. The two halves of each sixteen are in the low and high nibbles.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Nvfp4Block;
 

@@ -1,4 +1,4 @@
-//! The blocks of 256 of ggml with AVX2, for `blocks`: the scales of a block are unpacked once, into lanes.
+//! ggml's blocks of 256 values with AVX2, for `blocks`. The scales of a block are unpacked once, into lanes.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -7,24 +7,24 @@ use super::super::weight::Float;
 use super::avx2::{RowAt, broadcast};
 use super::blocks::{COUNT, Codes, NON_LINEAR, Terms, halves, lane, same};
 
-/// Numbers in a block.
+/// Values per block.
 const QK: usize = 256;
 
-/// Eight bytes as floats.
+/// Converts eight bytes to floats.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn floats(bytes: u64) -> __m256 {
     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes.cast_signed())))
 }
 
-/// Scales and minima of the eight groups of Q4_K and Q5_K, multiplied out.
+/// Computes the scales and minima of the eight groups of Q4_K and Q5_K.
 ///
 /// # Safety
-/// Sixteen bytes are there: d, dmin and twelve with 6-bit numbers.
+/// There are sixteen bytes: d, dmin and twelve bytes of 6-bit numbers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn scales_and_minima(at: *const u8) -> (__m256, __m256) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (d, dmin, [a, b, c]) = unsafe {
         (
             broadcast(Float::F16, at, 0),
@@ -32,7 +32,8 @@ unsafe fn scales_and_minima(at: *const u8) -> (__m256, __m256) {
             at.add(4).cast::<[u32; 3]>().read_unaligned(),
         )
     };
-    // See `lode_model::quant::ggml`'s Q4_K: four groups in six bits each, and the high bits of the other four above them.
+    // Layout: see Q4_K in `lode_model::quant::ggml`. Four groups have six bits each; above them are the high
+    // bits of the other four.
     const SIX: u32 = 0x3f3f_3f3f;
     const FOUR: u32 = 0x0f0f_0f0f;
     const TWO: u32 = 0x3030_3030;
@@ -41,20 +42,20 @@ unsafe fn scales_and_minima(at: *const u8) -> (__m256, __m256) {
     (_mm256_mul_ps(d, floats(scales)), _mm256_mul_ps(dmin, floats(minima)))
 }
 
-/// The group of a 32 in a block.
+/// The group that contains 32 values of a block.
 #[inline(always)]
 fn group_of(k: usize) -> usize {
     k % QK / 32
 }
 
-/// 32 bytes, each moved down by so many bits; bits of the neighbour come in from above.
+/// Shifts 32 bytes right. Bits of the neighbouring byte enter from above.
 ///
 /// # Safety
-/// The bytes are there.
+/// There are 32 bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn shifted(at: *const u8, by: usize) -> __m256i {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     _mm256_srl_epi16(unsafe { _mm256_loadu_si256(at.cast()) }, _mm_cvtsi32_si128(by as i32))
 }
 
@@ -123,12 +124,12 @@ impl Codes for Q5K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn terms(self, group: (__m256, __m256), k: usize) -> [Terms; 2] {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the same contract.
         unsafe { Q4K.terms(group, k) }
     }
 }
 
-/// A scale for each sixteen of a block, the first eight and the last eight.
+/// A scale per sixteen values of a block: the first eight and the last eight.
 type Scales = [__m256; 2];
 
 /// The scales of the two sixteens from k, from `[first eight, last eight]`.
@@ -243,8 +244,9 @@ impl Codes for Q3K {
         let (d, [a, b, c]) = unsafe {
             (broadcast(Float::F16, block.add(108), 0), block.add(96).cast::<[u32; 3]>().read_unaligned())
         };
-        // Low nibbles of scales 0 to 7 in the low nibbles of eight bytes, of 8 to 15 in the high ones; two more bits of
-        // each in the last four bytes, of scale k in byte k % 4, from bit 2 (k / 4) on.
+        // The low nibbles of scales 0 to 7 are in the low nibbles of eight bytes, those of scales 8 to 15 in
+        // the high ones. The two high bits of scale k are in byte k % 4 of the last four bytes, from bit 2 (k
+        // / 4) on.
         const FOUR: u32 = 0x0f0f_0f0f;
         let high = |by: u32| ((c >> by) & 0x0303_0303) << 4;
         let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -262,7 +264,7 @@ impl Codes for Q3K {
         // SAFETY: 32 of the bytes of block k / 256, twice.
         let (low, mask) = unsafe { (shifted(block.add(32 + 32 * n), 2 * j), shifted(block, 4 * n + j)) };
         let low = _mm256_and_si256(low, _mm256_set1_epi8(3));
-        // A bit that is set takes nothing off, one that is not takes four.
+        // A set bit subtracts nothing, a clear bit subtracts four.
         let kept = _mm256_slli_epi16::<2>(_mm256_and_si256(mask, _mm256_set1_epi8(1)));
         _mm256_sub_epi8(_mm256_or_si256(low, kept), _mm256_set1_epi8(4))
     }

@@ -1,5 +1,6 @@
-//! Packed numbers to f32 and back: rows of the embedding table, rows for the dense products, the cache's entries.
-//! Called through `Ops`; every format's value is exactly what its definition says, one rounding an operation.
+//! Conversion of packed values to f32 and back: rows of the embedding table, rows for the dense products,
+//! entries of the cache. Called through `Ops`. Each value is exactly the one that the format defines, with
+//! one rounding per operation.
 
 use half::f16;
 use lode_model::quant::{self, Quantisation, Stored, ggml};
@@ -19,7 +20,7 @@ pub(super) mod k_blocks;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 
-/// `to[0..cols]` = the numbers of row `row`.
+/// Decodes row `row` to `to[0..cols]`.
 pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     let (codes, scales, biases) = rows.row(row);
     let to = &mut to[..rows.cols()];
@@ -48,10 +49,10 @@ pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
                 bias: &[],
                 global_scale: (rows.factor() != 1.0).then_some(rows.factor()),
             };
-            quant::decode_f32_into(&stored, to).expect("a row is whole groups");
+            quant::decode_f32_into(&stored, to).expect("a row has whole groups");
         }
         Kind::Ggml(ty) => {
-            ggml::decode_f32_into(ty, codes, to).expect("a row is whole blocks");
+            ggml::decode_f32_into(ty, codes, to).expect("a row has whole blocks");
             if rows.factor() != 1.0 {
                 to.iter_mut().for_each(|to| *to *= rows.factor());
             }
@@ -59,10 +60,10 @@ pub(super) fn scalar(rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     }
 }
 
-/// `to` = the numbers of `from` packed as a row of the cache: floats, or Q8_0 blocks as ggml's reference makes them.
+/// Encodes `from` as a row of the cache: floats, or Q8_0 blocks as in ggml's reference.
 ///
 /// # Panics
-/// For a kind the cache does not have.
+/// If the cache does not support the kind.
 pub(super) fn encode_scalar(kind: Kind, from: &[f32], to: &mut [u8]) {
     match kind {
         Kind::Float(Float::F32) => {
@@ -77,7 +78,7 @@ pub(super) fn encode_scalar(kind: Kind, from: &[f32], to: &mut [u8]) {
         }
         Kind::Q8_0 => {
             for (from, to) in from.chunks_exact(QK8_0).zip(to.chunks_exact_mut(BLOCK_Q8_0)) {
-                // `max` alone would pass over a number that is none.
+                // `max` alone would ignore NaN.
                 let none = from.iter().any(|v| v.is_nan());
                 let largest = if none { f32::NAN } else { from.iter().fold(0.0f32, |m, v| m.max(v.abs())) };
                 let d = largest / 127.0;
@@ -89,7 +90,7 @@ pub(super) fn encode_scalar(kind: Kind, from: &[f32], to: &mut [u8]) {
             }
         }
         Kind::Float(Float::BF16) | Kind::Affine { .. } | Kind::Scaled(_) | Kind::Ggml(_) => {
-            unreachable!("no cache of {kind:?}")
+            unreachable!("the cache does not support {kind:?}")
         }
     }
 }
@@ -117,7 +118,7 @@ mod tests {
         }
     }
 
-    /// The golden vectors of ggml: every type that files have, at odd addresses.
+    /// ggml's golden vectors: every type that files use, at odd addresses.
     #[test]
     fn blocks_decode_as_ggml_does() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/ggml-quant");

@@ -1,4 +1,5 @@
-//! Decoding with NEON: eight packed numbers to two vectors, for the kinds that the other operations read as they lie.
+//! Decoding with NEON: eight packed values to two vectors, for the kinds that other operations read without
+//! decoding them first.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::aarch64::*;
@@ -8,10 +9,10 @@ use super::super::weight::Float;
 
 /// Decodes one kind of row.
 pub(in super::super) trait Load: Copy {
-    /// Numbers k..k + 8, k a multiple of 8.
+    /// Decodes values k..k + 8; k is a multiple of 8.
     ///
     /// # Safety
-    /// `codes` are those of a row of this kind, which has these numbers.
+    /// `codes` belong to a row of this kind that has these values.
     unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2];
 }
 
@@ -24,7 +25,7 @@ pub(in super::super) struct BF16;
 #[derive(Clone, Copy)]
 pub(in super::super) struct Q8_0;
 
-/// Runs an expression with the loader of a kind, if it is one that is read as it lies.
+/// Evaluates an expression with the loader of a kind that is read without decoding it first.
 macro_rules! with_loader {
     ($kind:expr, $loader:ident => $run:expr, else $other:expr) => {{
         use $crate::decode::neon as loaders;
@@ -57,7 +58,7 @@ impl Load for F32 {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn eight(self, codes: *const u8, k: usize) -> [float32x4_t; 2] {
-        // SAFETY: 32 bytes from 4 k belong to the row; loads of bytes take any alignment.
+        // SAFETY: 32 bytes from 4 k belong to the row; byte loads accept any alignment.
         let [low, high] = [0, 16].map(|at| unsafe { vld1q_u8(codes.add(4 * k + at)) });
         [vreinterpretq_f32_u8(low), vreinterpretq_f32_u8(high)]
     }
@@ -110,9 +111,9 @@ fn decode<L: Load>(loader: L, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     let codes = rows.row(row).0;
     let (eights, rest) = to[..rows.cols()].as_chunks_mut::<8>();
     for (at, to) in eights.iter_mut().enumerate() {
-        // SAFETY: the row has as many numbers as `to`.
+        // SAFETY: the row is as long as `to`.
         let [low, high] = unsafe { loader.eight(codes.as_ptr(), 8 * at) };
-        // SAFETY: eight numbers.
+        // SAFETY: eight values.
         unsafe {
             vst1q_f32(to.as_mut_ptr(), low);
             vst1q_f32(to.as_mut_ptr().add(4), high);
@@ -121,7 +122,7 @@ fn decode<L: Load>(loader: L, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
     rest.copy_from_slice(&tail(rows, row)[..rest.len()]);
 }
 
-/// The numbers of a row behind the last eight, and zeros after them.
+/// The values of a row after the last whole eight, padded with zeros.
 pub(in super::super) fn tail(rows: &Rows<'_>, row: usize) -> [f32; 8] {
     let mut numbers = [0.0; 8];
     if let Kind::Float(float) = rows.kind() {
@@ -140,7 +141,7 @@ pub(in super::super) fn encode_row(kind: Kind, from: &[f32], to: &mut [u8]) {
     }
     assert!(to.len() >= 2 * from.len());
     for (four, to) in from.as_chunks::<4>().0.iter().zip(to.as_chunks_mut::<8>().0) {
-        // SAFETY: four numbers, and eight bytes for them.
+        // SAFETY: four values, and eight bytes for them.
         unsafe {
             let halves = vreinterpret_u8_f16(vcvt_f16_f32(vld1q_f32(four.as_ptr())));
             vst1_u8(to.as_mut_ptr(), halves);
