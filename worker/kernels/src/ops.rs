@@ -1,6 +1,6 @@
-//! The operations on rows as a table of functions, one table an instruction set.
-//! A table is handed out only after its instructions were found on this processor, so calling through it is safe.
-#![allow(unsafe_code)] // Functions for an instruction set are unsafe to call without it.
+//! The operations on rows, as a table of functions per instruction set. A table is available only after its
+//! instructions were detected on this processor, so calls through it are safe.
+#![allow(unsafe_code)] // Calling a function without its instruction set is unsafe.
 
 use super::dot_blocks::{Block, Columns};
 use super::window::Window;
@@ -10,14 +10,15 @@ use super::{
     swiglu,
 };
 
-/// What rows of any kind are multiplied with: columns of numbers and, for the kinds that want them so, the same in eight bits.
+/// The columns for products with rows of any kind: as floats and, for the kinds that need it, packed in eight
+/// bits.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     pub(super) numbers: &'a [f32],
     pub(super) columns: &'a Columns,
 }
 
-/// One version of every operation. See the folder of the same name for each contract.
+/// One version of each operation. The folder of the same name has the contract.
 pub struct Ops {
     pub name: &'static str,
     decode_row: unsafe fn(&Rows<'_>, usize, &mut [f32]),
@@ -35,7 +36,7 @@ pub struct Ops {
     soft_cap: unsafe fn(&mut [f32], f32, f32),
 }
 
-/// The specification.
+/// The scalar version, which is the specification.
 static SCALAR: Ops = Ops {
     name: "scalar",
     decode_row: decode::scalar,
@@ -53,7 +54,7 @@ static SCALAR: Ops = Ops {
     soft_cap: soft_cap::scalar,
 };
 
-/// AVX2 with FMA and F16C: every x86-64 server since 2013.
+/// AVX2 with FMA and F16C: all x86-64 servers since 2013.
 #[cfg(target_arch = "x86_64")]
 static AVX2: Ops = Ops {
     name: "avx2",
@@ -72,15 +73,15 @@ static AVX2: Ops = Ops {
     soft_cap: soft_cap::avx2::soft_cap,
 };
 
-/// AVX-512 for the products, which are nearly all of the work, and AVX2 for the rest.
+/// AVX-512 for products, which are nearly all of the work, and AVX2 for the rest.
 #[cfg(target_arch = "x86_64")]
 static AVX512: Ops = Ops { name: "avx512", dot_rows: dot_rows::avx512::dot_rows, ..AVX2 };
 
-/// The same with VNNI, for the products of packed codes: every x86-64 server since 2019 or 2022.
+/// The same with VNNI for products of packed codes: all x86-64 servers since 2019 or 2022.
 #[cfg(target_arch = "x86_64")]
 static VNNI: Ops = Ops { name: "avx512 vnni", dot_blocks: dot_blocks::avx512::dot_blocks, ..AVX512 };
 
-/// NEON, which every processor of this architecture has.
+/// NEON, which every aarch64 processor has.
 #[cfg(target_arch = "aarch64")]
 static NEON: Ops = Ops {
     name: "neon",
@@ -99,7 +100,7 @@ static NEON: Ops = Ops {
     soft_cap: soft_cap::neon::soft_cap,
 };
 
-/// The same with products of eight bits at once: every server of this architecture since 2018.
+/// The same with dot-product instructions: all aarch64 servers since 2018.
 #[cfg(target_arch = "aarch64")]
 static DOTPROD: Ops = Ops { name: "neon dotprod", dot_blocks: dot_blocks::neon::dot_blocks_at_once, ..NEON };
 
@@ -108,7 +109,7 @@ impl Ops {
         &SCALAR
     }
 
-    /// Every table that this processor can run, the best one last.
+    /// All tables that this processor can run, the best one last.
     pub fn all() -> Vec<&'static Self> {
         let mut all = vec![&SCALAR];
         #[cfg(target_arch = "x86_64")]
@@ -143,7 +144,7 @@ impl Ops {
     }
 
     pub fn decode_row(&self, rows: &Rows<'_>, row: usize, to: &mut [f32]) {
-        // SAFETY: this table was handed out, so its instructions are there. The same holds below.
+        // SAFETY: the instructions of this table were detected on this processor. The same holds below.
         unsafe { (self.decode_row)(rows, row, to) }
     }
 
@@ -162,7 +163,7 @@ impl Ops {
         unsafe { (self.pack)(x, cols, tile) }
     }
 
-    /// Rows times columns, in the way of their kind.
+    /// Multiplies rows by columns, in the way that suits the kind.
     pub(super) fn product(
         &self,
         rows: &Rows<'_>,
@@ -178,7 +179,8 @@ impl Ops {
         }
     }
 
-    /// Multiplies `x[m, cols]` by the transpose of `weight[rows, cols]` into a new `[m, rows]`: one product on one thread, for tests.
+    /// Multiplies `x[m, cols]` by the transpose of `weight[rows, cols]` to a new `[m, rows]`, on one thread.
+    /// For tests.
     pub fn matmul(&self, weight: &super::Weight, x: &[f32]) -> Vec<f32> {
         let (rows, n) = (Rows::of(weight), weight.rows());
         let mut out = vec![f32::NAN; x.len() / weight.cols() * n];

@@ -1,5 +1,5 @@
-//! A few threads that share one job at a time: chunks dealt out by a counter, so that a thread the machine holds up
-//! costs one chunk. The CPU kernels own one; a thread waits by spinning a little, then sleeps.
+//! A thread pool that runs one job at a time. A counter distributes the chunks, so that a delayed thread
+//! costs one chunk. Waiting threads spin for a short time, then sleep. The CPU kernels own one pool.
 #![allow(unsafe_code)] // Lends a borrowed closure to threads that outlive the call.
 
 use std::cell::UnsafeCell;
@@ -10,12 +10,12 @@ use std::thread::{JoinHandle, Thread};
 
 use super::DeviceError;
 
-/// Working space of one thread.
+/// The working space of one thread.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Decoded rows.
     pub(super) rows: Vec<f32>,
-    /// Whatever the job puts there.
+    /// General space for the job.
     pub(super) numbers: Vec<f32>,
     pub(super) more: Vec<f32>,
     pub(super) sums: Vec<f32>,
@@ -23,9 +23,10 @@ pub(super) struct Scratch {
 
 type Work<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
 
-/// How long a thread spins before it sleeps: some tens of microseconds, the time between two jobs of a step.
+/// Number of spins before a thread sleeps: some tens of microseconds, the time between two jobs of a step.
 const SPINS: u32 = 600;
-/// Set in `state` while threads may join the job. Below it: how many have joined. Above it: the job's number.
+/// Set in `state` while threads may join the job. The bits below count the joined threads; the bits above are
+/// the job number.
 const OPEN: u64 = 1 << 31;
 const JOINED: u64 = OPEN - 1;
 
@@ -38,15 +39,15 @@ struct Job {
 struct State {
     state: AtomicU64,
     next: AtomicUsize,
-    /// Written only while the job is closed and nobody has joined.
+    /// Written only while the job is closed and no thread has joined.
     job: UnsafeCell<Option<Job>>,
     panicked: AtomicBool,
     stop: AtomicBool,
     asleep: Vec<AtomicBool>,
 }
 
-// SAFETY: `job` is written by the one caller before it opens the job and read by threads that joined while it was
-// open; the caller waits for them before it touches it again. The work itself is Sync.
+// SAFETY: the single caller writes `job` before it opens the job. Threads read it after they joined the open job, and
+// the caller waits for them before it writes again. The work itself is Sync.
 unsafe impl Sync for State {}
 // SAFETY: as above.
 unsafe impl Send for State {}
@@ -58,7 +59,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, one of which is the caller.
+    /// Creates a pool of `threads` threads, including the caller.
     pub(super) fn new(threads: usize) -> Result<Self, DeviceError> {
         let others = threads.saturating_sub(1);
         let state = Arc::new(State {
@@ -85,20 +86,20 @@ impl Pool {
         self.threads.len() + 1
     }
 
-    /// Calls `work` for every chunk in `0..chunks`, on all threads, and returns when all are done.
+    /// Calls `work` for each chunk in `0..chunks`, on all threads, and returns when all are done.
     ///
     /// # Panics
-    /// When `work` does.
+    /// If `work` panics.
     pub(super) fn run(&mut self, chunks: usize, work: &Work<'_>) {
         if chunks <= 1 || self.threads.is_empty() {
             (0..chunks).for_each(|chunk| work(chunk, &mut self.scratch));
             return;
         }
-        // SAFETY: only the lifetime changes; `Closing` below keeps this call from ending, also by a panic, while a
-        // thread may still use the closure.
+        // SAFETY: only the lifetime changes. `Closing` below delays the return, also after a panic, until no thread
+        // uses the closure.
         let work: &Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &Work<'static>>(work) };
         let state = &*self.state;
-        // SAFETY: the last job is closed and nobody is in it, so nobody reads this.
+        // SAFETY: the previous job is closed and no thread is in it, so no thread reads this.
         unsafe { *state.job.get() = Some(Job { work, chunks, caller: std::thread::current() }) };
         state.next.store(0, Ordering::Relaxed);
         let number = (state.state.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
@@ -122,13 +123,13 @@ impl Drop for Pool {
         self.state.stop.store(true, Ordering::SeqCst);
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
-            // A thread catches the panics of its work, so there is nothing to learn here.
+            // The threads catch panics of their work, so there is no error to handle.
             let _ = thread.join();
         }
     }
 }
 
-/// Lets nobody else join, and waits for those who did.
+/// Closes the job on drop and waits for the threads that joined it.
 struct Closing<'a>(&'a State);
 
 impl Drop for Closing<'_> {
@@ -140,7 +141,7 @@ impl Drop for Closing<'_> {
                 spins += 1;
                 std::hint::spin_loop();
             } else {
-                // The last to leave wakes this thread; a wake-up that came early makes this return at once.
+                // The last thread unparks this one. An earlier unpark makes this return at once.
                 std::thread::park();
             }
             now = self.0.state.load(Ordering::Acquire);
@@ -159,7 +160,7 @@ impl State {
         }
     }
 
-    /// The life of thread `index`.
+    /// The main loop of thread `index`.
     fn serve(&self, index: usize) {
         let mut scratch = Scratch::default();
         let mut last = 0;
@@ -182,12 +183,12 @@ impl State {
         }
     }
 
-    /// Takes part in the job that this thread has just joined.
+    /// Works on the job that this thread has just joined.
     fn join(&self, scratch: &mut Scratch) {
-        // SAFETY: having joined while the job was open, this thread keeps the caller inside `run`: the job is set,
-        // and what it borrows is alive.
+        // SAFETY: this thread joined while the job was open, so the caller stays in `run`: the job is set and its
+        // borrows are alive.
         let (work, chunks, caller) = unsafe {
-            let job = (*self.job.get()).as_ref().expect("a job is set before it is opened");
+            let job = (*self.job.get()).as_ref().expect("the job is set before it is opened");
             (&*job.work, job.chunks, job.caller.clone())
         };
         if catch_unwind(AssertUnwindSafe(|| self.deal(work, chunks, scratch))).is_err() {
@@ -201,7 +202,7 @@ impl State {
 
     fn sleep(&self, index: usize, last: u64) {
         self.asleep[index].store(true, Ordering::SeqCst);
-        // Whoever opens a job after this load sees the flag.
+        // A caller that opens a job after this load sees the flag.
         let now = self.state.load(Ordering::SeqCst);
         let idle = now & OPEN == 0 || now >> 32 == last;
         if idle && !self.stop.load(Ordering::SeqCst) {

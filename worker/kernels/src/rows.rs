@@ -1,15 +1,15 @@
-//! Rows of packed numbers as the operations read them, whether they are a weight's or a page of the cache.
-//! Lengths are checked on construction, which is what the unsafe code of the operations rests on.
+//! Rows of packed values, of a weight or of a page of the cache. Lengths are validated on construction; the
+//! unsafe code of the operations relies on that.
 
 use lode_model::quant::ggml;
 
 use super::weight::{Dtype, Float, Scaled, Weight};
 
-/// How a row is packed.
+/// The format of a packed row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Float(Float),
-    /// See [`Dtype::Affine`]; scales and biases lie apart.
+    /// See [`Dtype::Affine`]; scales and biases are stored separately.
     Affine {
         bits: u8,
         group: usize,
@@ -17,19 +17,19 @@ pub enum Kind {
     },
     /// ggml's block_q8_0: `d` as f16, then 32 signed bytes; value = `d * q`.
     Q8_0,
-    /// Codes, and scales of a byte apart.
+    /// Codes with separate one-byte scales.
     Scaled(Scaled),
-    /// Any other of ggml's blocks.
+    /// Any other block format of ggml.
     Ggml(ggml::Type),
 }
 
-/// Numbers in a Q8_0 block.
+/// Values per Q8_0 block.
 pub(super) const QK8_0: usize = 32;
-/// Bytes of a Q8_0 block.
+/// Bytes per Q8_0 block.
 pub(super) const BLOCK_Q8_0: usize = 2 + QK8_0;
 
 impl Kind {
-    /// Bytes of a row's codes. `cols` suits the kind: see [`Kind::multiple`].
+    /// Bytes of a row's codes. `cols` must suit the kind: see [`Kind::multiple`].
     #[inline]
     pub fn row_bytes(self, cols: usize) -> usize {
         match self {
@@ -41,7 +41,7 @@ impl Kind {
         }
     }
 
-    /// Row lengths are multiples of this.
+    /// Row lengths are multiples of this number.
     pub fn multiple(self) -> usize {
         match self {
             Self::Float(_) => 1,
@@ -67,7 +67,7 @@ impl Kind {
     }
 }
 
-/// `n` rows of `cols` numbers. Invariant: every slice is as long as kind and shape say.
+/// `n` rows of `cols` values. Invariant: each slice has the length that kind and shape require.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
     kind: Kind,
@@ -76,16 +76,16 @@ pub struct Rows<'a> {
     codes: &'a [u8],
     scales: &'a [u8],
     biases: &'a [u8],
-    /// Bytes that a row has of each: a row is asked for far more often than rows are made.
+    /// Bytes per row of each part, cached because rows are accessed far more often than created.
     strides: [usize; 3],
     factor: f32,
 }
 
 impl<'a> Rows<'a> {
-    /// Rows of floats or of blocks that lie one after the other.
+    /// Creates contiguous rows of floats or of blocks.
     ///
     /// # Panics
-    /// When `codes` is no whole number of rows, or the kind has scales of its own.
+    /// If `codes` is not a whole number of rows, or the kind has separate scales.
     pub fn new(kind: Kind, cols: usize, codes: &'a [u8]) -> Self {
         let row = kind.row_bytes(cols);
         assert!(cols > 0 && cols.is_multiple_of(kind.multiple()) && codes.len().is_multiple_of(row));
@@ -94,7 +94,7 @@ impl<'a> Rows<'a> {
         Self { kind, n, cols, codes, scales: &[], biases: &[], strides, factor: 1.0 }
     }
 
-    /// The rows of f32 numbers in native order.
+    /// Creates rows of f32 values in native byte order.
     pub fn f32s(cols: usize, numbers: &'a [f32]) -> Self {
         Self::new(Kind::Float(Float::F32), cols, bytemuck::cast_slice(numbers))
     }
@@ -107,7 +107,7 @@ impl<'a> Rows<'a> {
             Dtype::Ggml(ggml::Type::Q8_0) => Kind::Q8_0,
             Dtype::Ggml(ty) => Kind::Ggml(ty),
         };
-        // `Weight::new` checked the lengths.
+        // `Weight::new` validated the lengths.
         let (codes, scales, biases) = (weight.codes(), weight.scales(), weight.biases());
         let (n, cols, factor) = (weight.rows(), weight.cols(), weight.factor());
         let strides = [kind.row_bytes(cols), kind.row_scale_bytes(cols), kind.row_bias_bytes(cols)];
@@ -130,12 +130,12 @@ impl<'a> Rows<'a> {
         self.cols
     }
 
-    /// What every number is multiplied with: 1 but for NVFP4.
+    /// The factor of all values: 1 except for NVFP4.
     pub fn factor(&self) -> f32 {
         self.factor
     }
 
-    /// The codes, scales and biases of row `row`.
+    /// Returns the codes, scales and biases of row `row`.
     #[inline]
     pub fn row(&self, row: usize) -> (&'a [u8], &'a [u8], &'a [u8]) {
         let part = |bytes: &'a [u8], size: usize| &bytes[row * size..(row + 1) * size];
@@ -143,7 +143,7 @@ impl<'a> Rows<'a> {
         (part(self.codes, codes), part(self.scales, scales), part(self.biases, biases))
     }
 
-    /// A run of the rows.
+    /// Returns a range of the rows.
     pub fn range(&self, first: usize, n: usize) -> Self {
         let part = |bytes: &'a [u8], size: usize| &bytes[first * size..(first + n) * size];
         let [codes, scales, biases] = self.strides;
@@ -157,7 +157,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Number `index` of packed floats.
+/// Decodes value `index` of packed floats.
 pub(super) fn float_at(float: Float, bytes: &[u8], index: usize) -> f32 {
     let at = index * float.size();
     match float {

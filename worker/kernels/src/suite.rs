@@ -1,5 +1,5 @@
-//! What every device must do, whatever it is made of: the fused methods against the scalar CPU, on awkward shapes.
-//! A new implementation of `Kernels` adds one test that calls [`agrees`] with a maker of itself.
+//! The conformance tests of devices: compares the fused methods with the scalar CPU on awkward shapes. A new
+//! implementation of `Kernels` adds one test that calls [`agrees`] with its constructor.
 
 use bytes::Bytes;
 
@@ -24,7 +24,8 @@ fn weight(float: Float, rows: usize, cols: usize, seed: u64) -> Weight {
     Weight::floats(float, (rows, cols), Bytes::from(bytes)).unwrap()
 }
 
-/// Everything that a small block computes of two steps, the second of which continues what the first began.
+/// Runs two steps of a small model, the second of which continues the first. Returns everything that they
+/// compute.
 fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) -> Vec<f32> {
     let mut seed = 0;
     let mut next = |rows, cols| {
@@ -41,7 +42,7 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
         Norm::<K> { weight, eps: 1e-5 }
     };
     let (q_rows, kv_rows) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
-    // The first layer is llama's, the second has what gemma's and a mixture of experts have.
+    // The first layer has llama's structure, the second the features of gemma and of a mixture of experts.
     let qkv = |kernels: &mut K, next: &mut dyn FnMut(usize, usize) -> Weight, head_norms: bool| Qkv {
         norm: Some(norm(kernels, next(1, EMBEDDING))),
         q: linear(kernels, next(q_rows, EMBEDDING), Some(next(1, q_rows))),
@@ -86,13 +87,14 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
         scale,
         pairing,
     };
-    // The second rotates 16 of the 20 dimensions.
+    // The second table rotates 16 of the 20 dimensions.
     let ropes = [rope(1, 1.0), rope(8, 1.25)];
     let (mut x, mut q, mut mixed, mut hidden, mut rows) =
         (kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer(), kernels.buffer());
     let mut numbers = Vec::new();
 
-    // Two sequences in scrambled pages; the second step cuts one prompt's rest, and continues in a copy of its last page.
+    // Two sequences in scrambled pages. The second step completes one prompt and continues in a copy of its
+    // last page.
     let first = [(0, 40, vec![5, 2]), (0, 1, vec![4])];
     let second = [(40, 3, vec![5, 6]), (1, 70, vec![4, 0, 3])];
     for (step, spans) in [first, second].into_iter().enumerate() {
@@ -128,7 +130,7 @@ fn run<K: Kernels>(kernels: &mut K, float: Float, kind: Kind, pairing: Pairing) 
     numbers
 }
 
-/// The same of an encoder's block, whose rows see all of their sequence.
+/// The same for a block of an encoder, whose rows see their whole sequence.
 fn encode<K: Kernels>(kernels: &mut K, float: Float) -> Vec<f32> {
     let mut seed = 100;
     let mut next = |rows, cols| {
@@ -184,8 +186,9 @@ fn error(found: &[f32], expect: &[f32]) -> f64 {
     expect.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / size
 }
 
-/// Normalised mean squared error against the scalar CPU: 1e-10 with an f32 cache, where only the order of adding
-/// differs; 1e-6 with f16, where a last bit of a key may round the other way.
+/// Asserts the normalised mean squared error against the scalar CPU. The bound is 1e-10 with an f32 cache,
+/// where only the order of additions differs, and 1e-6 with f16, where the last bit of a key may be rounded
+/// differently.
 fn agrees<K: Kernels>(make: impl Fn() -> K) {
     for float in [Float::F32, Float::F16, Float::BF16] {
         for (kind, bound) in [(Kind::Float(Float::F32), 1e-10), (Kind::Float(Float::F16), 1e-6)] {

@@ -1,5 +1,4 @@
-//! Random inputs for the tests of the operations.
-//! Numbers are the same on every run.
+//! Pseudo-random inputs for the tests of the operations. The values are the same in every run.
 
 use bytes::Bytes;
 use lode_model::quant::ggml::{self, Type};
@@ -12,7 +11,7 @@ const fn affine(bits: u8, group: usize, scales: Float) -> Kind {
     Kind::Affine { bits, group, scales }
 }
 
-/// One of every kind the operations read.
+/// One example of each supported kind.
 pub(super) const KINDS: &[Kind] = &[
     Kind::Float(Float::F32),
     Kind::Float(Float::F16),
@@ -43,7 +42,7 @@ pub(super) const KINDS: &[Kind] = &[
     Kind::Ggml(Type::NVFP4),
 ];
 
-/// `n` numbers within -2 and 2 (splitmix64).
+/// `n` values between -2 and 2 (splitmix64).
 pub(super) fn random(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..n)
@@ -61,12 +60,12 @@ fn some_bytes(n: usize, seed: u64) -> Vec<u8> {
     random(n, seed).iter().map(|v| ((v + 2.0) * 64.0) as u8).collect()
 }
 
-/// All but the first byte, so that it lies at an odd address.
+/// Drops the first byte, so that the rest is at an odd address.
 fn tail(bytes: Vec<u8>) -> Bytes {
     Bytes::from(bytes).slice(1..)
 }
 
-/// Random rows in a packed form, at an odd address.
+/// Random packed rows at an odd address.
 pub(super) struct Packed {
     weight: Option<Weight>,
     kind: Kind,
@@ -105,7 +104,7 @@ impl Packed {
                     scales.iter_mut().for_each(|scale| *scale &= 0xdf);
                 } else {
                     scales.iter_mut().for_each(|scale| *scale = 120 + *scale % 11);
-                    // What is no number stays out of comparisons.
+                    // Exclude NaN from comparisons.
                     codes.iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code = 0x7e);
                 }
                 let dtype = Dtype::Scaled(format);

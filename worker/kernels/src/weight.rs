@@ -1,11 +1,11 @@
-//! A weight as it lies in a file: bytes, dtype and shape, checked against each other once.
-//! Loaders build it, `Kernels::matrix` and `Kernels::vector` take it; nobody turns it into floats on the host without need.
+//! A weight in its stored form: bytes, dtype and shape, validated against each other. Loaders build it;
+//! `Kernels::matrix` and `Kernels::vector` load it. It is not converted to floats on the host without need.
 
 use bytes::Bytes;
 use lode_model::quant;
 use lode_model::quant::ggml;
 
-/// The dtypes that can be run, by the name a tensor index shows.
+/// The supported dtypes, by their names in a tensor index.
 pub const DTYPES: &[&str] =
     &["F32", "F16", "BF16", "int4", "int8", "nvfp4", "mxfp4", "mxfp8", "the block types of GGUF"];
 
@@ -26,20 +26,20 @@ impl Float {
     }
 }
 
-/// The small floats of tensor blobs: codes as a byte stream, the even element of two in the low nibble, and a scale of one
-/// byte for each group of a row.
+/// The small floats of tensor blobs: codes as a byte stream, the even element of two in the low nibble, and a
+/// one-byte scale per group of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scaled {
-    /// E2M1, an E4M3 scale for each 16.
+    /// E2M1 with an E4M3 scale per 16 codes.
     Nvfp4,
-    /// E2M1, an E8M0 scale for each 32.
+    /// E2M1 with an E8M0 scale per 32 codes.
     Mxfp4,
-    /// E4M3, an E8M0 scale for each 32.
+    /// E4M3 with an E8M0 scale per 32 codes.
     Mxfp8,
 }
 
 impl Scaled {
-    /// As `lode_model` names it.
+    /// The corresponding kind in `lode_model`.
     pub const fn kind(self) -> quant::Kind {
         match self {
             Self::Nvfp4 => quant::Kind::Nvfp4,
@@ -63,24 +63,25 @@ impl Scaled {
     }
 }
 
-/// How the numbers of a weight are stored.
+/// The storage format of a weight's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
     Float(Float),
-    /// MLX's affine codes: value = `scale * q + bias`, `bits` (4 or 8) a code, one scale and bias per `group` codes of a row.
-    /// Codes are a byte stream, for 4 bits the even element in the low nibble.
+    /// MLX's affine codes: value = `scale * q + bias`, with `bits` (4 or 8) per code, and one scale and bias
+    /// per `group` codes of a row. The codes are a byte stream; with 4 bits, the even element is in the low
+    /// nibble.
     Affine {
         bits: u8,
         group: usize,
         scales: Float,
     },
     Scaled(Scaled),
-    /// ggml's blocks of codes and scales, one after the other. Not its plain types, which are floats here.
+    /// ggml's blocks of codes and scales, one after the other. Its plain types are floats here.
     Ggml(ggml::Type),
 }
 
 impl Dtype {
-    /// Bytes of one row's codes; `None` where the row length does not fit the format.
+    /// Bytes of one row's codes; `None` if the row length does not fit the format.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         match self {
             Self::Float(float) => cols.checked_mul(float.size()),
@@ -88,7 +89,7 @@ impl Dtype {
                 cols.is_multiple_of(group).then_some(cols / 8 * usize::from(bits))
             }
             Self::Affine { .. } => None,
-            // The operations read 32 numbers at a time.
+            // The operations read 32 values at a time.
             Self::Scaled(format) => cols.is_multiple_of(32).then_some(cols / 8 * format.bits()),
             Self::Ggml(ty) => usize::try_from(ty.row_bytes(cols as u64)?).ok(),
         }
@@ -109,9 +110,9 @@ impl Dtype {
     }
 }
 
-/// A matrix of `rows` rows of `cols` numbers (a vector is one row), row-major, any alignment.
+/// A matrix of `rows` rows of `cols` values (a vector is one row), row-major, with any alignment.
 ///
-/// The bytes usually point into a mapped file; cloning copies none of them.
+/// The bytes usually point into a mapped file; cloning does not copy them.
 #[derive(Clone, Debug)]
 pub struct Weight {
     dtype: Dtype,
@@ -123,17 +124,17 @@ pub struct Weight {
     factor: f32,
 }
 
-/// The parts of a weight do not fit each other.
+/// The parts of a weight do not match.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WeightError {
-    #[error("rows of {cols} numbers cannot be stored as {dtype:?}")]
+    #[error("rows of {cols} values cannot be stored as {dtype:?}")]
     RowLength { dtype: Dtype, cols: usize },
-    #[error("its {part} take {found} bytes, {expected} expected")]
+    #[error("the {part} have {found} bytes, expected {expected}")]
     Size { part: &'static str, expected: u128, found: usize },
 }
 
 impl Weight {
-    /// Checks every length. `scales` and `biases` are empty where the dtype has none.
+    /// Creates a weight and validates the lengths. `scales` and `biases` are empty if the dtype has none.
     pub fn new(
         dtype: Dtype,
         (rows, cols): (usize, usize),
@@ -156,21 +157,21 @@ impl Weight {
         Ok(Self { dtype, rows, cols, codes, scales, biases, factor: 1.0 })
     }
 
-    /// The same with one more scale over all of it, which only NVFP4 has, in either container.
+    /// Adds a factor for the whole weight, which only NVFP4 has, in either container.
     #[must_use]
     pub fn with_factor(self, factor: f32) -> Self {
         Self { factor, ..self }
     }
 
-    /// A weight of floats.
+    /// Creates a weight of floats.
     pub fn floats(float: Float, shape: (usize, usize), bytes: Bytes) -> Result<Self, WeightError> {
         Self::new(Dtype::Float(float), shape, bytes, Bytes::new(), Bytes::new())
     }
 
-    /// Rows `first..first + n`, in the same bytes.
+    /// Returns rows `first..first + n`, without copying.
     ///
     /// # Panics
-    /// When there are not as many rows.
+    /// If there are fewer rows.
     pub fn part(&self, first: usize, n: usize) -> Self {
         assert!(first + n <= self.rows);
         let cut = |bytes: &Bytes| {
@@ -205,12 +206,12 @@ impl Weight {
         &self.biases
     }
 
-    /// What every number is multiplied with: 1 but for NVFP4.
+    /// The factor of all values: 1 except for NVFP4.
     pub fn factor(&self) -> f32 {
         self.factor
     }
 
-    /// All bytes that a pass over the weight reads.
+    /// Bytes that a pass over the weight reads.
     pub fn size_bytes(&self) -> u64 {
         (self.codes.len() + self.scales.len() + self.biases.len()) as u64
     }

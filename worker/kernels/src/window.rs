@@ -1,10 +1,10 @@
-//! Parts of a row-major matrix that several threads write at once, each its own columns or rows.
-//! The operations write through these; the switchboards make them.
+//! Parts of a row-major matrix that several threads write at the same time, each its own columns or rows. The
+//! device implementation creates them, the operations write through them.
 #![allow(unsafe_code)] // Safe Rust cannot split a matrix by columns.
 
 use std::marker::PhantomData;
 
-/// Columns `first..first + cols` of every row of a matrix, to be written by one thread.
+/// Columns `first..first + cols` of all rows of a matrix, written by one thread.
 pub struct Window<'a> {
     at: *mut f32,
     stride: usize,
@@ -14,10 +14,10 @@ pub struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// A window of `cols` columns from `first` over a matrix with rows of `stride` numbers.
+    /// Creates a window of `cols` columns from `first` over a matrix with rows of `stride` values.
     ///
     /// # Panics
-    /// When the columns are not inside the rows.
+    /// If the columns are not inside the rows.
     pub fn new(matrix: &'a mut [f32], stride: usize, first: usize, cols: usize) -> Self {
         Shared::new(matrix, stride).window(first, cols)
     }
@@ -30,20 +30,20 @@ impl<'a> Window<'a> {
         self.cols
     }
 
-    /// The window's part of one row.
+    /// Returns the window's part of a row.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// If there is no such row.
     #[inline]
     pub fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
-        // SAFETY: `Shared::new` checked that row `row` and these columns lie in the matrix; `&mut self` and the
+        // SAFETY: `Shared::new` checked that row `row` and these columns are inside the matrix. `&mut self` and the
         // contract of `Shared::columns` make this the only reference to them.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(row * self.stride), self.cols) }
     }
 }
 
-/// A matrix whose columns or rows are dealt out to threads.
+/// A matrix whose columns or rows are distributed to threads.
 pub(super) struct Shared<'a, T> {
     at: *mut T,
     rows: usize,
@@ -51,24 +51,24 @@ pub(super) struct Shared<'a, T> {
     matrix: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a `&mut [T]` cut into parts; who takes parts on several threads promises that they are disjoint.
+// SAFETY: it is a `&mut [T]` split into parts. Callers on several threads guarantee that their parts are disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
     /// # Panics
-    /// When the matrix is no whole number of rows.
+    /// If the matrix is not a whole number of rows.
     pub(super) fn new(matrix: &'a mut [T], stride: usize) -> Self {
         assert!(stride > 0 && matrix.len().is_multiple_of(stride));
         Self { at: matrix.as_mut_ptr(), rows: matrix.len() / stride, stride, matrix: PhantomData }
     }
 
-    /// Columns `first..first + cols` of row `row`.
+    /// Returns columns `first..first + cols` of row `row`.
     ///
     /// # Safety
-    /// No other living part of this matrix overlaps them.
+    /// No other live part of this matrix overlaps them.
     pub(super) unsafe fn part(&self, row: usize, first: usize, cols: usize) -> &'a mut [T] {
         assert!(row < self.rows && first + cols <= self.stride);
-        // SAFETY: inside the matrix by the assertion, unshared by the caller's promise.
+        // SAFETY: inside the matrix by the assertion; the caller guarantees that it is not shared.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(row * self.stride + first), cols) }
     }
 }
@@ -79,10 +79,10 @@ impl<'a> Shared<'a, f32> {
         unsafe { self.columns(first, cols) }
     }
 
-    /// Columns `first..first + cols` of all rows.
+    /// Returns columns `first..first + cols` of all rows.
     ///
     /// # Safety
-    /// No other living part of this matrix overlaps them.
+    /// No other live part of this matrix overlaps them.
     pub(super) unsafe fn columns(&self, first: usize, cols: usize) -> Window<'a> {
         assert!(first + cols <= self.stride);
         // SAFETY: within the first row, or one past the end of an empty matrix of zero rows, where `row` never reads.
@@ -90,10 +90,10 @@ impl<'a> Shared<'a, f32> {
         Window { at, stride: self.stride, rows: self.rows, cols, matrix: PhantomData }
     }
 
-    /// Columns `first..first + cols` of rows `row..row + rows`.
+    /// Returns columns `first..first + cols` of rows `row..row + rows`.
     ///
     /// # Safety
-    /// No other living part of this matrix overlaps them.
+    /// No other live part of this matrix overlaps them.
     pub(super) unsafe fn block(&self, row: usize, rows: usize, first: usize, cols: usize) -> Window<'a> {
         assert!(rows > 0 && row + rows <= self.rows && first + cols <= self.stride);
         // SAFETY: within a row of the matrix by the assertion.

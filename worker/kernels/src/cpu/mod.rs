@@ -242,7 +242,7 @@ impl Kernels for Cpu {
         let row = shape.kind.row_bytes(shape.row_len()) as u128;
         let bytes = 2 * shape.pages as u128 * shape.n_kv_heads as u128 * PAGE_LEN as u128 * row;
         let wanted_bytes = u64::try_from(bytes * shape.layers as u128).unwrap_or(u64::MAX);
-        let full = || DeviceError::OutOfMemory { what: "the key/value cache", wanted_bytes };
+        let full = || DeviceError::OutOfMemory { what: "the KV cache", wanted_bytes };
         let bytes = usize::try_from(bytes).map_err(|_| full())?;
         // Zeroed memory is not allocated by the system until it is written.
         let layer = |_| bytemuck::try_zeroed_slice_box(bytes).map_err(|()| full());

@@ -1,6 +1,6 @@
-//! `dot_blocks` with AVX2: a row's 256 numbers are unpacked once for all columns of a tile; sums over its groups are scaled as
-//! AVX-512 does. Codes keep their signs, and what a weight's code has of one goes over to the column's, as the instruction
-//! takes one factor without.
+//! `dot_blocks` with AVX2: 256 values of a row are unpacked once for all columns of a tile. The sums over
+//! groups are scaled as in the AVX-512 version. Weight codes are signed, but the multiplication needs one
+//! unsigned factor, so the sign of the weight's code is transferred to the column's code.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -13,7 +13,7 @@ use super::super::window::Window;
 use super::columns::{Block, TILE};
 use super::{Columns, QK};
 
-/// `pack_scalar`, in wider vectors.
+/// `pack_scalar` with vectors.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
     super::columns::pack(x, cols, tile);
@@ -53,7 +53,7 @@ pub(in super::super) fn dot_blocks(
     }
 }
 
-/// Affine codes of tensor blobs; those of eight bits are taken 128 lower. A group has `1 << shift` of them.
+/// Affine codes of tensor blobs, with groups of `1 << shift` codes. 8-bit codes are stored minus 128.
 #[derive(Clone, Copy)]
 struct Affine<const BITS: u8> {
     shift: u32,
@@ -70,7 +70,7 @@ impl<const BITS: u8> Codes for Affine<BITS> {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(self, row: RowAt, k: usize) -> Terms {
         let group = k >> self.shift;
-        // SAFETY: a row has a scale and a bias for each group of its numbers.
+        // SAFETY: a row has a scale and a bias for each of its groups.
         let (scale, bias) =
             unsafe { (broadcast(self.scales, row.scales, group), broadcast(self.scales, row.biases, group)) };
         let below = if BITS == 4 { 0.0 } else { 128.0 };
@@ -105,7 +105,7 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
             let mut sums = [[_mm256_setzero_ps(); 2]; TILE];
             for (b, columns) in tile.chunks_exact(t).enumerate() {
                 let (first, left) = (b * QK, (rows.cols() - b * QK) / 32);
-                // SAFETY: the row is of this kind and has as many numbers as the columns, of which so many are left.
+                // SAFETY: the row is of this kind and as long as the columns, which have this many groups left.
                 let block = unsafe {
                     match left {
                         0..8 => unpack::<C, false>(format, at, first, left),
@@ -123,18 +123,18 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
     }
 }
 
-/// 256 numbers of a row: codes by groups of 32 and, in the order of lanes, what they are multiplied with and what is taken off.
-/// One scale for a group is in the first of two vectors, those for each sixteen are in both.
+/// 256 unpacked values of a row: codes in groups of 32, with scales and offsets in lane order. A scale per
+/// group is in the first of two vectors; scales per sixteen are in both.
 struct Unpacked {
     codes: [__m256i; 8],
     scales: [__m256; 2],
     offsets: [__m256; 2],
 }
 
-/// Numbers from `first` on, of which so many groups are there.
+/// Unpacks this many groups from value `first` on.
 ///
 /// # Safety
-/// They are there, at most eight.
+/// The groups exist, and there are at most eight.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize, groups: usize) -> Unpacked {
@@ -149,7 +149,7 @@ unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize
             // SAFETY: a group begins here.
             group = unsafe { Codes::group(format, at, k) };
         }
-        // SAFETY: 32 numbers are there, inside that group.
+        // SAFETY: there are 32 values inside that group.
         let [a, b] = unsafe { format.terms(group, k) };
         // SAFETY: as above.
         *codes = unsafe { values(format, at, k) };
@@ -165,7 +165,8 @@ unsafe fn unpack<C: Codes, const WHOLE: bool>(format: C, at: RowAt, first: usize
     Unpacked { codes, scales, offsets }
 }
 
-/// What the first sixteen codes of each group share and what the others do, everywhere in a vector, as [`Unpacked`] has it.
+/// The scale and offset of the first sixteen codes of each group and of the other sixteen, in all lanes, as
+/// [`Unpacked`] stores them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn ordered<C: Codes>([a, b]: &[[__m256; 8]; 2]) -> [__m256; 2] {
@@ -177,7 +178,7 @@ fn ordered<C: Codes>([a, b]: &[[__m256; 8]; 2]) -> [__m256; 2] {
     [_mm256_blend_ps::<0xf0>(even, others.0), _mm256_blend_ps::<0xf0>(odd, others.1)]
 }
 
-/// Of four vectors that are the same in every lane, a lane each.
+/// Combines four broadcast vectors: one lane of each.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn four([a, b, c, d]: [__m256; 4]) -> __m256 {
@@ -185,7 +186,7 @@ fn four([a, b, c, d]: [__m256; 4]) -> __m256 {
     _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd)
 }
 
-/// Adds the products with 256 numbers of a column.
+/// Adds the products with 256 values of a column.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
@@ -193,7 +194,7 @@ fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
         // SAFETY: 32 of the 256 codes of a block.
         let others = unsafe { _mm256_loadu_si256(x.codes.as_ptr().add(32 * g).cast()) };
         let codes = block.codes[g];
-        // At most 128 * 127 * 2, which sixteen bits hold.
+        // At most 128 * 127 * 2, which fits in sixteen bits.
         let pairs = if C::HAS_SIGN {
             _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(others, codes))
         } else {
@@ -201,10 +202,10 @@ fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
         };
         _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
     };
-    // The halves of a vector are those of groups.
+    // The halves of a vector belong to groups.
     let even = fold([dot(0), dot(2), dot(4), dot(6)]);
     let odd = fold([dot(1), dot(3), dot(5), dot(7)]);
-    // SAFETY: eight or sixteen numbers each.
+    // SAFETY: eight or sixteen values each.
     let eight = |of: &[f32], n: usize| unsafe { _mm256_loadu_ps(of[8 * n..8 * n + 8].as_ptr()) };
     let d = eight(&x.d, 0);
     if C::ONE_SCALE {
@@ -227,7 +228,7 @@ fn add<C: Codes>(block: &Unpacked, x: &Block, sums: &mut [__m256; 2]) {
     }
 }
 
-/// Adds each four lanes: lane v of each half has those of vector v's.
+/// Adds groups of four lanes: lane v of each half of the result has the sum of vector v's.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fold([a, b, c, d]: [__m256i; 4]) -> __m256i {

@@ -1,5 +1,6 @@
-//! `dot_blocks` with AVX-512 and VNNI: four products of bytes an instruction and lane. Four rows are unpacked side by side, a
-//! quarter of each vector for each. Few columns meet them so, many meet panels of rows; both add in the same order.
+//! `dot_blocks` with AVX-512 and VNNI: four byte products per instruction and lane. Four rows are unpacked
+//! together, each in a quarter of every vector. With few columns these vectors are used directly, with many
+//! columns they are first arranged as panels of rows. Both ways add in the same order.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -10,18 +11,18 @@ use super::super::window::Window;
 use super::columns::Block;
 use super::{Columns, QK, blocks, groups, k_blocks, panel};
 
-/// From this many columns on rows are laid out in panels first.
+/// Minimum number of columns for panels.
 const PANELS: usize = 9;
 /// Columns that share the codes of unpacked rows.
 const FEW: usize = 4;
-/// Bytes ahead of the codes in use that are asked for, in each of four rows.
+/// Prefetch distance in bytes, in each of the four rows.
 const AHEAD: usize = 1024;
-/// Bytes of four rows up to which the next four are asked for instead.
+/// Maximum size of four rows in bytes for which the next four rows are prefetched instead.
 const NEAR: usize = 1 << 14;
-/// Rows that are unpacked side by side.
+/// Rows that are unpacked together.
 pub(super) const FOUR: usize = 4;
 
-/// Where 256 numbers of each of four rows begin.
+/// Location of 256 values of each of four rows.
 #[derive(Clone, Copy)]
 pub(super) struct At {
     pub(super) codes: Part,
@@ -30,7 +31,7 @@ pub(super) struct At {
     pub(super) factor: f32,
 }
 
-/// One of their parts: where the first row has it, and how many bytes further on each other row has its own.
+/// Location of one part of four rows: its offset in the first row, and the distances of the other rows.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub(super) first: *const u8,
@@ -48,42 +49,42 @@ impl Part {
         Self { first: self.first.wrapping_add(bytes), ..self }
     }
 
-    /// Sixteen bytes of each row, so many after its beginning.
+    /// Loads sixteen bytes of each row, at this offset from its start.
     ///
     /// # Safety
-    /// The bytes are there.
+    /// The bytes exist.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     pub(super) unsafe fn sixteen(self, after: usize) -> __m512i {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let row = |row: usize| unsafe { _mm_loadu_si128(self.row(row).wrapping_add(after).cast()) };
         join([row(0), row(1), row(2), row(3)])
     }
 
-    /// Some of sixteen bytes of each row, and zeros.
+    /// Loads some of sixteen bytes of each row, and zeros for the rest.
     ///
     /// # Safety
-    /// Those bytes are there.
+    /// Those bytes exist.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     pub(super) unsafe fn some(self, after: usize, n: usize) -> __m512i {
         let there = ((1u32 << n) - 1) as u16;
-        // SAFETY: by the caller's promise, as the mask ends with them.
+        // SAFETY: guaranteed by the caller; the mask ends with these bytes.
         let row =
             |row: usize| unsafe { _mm_maskz_loadu_epi8(there, self.row(row).wrapping_add(after).cast()) };
         join([row(0), row(1), row(2), row(3)])
     }
 
-    /// Four bytes each from the beginnings of four of a row's blocks, which are so many bytes apart.
+    /// Loads four bytes from the start of each of four blocks of a row; the blocks have this distance.
     ///
     /// # Safety
-    /// The blocks are there, and have sixteen bytes at least.
+    /// The blocks exist and have at least sixteen bytes.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     pub(super) unsafe fn heads(self, after: usize, apart: usize) -> __m512i {
         let row = |row: usize| {
-            // Where a lane is not the first, what lies before its four bytes is read with them.
-            // SAFETY: inside a block of sixteen bytes or more and the ones beside it.
+            // Except for the first lane, the bytes before the four bytes are read as well.
+            // SAFETY: the read is within a block of at least sixteen bytes and its neighbours.
             let block = |n: usize| unsafe {
                 _mm_loadu_si128(self.row(row).wrapping_add(after + n * apart - 4 * n).cast())
             };
@@ -94,7 +95,7 @@ impl Part {
     }
 }
 
-/// Sixteen bytes of each of four rows.
+/// Loads sixteen bytes of each of four rows.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn join(rows: [__m128i; FOUR]) -> __m512i {
@@ -102,35 +103,35 @@ fn join(rows: [__m128i; FOUR]) -> __m512i {
     _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(joined, rows[2]), rows[3])
 }
 
-/// How a kind is unpacked, 256 numbers of each of four rows at a time.
+/// Unpacks a kind, 256 values of each of four rows at a time.
 ///
 /// # Safety
-/// For all of it: AVX-512 is there, and so are 256 numbers of this kind in each row.
+/// For all methods: the processor has AVX-512, and each row has 256 values of this kind.
 pub(super) trait Unpack: Copy {
-    /// Scales of 256 numbers: one for each 32 or one for each sixteen.
+    /// Scales per 256 values: one per 32 values or one per sixteen.
     type Lanes: Lanes;
-    /// How far codes stand above their values, as a shift of 128 to the right; none where the smallest is zero. In that
-    /// case something may be taken off each number.
+    /// The excess of the codes over their values, as a right shift of 128. Without an excess the smallest
+    /// code is zero; then a minimum may be subtracted from each value.
     const ABOVE: Option<u32>;
-    /// Bytes of the codes of 256 numbers, with all else that a block has.
+    /// Bytes of the codes of 256 values, including everything else in their blocks.
     const BYTES: usize;
 
-    /// Bytes of the scales that 256 numbers have elsewhere, and of their biases.
+    /// Bytes of the separate scales of 256 values, and of their biases.
     fn beside(self) -> (usize, usize) {
         (0, 0)
     }
 
-    /// The codes, none of them negative, by sixteens.
+    /// The codes by sixteens, as non-negative bytes.
     unsafe fn codes(self, at: At) -> [__m512i; 16];
 
-    /// Scales and, where nothing stands above, what is taken off.
+    /// The scales and, without an excess, the minima.
     unsafe fn scales(self, at: At) -> (Self::Lanes, Self::Lanes);
 }
 
-/// A number for each scale of four rows: vector q has lanes 4 q to 4 q + 3 of each row, one row after the other. See
+/// A value per scale of four rows: vector q has lanes 4 q to 4 q + 3 of each row, row after row. See
 /// [`Order`](super::Order) for the lanes.
 pub(super) trait Lanes: Copy + AsRef<[__m512]> + AsMut<[__m512]> {
-    /// Of a row.
+    /// The values of a row.
     const N: usize;
     const ZERO: Self;
 }
@@ -192,7 +193,8 @@ fn products<U: Unpack>(
     if in_panels > 0 {
         panel::products(unpack, &rows.range(0, in_panels), x, out, scratch);
     }
-    // The last four may be some of those before once more; of fewer than four each is taken four times.
+    // The last four rows may repeat earlier rows. If there are fewer than four rows, each is repeated four
+    // times.
     let n = rows.len();
     let (at_once, apart) = if n < FOUR { (1, 0) } else { (FOUR, 1) };
     for i in (in_panels..n).step_by(at_once) {
@@ -213,17 +215,17 @@ fn products<U: Unpack>(
     }
 }
 
-/// The blocks of four rows that are equally far apart: whole ones as they lie, the rest of each row with zeros behind it.
+/// The blocks of four equidistant rows: whole blocks in place, the rest of each row padded with zeros.
 pub(super) struct FourRows {
     whole: At,
     depth: usize,
     rest: Option<Rest>,
     row_bytes: usize,
-    /// One where all are the same.
+    /// The number of distinct rows: one if all four are the same.
     distinct: usize,
 }
 
-/// Codes, scales and biases, as many bytes as 256 numbers can have.
+/// Codes, scales and biases of at most 256 values.
 struct Rest {
     codes: [[u8; 272]; FOUR],
     scales: [[u8; 32]; FOUR],
@@ -231,7 +233,7 @@ struct Rest {
 }
 
 impl FourRows {
-    /// Row `first`, and each `apart` rows after the one before.
+    /// Takes row `first` and the rows at multiples of `apart` after it.
     #[inline]
     pub(super) fn new<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, apart: usize) -> Self {
         let parts = rows.row(first);
@@ -256,13 +258,13 @@ impl FourRows {
         Self { whole, depth, rest, row_bytes: parts.0.len(), distinct }
     }
 
-    /// Asks for codes that come after those of block `b`: as many as it has of the next four rows where rows are short and so
-    /// follow each other, or some further on in each row.
+    /// Prefetches codes after those of block `b`. Short rows are contiguous, so the same number of bytes of
+    /// the next four rows is prefetched; otherwise, bytes further on in each row.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn prefetch(&self, b: usize, bytes: usize) {
         let (codes, all, done) = (self.whole.codes, FOUR * self.row_bytes, b * bytes);
-        // Asking for what is not there does no harm.
+        // Prefetching invalid addresses is harmless.
         let ask = |at: *const u8, lines: usize| {
             (0..lines).for_each(|line| _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * line).cast()));
         };
@@ -273,7 +275,7 @@ impl FourRows {
         (0..FOUR).for_each(|row| ask(codes.row(row).wrapping_add(done + ahead), bytes.div_ceil(64)));
     }
 
-    /// Each 256 numbers.
+    /// Iterates over blocks of 256 values.
     #[inline]
     pub(super) fn blocks<U: Unpack>(&self, unpack: U) -> impl Iterator<Item = At> {
         let beside = unpack.beside();
@@ -292,7 +294,8 @@ impl FourRows {
     }
 }
 
-/// Four rows times CN columns of a tile of `t` from column `c` of it, to column `i` of `out` and on, in its rows from `j`.
+/// Multiplies four rows by CN columns from column `c` of a tile of `t`. The results go to columns `i`.. of
+/// `out`, in rows `j`...
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn few<U: Unpack, const CN: usize>(
     unpack: U,
@@ -324,21 +327,22 @@ fn few<U: Unpack, const CN: usize>(
     }
 }
 
-/// Four numbers, for each row the same.
+/// Broadcasts four values to all rows.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn each_row(of: &[f32]) -> __m512 {
-    let Some((of, _)) = of.split_first_chunk::<4>() else { unreachable!("there are eight or sixteen") };
+    let Some((of, _)) = of.split_first_chunk::<4>() else { unreachable!("eight or sixteen values") };
     // SAFETY: four numbers.
     _mm512_broadcast_f32x4(unsafe { _mm_loadu_ps(of.as_ptr()) })
 }
 
-/// The products of four rows' codes with a column's, added up to what lanes 4 q to 4 q + 3 are for.
+/// Sums the products of four rows' codes with a column's codes, in the order that lanes 4 q to 4 q + 3 stand
+/// for.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn dots<U: Unpack>(codes: &[__m512i; 16], x: &Block, q: usize) -> __m512 {
     let dot = |sum, n: usize| {
-        // SAFETY: sixteen of the block's codes, as there are sixteen sixteens.
+        // SAFETY: sixteen of the block's 256 codes.
         let x = unsafe { _mm_loadu_si128(x.codes.as_ptr().add(16 * n).cast()) };
         _mm512_dpbusd_epi32(sum, codes[n], _mm512_broadcast_i32x4(x))
     };
@@ -353,12 +357,12 @@ fn dots<U: Unpack>(codes: &[__m512i; 16], x: &Block, q: usize) -> __m512 {
         let less = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(less.add(4 * q).cast()) });
         sums = _mm512_add_epi32(sums, _mm512_sra_epi32(less, _mm_cvtsi32_si128(above.cast_signed())));
     }
-    // Sixteens q + 4 i are halves of groups whose lanes are 4 (q / 2) + i.
+    // Sixteens q + 4 i are halves of the groups with lanes 4 (q / 2) + i.
     let d = &x.d[if fine { q / 2 * 4 } else { 4 * q }..];
     _mm512_mul_ps(_mm512_cvtepi32_ps(sums), each_row(d))
 }
 
-/// Adds each four lanes: lane 4 l + v of what comes out has those of lanes 4 l to 4 l + 3 of vector v.
+/// Adds groups of four lanes: lane 4 l + v of the result is the sum of lanes 4 l to 4 l + 3 of vector v.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn fold([a, b, c, d]: [__m512i; 4]) -> __m512i {
@@ -367,7 +371,7 @@ fn fold([a, b, c, d]: [__m512i; 4]) -> __m512i {
     _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
 }
 
-/// All lanes of each row together: the first half of them and the second, and so on.
+/// Sums all lanes of each row: adds the first and second half, and so on.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn totals(sums: &[__m512]) -> [f32; FOUR] {
@@ -379,7 +383,7 @@ fn totals(sums: &[__m512]) -> [f32; FOUR] {
     let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
     let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
     let mut found = [0.0; FOUR];
-    // SAFETY: four numbers.
+    // SAFETY: four values.
     unsafe {
         _mm_storeu_ps(found.as_mut_ptr(), _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, one)))
     };

@@ -1,11 +1,11 @@
-//! ggml's blocks of 32 with AVX-512, eight of each of four rows at a time.
+//! ggml's blocks of 32 values with AVX-512, eight blocks of each of four rows at a time.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
 
 use super::avx512::{At, Unpack};
 
-/// The low nibbles of bytes, and the high ones.
+/// The low nibbles of bytes, and the high nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn nibbles(bytes: __m512i) -> [__m512i; 2] {
@@ -13,7 +13,7 @@ pub(super) fn nibbles(bytes: __m512i) -> [__m512i; 2] {
     [_mm512_and_si512(bytes, fifteen), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), fifteen)]
 }
 
-/// Each code's entry of a table of sixteen.
+/// Looks up each code in a table of sixteen.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn look_up(table: &[u8; 16], codes: __m512i) -> __m512i {
@@ -22,7 +22,7 @@ pub(super) fn look_up(table: &[u8; 16], codes: __m512i) -> __m512i {
     _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)
 }
 
-/// A table of signed bytes, 128 above their values.
+/// Converts a table of signed bytes to excess 128.
 const fn above(values: [i8; 16]) -> [u8; 16] {
     let mut table = [0; 16];
     let mut n = 0;
@@ -39,28 +39,29 @@ pub(super) const E2M1: [u8; 16] = above([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3,
 pub(super) const NON_LINEAR: [u8; 16] =
     above([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
 
-/// The low halves of lanes as floats.
+/// Converts the low f16 of each lane to a float.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn halves(lanes: __m512i) -> __m512 {
     _mm512_cvtph_ps(_mm512_cvtepi32_epi16(lanes))
 }
 
-/// The same below zero.
+/// The same, negated.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn negative(of: __m512) -> __m512 {
     _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(of), _mm512_set1_epi32(i32::MIN)))
 }
 
-/// A fifth bit from four bytes at the place of each block, as 16 in its code: of its first sixteen or its last.
+/// Adds the fifth bits to codes, as 16. The bits are four bytes at `place` in each block, for the first and
+/// the last sixteen codes.
 ///
 /// # Safety
-/// The bytes are there.
+/// The bytes exist.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 unsafe fn with_fifth(at: At, place: usize, codes: [__m512i; 2]) -> [__m512i; 2] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bits = |row: usize| u64::from(unsafe { at.codes.row(row).add(place).cast::<u32>().read_unaligned() });
     let rows = [0, 1, 2, 3].map(bits);
     let mask =
@@ -69,8 +70,8 @@ unsafe fn with_fifth(at: At, place: usize, codes: [__m512i; 2]) -> [__m512i; 2] 
     [add(codes[0], mask(0)), add(codes[1], mask(16))]
 }
 
-/// Formats under one half, or a half and another that is added, which begin a block. `$codes` makes the 32 codes of the block
-/// that lies so many bytes after the first, by sixteens.
+/// Formats with an f16 scale, or an f16 scale and minimum, at the start of each block. `$codes` unpacks the
+/// 32 codes of the block at this byte offset, by sixteens.
 macro_rules! thirty_two {
     ($($name:ident: $bytes:literal, $above:expr, |$at:ident, $place:ident| $codes:expr;)+) => {$(
         #[derive(Clone, Copy)]
@@ -87,7 +88,7 @@ macro_rules! thirty_two {
                 let mut codes = [_mm512_setzero_si512(); 16];
                 for (block, codes) in codes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                     let $place = block * $bytes;
-                    // SAFETY: what is read lies in that block of each row.
+                    // SAFETY: the read is within that block of each row.
                     *codes = unsafe { $codes };
                 }
                 codes
@@ -96,7 +97,7 @@ macro_rules! thirty_two {
             #[inline]
             #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
             unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
-                // SAFETY: eight blocks are there, which begin with d and perhaps m.
+                // SAFETY: there are eight blocks, which begin with d and, in some formats, m.
                 let heads = unsafe { [at.codes.heads(0, 2 * $bytes), at.codes.heads($bytes, 2 * $bytes)] };
                 let d = heads.map(|head| halves(head));
                 if Self::ABOVE.is_some() {
@@ -144,7 +145,7 @@ impl Unpack for Mxfp4 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
-        // SAFETY: eight blocks are there.
+        // SAFETY: there are eight blocks.
         let exponents = unsafe { [at.codes.heads(0, 34), at.codes.heads(17, 34)] };
         let scale = |head| half_of_e8m0(_mm512_and_si512(head, _mm512_set1_epi32(255)));
         let scales = exponents.map(scale);
@@ -152,11 +153,11 @@ impl Unpack for Mxfp4 {
     }
 }
 
-/// Half of each power of two, for codes that are twice their values; the last exponent is no number.
+/// Half of each power of two, for codes that are twice their values. The last exponent is NaN.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn half_of_e8m0(exponents: __m512i) -> __m512 {
-    // The smallest is half of what a float without leading zeros can be.
+    // The smallest is half the smallest normal float.
     let bits = _mm512_max_epi32(_mm512_slli_epi32::<23>(exponents), _mm512_set1_epi32(0x0040_0000));
     let none = _mm512_cmpeq_epi32_mask(exponents, _mm512_set1_epi32(255));
     let powers = _mm512_castsi512_ps(_mm512_mask_set1_epi32(bits, none, 0x7fc0_0000));

@@ -1,25 +1,25 @@
-//! Columns of activations in eight bits: a code for each number, and what 32 codes share.
-//! Every operation of this folder reads them; `Ops::pack` writes them.
+//! Columns of activations quantised to eight bits: a code per value, and the common data of 32 codes.
+//! `Ops::pack` writes them; all operations in this folder read them.
 
 use super::super::ops::Ops;
 use super::{Order, QK};
 
-/// Columns that lie side by side, block by block, so that a product with all of them reads one run of memory.
+/// Columns per tile, interleaved block by block, so that a product with all of them reads contiguous memory.
 pub(in super::super) const TILE: usize = 16;
 
-/// 256 numbers of a column. Number k is `d[lane of k / 32] * codes[k]`; see [`Order`] for the lanes.
+/// 256 values of a column. Value k is `d[lane of k / 32] * codes[k]`; see [`Order`] for the lanes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Block {
-    /// -127 to 127.
+    /// From -127 to 127.
     pub(super) codes: [i8; QK],
-    /// A scale for each 32; what is no number if one of them is none or infinite.
+    /// A scale per 32 values; NaN if one of the values is NaN or infinite.
     pub(super) d: [f32; 8],
     /// `d` times the sum of each 32 codes.
     pub(super) sums: [f32; 8],
     /// The same for each sixteen.
     pub(super) fine_sums: [f32; 16],
-    /// -128 times the sum of each 32 codes: what makes good that a weight's codes stand 128 above their values.
+    /// -128 times the sum of each 32 codes, which compensates the excess of weight codes over their values.
     pub(super) less: [i32; 8],
     /// The same for each sixteen.
     pub(super) fine_less: [i32; 16],
@@ -34,7 +34,8 @@ const ZERO: Block = Block {
     fine_less: [0; 16],
 };
 
-/// `m` columns of `cols` numbers. They lie in tiles of up to [`TILE`]: block b of column c of a tile of t is its block `b * t + c`.
+/// `m` columns of `cols` values, in tiles of up to [`TILE`] columns. Block b of column c of a tile of t
+/// columns is block `b * t + c` of the tile.
 #[derive(Debug, Default)]
 pub(in super::super) struct Columns {
     blocks: Vec<Block>,
@@ -43,14 +44,14 @@ pub(in super::super) struct Columns {
 }
 
 impl Columns {
-    /// Space for so many columns, whatever is in them.
+    /// Resizes to this many columns, with unspecified content.
     pub(in super::super) fn resize(&mut self, m: usize, cols: usize) -> &mut [Block] {
         (self.m, self.cols) = (m, cols);
         self.blocks.resize(m * cols.div_ceil(QK), ZERO);
         &mut self.blocks
     }
 
-    /// Packs columns of so many numbers, tile by tile.
+    /// Packs columns of this length, tile by tile.
     pub(in super::super) fn pack(&mut self, ops: &Ops, x: &[f32], cols: usize) {
         let depth = cols.div_ceil(QK);
         let blocks = self.resize(x.len() / cols, cols);
@@ -67,12 +68,12 @@ impl Columns {
         self.cols
     }
 
-    /// Blocks of a column.
+    /// Blocks per column.
     pub(super) fn depth(&self) -> usize {
         self.cols.div_ceil(QK)
     }
 
-    /// The first column of each tile, and its blocks.
+    /// Iterates over the tiles: the first column and the blocks of each.
     pub(super) fn tiles(&self) -> impl Iterator<Item = (usize, &[Block])> {
         self.blocks
             .chunks((TILE * self.depth()).max(1))
@@ -80,7 +81,7 @@ impl Columns {
             .map(|(tile, blocks)| (tile * TILE, blocks))
     }
 
-    /// Number k of column j.
+    /// Value k of column j.
     pub(super) fn at(&self, j: usize, k: usize) -> f32 {
         let (tile, depth) = (j / TILE * TILE, self.depth());
         let block = &self.blocks[tile * depth + k / QK * TILE.min(self.m - tile) + j % TILE];
@@ -88,7 +89,7 @@ impl Columns {
     }
 }
 
-/// Packs the columns of a tile, `x.len() / cols` of them.
+/// Packs the `x.len() / cols` columns of a tile.
 #[inline(always)]
 pub(super) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
     let t = x.len() / cols;
@@ -110,16 +111,16 @@ pub(super) fn pack(x: &[f32], cols: usize, tile: &mut [Block]) {
 
 #[inline(always)]
 fn pack_block(x: &[f32; QK], block: &mut Block) {
-    /// Its last bit is worth one, so adding it rounds to the nearest integer, ties to even.
+    /// The last bit of this constant is worth one, so adding it rounds to the nearest integer, ties to even.
     const ROUND: f32 = (3 << 22) as f32;
     for (g, x) in x.as_chunks::<32>().0.iter().enumerate() {
-        // As integers, magnitudes are in order: those of infinity and of what is no number are the largest.
+        // Magnitudes have the same order as integers; those of infinity and NaN are the largest.
         let largest = x.iter().fold(0, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff));
         let largest = f32::from_bits(largest);
         let inverse = 127.0 / largest;
         let (d, inverse) = match () {
             () if !largest.is_finite() => (f32::NAN, 0.0),
-            // Nothing, or too little to divide by.
+            // Zero, or too small to divide by.
             () if !inverse.is_finite() => (0.0, 0.0),
             () => (largest / 127.0, inverse),
         };

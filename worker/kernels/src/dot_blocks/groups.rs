@@ -1,4 +1,5 @@
-//! The codes of tensor blobs with AVX-512, whose scales lie elsewhere, and ggml's NVFP4, which has the same small floats.
+//! Codes of tensor blobs with AVX-512, whose scales are stored separately, and ggml's NVFP4, which has the
+//! same small floats.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -7,7 +8,7 @@ use super::super::weight::Float;
 use super::avx512::{At, Part, Unpack};
 use super::blocks::{E2M1, half_of_e8m0, halves, look_up, negative, nibbles};
 
-/// Affine codes. A group has `1 << shift` of them.
+/// Affine codes with groups of `1 << shift` codes.
 #[derive(Clone, Copy)]
 pub(super) struct Affine<const BITS: usize> {
     pub(super) shift: u32,
@@ -15,15 +16,15 @@ pub(super) struct Affine<const BITS: usize> {
 }
 
 impl<const BITS: usize> Affine<BITS> {
-    /// What each 32 of 256 numbers have of so many packed floats: those in even places and the others.
+    /// Expands packed floats to one per 32 of 256 values: those of even groups, and those of odd groups.
     ///
     /// # Safety
-    /// In each row as many floats are there as 256 numbers have groups.
+    /// Each row has as many floats as 256 values have groups.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn spread(self, at: Part) -> [__m512; 2] {
         let bytes = (256 >> self.shift) * self.scales.size();
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let floats = unsafe { at.some(0, bytes.min(16)) };
         if bytes == 32 {
             // SAFETY: as above.
@@ -37,12 +38,12 @@ impl<const BITS: usize> Affine<BITS> {
         [self.picked(floats, _mm_setr_epi32(0, 2, 4, 6)), self.picked(floats, _mm_setr_epi32(1, 3, 5, 7))]
     }
 
-    /// The floats of four groups of 32 of each row.
+    /// The floats of four groups of 32 values of each row.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     fn picked(self, floats: __m512i, of: __m128i) -> __m512 {
         let groups = _mm_srl_epi32(of, _mm_cvtsi32_si128(self.shift.cast_signed() - 5));
-        // The places of a lane's bytes; what is above any is zero.
+        // The source bytes of each lane; the upper bytes are zero.
         let (size, bytes) = match self.scales {
             Float::F32 => (0x0404_0404, 0x0302_0100),
             Float::F16 => (0x0000_0202, 0x8080_0100u32.cast_signed()),
@@ -88,23 +89,23 @@ impl<const BITS: usize> Unpack for Affine<BITS> {
     }
 }
 
-/// The nibbles of 128 bytes, low and high in turns, as what each vector of them becomes.
+/// The nibbles of 128 bytes, alternating low and high, each vector mapped by `meaning`.
 ///
 /// # Safety
-/// The bytes are there.
+/// There are 128 bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 unsafe fn neighbours(codes: Part, meaning: impl Fn(__m512i) -> __m512i) -> [__m512i; 16] {
     let mut to = [_mm512_setzero_si512(); 16];
     for (n, to) in to.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        // SAFETY: by the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let [low, high] = nibbles(unsafe { codes.sixteen(16 * n) }).map(&meaning);
         *to = [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)];
     }
     to
 }
 
-/// Scales of four vectors, of which vector q has byte q of each lane, for codes that are twice their values.
+/// Converts scales to four vectors; vector q uses byte q of each lane. For codes that are twice their values.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn byte_by_byte(bytes: __m512i, factor: f32, meaning: impl Fn(__m512i) -> __m512) -> [__m512; 4] {
@@ -116,22 +117,22 @@ fn byte_by_byte(bytes: __m512i, factor: f32, meaning: impl Fn(__m512i) -> __m512
     [by(0), by(8), by(16), by(24)]
 }
 
-/// Codes of E2M1 in tensor blobs: MXFP4 has a scale for each 32 of them.
+/// E2M1 codes of tensor blobs: MXFP4, with a scale per 32 codes.
 #[derive(Clone, Copy)]
 pub(super) struct Mxfp4;
 
-/// The same with a scale for each sixteen.
+/// NVFP4 of tensor blobs, with a scale per sixteen codes.
 #[derive(Clone, Copy)]
 pub(super) struct Nvfp4;
 
-/// The codes of both.
+/// The codes of both formats.
 ///
 /// # Safety
-/// 128 bytes are there in each row.
+/// Each row has 128 bytes.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 unsafe fn e2m1(at: At) -> [__m512i; 16] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { neighbours(at.codes, |codes| look_up(&E2M1, codes)) }
 }
 
@@ -148,14 +149,14 @@ impl Unpack for Mxfp4 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn codes(self, at: At) -> [__m512i; 16] {
-        // SAFETY: 256 codes are there.
+        // SAFETY: there are 256 codes.
         unsafe { e2m1(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
-        // SAFETY: a scale for each 32.
+        // SAFETY: there is a scale per 32 codes.
         let bytes = _mm512_shuffle_epi32::<0b01_01_00_00>(unsafe { at.scales.some(0, 8) });
         let scales = [_mm_setr_epi32(0, 16, 0, 16), _mm_setr_epi32(8, 24, 8, 24)].map(|by| {
             let exponents = _mm512_srlv_epi32(bytes, _mm512_broadcast_i32x4(by));
@@ -178,20 +179,20 @@ impl Unpack for Nvfp4 {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn codes(self, at: At) -> [__m512i; 16] {
-        // SAFETY: 256 codes are there.
+        // SAFETY: there are 256 codes.
         unsafe { e2m1(at) }
     }
 
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
-        // SAFETY: a scale for each sixteen.
+        // SAFETY: there is a scale per sixteen codes.
         let scales = byte_by_byte(unsafe { at.scales.sixteen(0) }, at.factor, |codes| e4m3(codes));
         (scales, scales)
     }
 }
 
-/// The values of codes of E4M3; what would be more than 448 is no number.
+/// Decodes E4M3 codes. A code above 448 is NaN.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn e4m3(codes: __m512i) -> __m512 {
@@ -202,15 +203,15 @@ fn e4m3(codes: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitudes), signs))
 }
 
-/// Of codes without signs, all taken as numbers.
+/// Decodes codes without sign; none of them is NaN.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn magnitudes(codes: __m512i) -> __m512 {
-    // Exponent and fraction stand where a half has them, with a bias that is eight less.
+    // Exponent and fraction are moved to the place of an f16's, whose bias is eight larger.
     _mm512_mul_ps(halves(_mm512_slli_epi32::<7>(codes)), _mm512_set1_ps(256.0))
 }
 
-/// ggml's NVFP4: 64 codes a block, the halves of each sixteen in low and high nibbles.
+/// ggml's NVFP4: 64 codes per block. The two halves of each sixteen are in the low and high nibbles.
 #[derive(Clone, Copy)]
 pub(super) struct Nvfp4Block;
 
@@ -235,9 +236,10 @@ impl Unpack for Nvfp4Block {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
-        // SAFETY: four blocks are there, each of which begins with four scales.
+        // SAFETY: there are four blocks, each of which begins with four scales.
         let bytes = unsafe { at.codes.heads(0, 36) };
-        // There is no sign; the code that is no number elsewhere is zero, and with a sign it is an ordinary one.
+        // The scales have no sign. The code that is NaN in other formats is zero; with the sign bit set it is
+        // an ordinary code.
         let zeros = _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
         let codes = _mm512_maskz_mov_epi8(!zeros, _mm512_and_si512(bytes, _mm512_set1_epi8(0x7f)));
         let scales = byte_by_byte(codes, at.factor, |codes| magnitudes(codes));

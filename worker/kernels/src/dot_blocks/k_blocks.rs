@@ -1,4 +1,4 @@
-//! ggml's blocks of 256 with AVX-512, one of each of four rows at a time.
+//! ggml's blocks of 256 values with AVX-512, one block of each of four rows at a time.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -6,14 +6,14 @@ use std::arch::x86_64::*;
 use super::avx512::{At, Unpack};
 use super::blocks::{NON_LINEAR, look_up, nibbles};
 
-/// Where `mask` is set the bits of `a`, elsewhere those of `b`.
+/// Selects the bits of `a` where `mask` is set, and the bits of `b` elsewhere.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn select(mask: i8, a: __m512i, b: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi8(mask), a, b)
 }
 
-/// Bytes moved so many bits up, or down where that is negative; bits of the neighbour come in at the ends.
+/// Shifts bytes left, or right if `by` is negative. Bits of the neighbouring byte enter at the ends.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn up(bytes: __m512i, by: i32) -> __m512i {
@@ -24,7 +24,7 @@ fn up(bytes: __m512i, by: i32) -> __m512i {
     }
 }
 
-/// A half of each row's eight, in all of its lanes.
+/// Broadcasts f16 number `n` of each row's eight to all lanes of the row.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn half(rows: __m512i, n: i16) -> __m512 {
@@ -33,14 +33,14 @@ fn half(rows: __m512i, n: i16) -> __m512 {
     _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(places, rows)))
 }
 
-/// Each lane of a row's four moved so many bits down.
+/// Shifts each of a row's four lanes right.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn down(rows: __m512i, by: [i32; 4]) -> __m512i {
     _mm512_srlv_epi32(rows, _mm512_broadcast_i32x4(_mm_setr_epi32(by[0], by[1], by[2], by[3])))
 }
 
-/// Sixteen scales of each row times d, in the order of lanes.
+/// Multiplies sixteen scales of each row by d, in lane order.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn fine(bytes: __m512i, d: __m512) -> [__m512; 4] {
@@ -51,18 +51,18 @@ fn fine(bytes: __m512i, d: __m512) -> [__m512; 4] {
     [by(24), by(16), by(8), by(0)]
 }
 
-/// Scales and minima of Q4_K and Q5_K.
+/// Computes the scales and minima of Q4_K and Q5_K.
 ///
 /// # Safety
-/// In each row sixteen bytes are there: d, dmin and twelve with 6-bit numbers.
+/// Each row has sixteen bytes: d, dmin and twelve bytes of 6-bit numbers.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 unsafe fn scales_and_minima(at: At) -> ([__m512; 2], [__m512; 2]) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let head = unsafe { at.codes.sixteen(0) };
     let (d, dmin) = (half(head, 0), half(head, 1));
-    // Lanes 1 and 2 have four scales and four minima in six bits each, and above them the high bits of the other four;
-    // lane 3 has the low bits of those. Here lanes 0 and 3 get what is theirs.
+    // Lanes 1 and 2 have four scales and four minima of six bits each; above them are the high bits of the
+    // other four, whose low bits are in lane 3. Lanes 0 and 3 get their values here.
     let low = _mm512_shuffle_epi32::<0b11_10_01_11>(head);
     let high = _mm512_srli_epi32::<2>(_mm512_shuffle_epi32::<0b10_00_00_01>(head));
     let masks = |a, b, c, d| _mm512_broadcast_i32x4(_mm_setr_epi32(a, b, c, d));
@@ -72,7 +72,7 @@ unsafe fn scales_and_minima(at: At) -> ([__m512; 2], [__m512; 2]) {
     let low = _mm512_and_si512(down(low, [0, 0, 0, 4]), masks(FOUR, SIX, SIX, FOUR));
     let all = _mm512_or_si512(low, _mm512_and_si512(high, masks(TWO, 0, 0, TWO)));
     let pick = |a: i32, b: i32, c: i32, e: i32, d| {
-        // Nothing but the byte that is named.
+        // Keep only the selected byte.
         let places = masks(a, b, c, e);
         let bytes = _mm512_shuffle_epi8(
             all,
@@ -108,7 +108,7 @@ impl Unpack for Q4K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
-        // SAFETY: a block is there.
+        // SAFETY: there is a block.
         unsafe { scales_and_minima(at) }
     }
 }
@@ -146,7 +146,7 @@ impl Unpack for Q5K {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
     unsafe fn scales(self, at: At) -> ([__m512; 2], [__m512; 2]) {
-        // SAFETY: a block is there.
+        // SAFETY: there is a block.
         unsafe { scales_and_minima(at) }
     }
 }
@@ -156,7 +156,7 @@ pub(super) struct Q6K;
 
 impl Unpack for Q6K {
     type Lanes = [__m512; 4];
-    /// 32
+    /// An excess of 32.
     const ABOVE: Option<u32> = Some(2);
     const BYTES: usize = 210;
 
@@ -172,7 +172,7 @@ impl Unpack for Q6K {
                     ([low(0), low(1)], at.codes.sixteen(128 + 32 * n + 16 * half))
                 };
                 for r in 0..4 {
-                    // Its two bits above go to bits 4 and 5.
+                    // The two high bits go to bits 4 and 5.
                     let high = up(high, 4 - 2 * r as i32);
                     let low = up(low[r % 2], if r < 2 { 0 } else { -4 });
                     codes[2 * r + half] = _mm512_and_si512(select(15, low, high), _mm512_set1_epi8(63));
@@ -192,7 +192,7 @@ impl Unpack for Q6K {
     }
 }
 
-/// Codes of two bits, with what is above them: sixteen of 128 from 32 r + 16 h on.
+/// Codes of two bits, with unmasked bits above them: sixteen codes of 128, from code 32 r + 16 h on.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn two_bits(bytes: [__m512i; 2], r: usize, half: usize) -> __m512i {
@@ -236,7 +236,7 @@ pub(super) struct Q3K;
 
 impl Unpack for Q3K {
     type Lanes = [__m512; 4];
-    /// Four: a bit that is set takes nothing off, one that is not takes four.
+    /// An excess of four: a set bit subtracts nothing, a clear bit subtracts four.
     const ABOVE: Option<u32> = Some(5);
     const BYTES: usize = 110;
 
@@ -247,7 +247,7 @@ impl Unpack for Q3K {
         let kept = [0, 1].map(|half| unsafe { at.codes.sixteen(16 * half) });
         let mut codes = [_mm512_setzero_si512(); 16];
         for (n, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            // SAFETY: 32 others.
+            // SAFETY: 32 other bytes of the block.
             let bytes = [0, 1].map(|half| unsafe { at.codes.sixteen(32 + 32 * n + 16 * half) });
             for (place, code) in codes.iter_mut().enumerate() {
                 let (r, half) = (place / 2, place % 2);
@@ -263,8 +263,9 @@ impl Unpack for Q3K {
     unsafe fn scales(self, at: At) -> ([__m512; 4], [__m512; 4]) {
         // SAFETY: twelve bytes of scales and d end the block.
         let end = unsafe { at.codes.sixteen(94) };
-        // Low nibbles of scales 0 to 7 in the low nibbles of eight bytes, of 8 to 15 in the high ones; two more bits of
-        // each in the last four bytes, of scale k in byte k % 4, from bit 2 (k / 4) on.
+        // The low nibbles of scales 0 to 7 are in the low nibbles of eight bytes, those of scales 8 to 15 in
+        // the high ones. The two high bits of scale k are in byte k % 4 of the last four bytes, from bit 2 (k
+        // / 4) on.
         let packed = _mm512_bsrli_epi128::<2>(end);
         let low = down(_mm512_shuffle_epi32::<0b01_00_01_00>(packed), [0, 0, 4, 4]);
         let high = down(_mm512_shuffle_epi32::<0b10_10_10_10>(packed), [0, 2, 4, 6]);

@@ -1,8 +1,8 @@
-//! Packed rows times columns in eight bits: the products of weights, whose codes are multiplied as the integers that they are.
-//! Called through `Ops`; activations are packed once and meet all rows of all matrices that they are multiplied with.
+//! Products of packed rows with columns in eight bits: codes are multiplied as integers. Called through
+//! `Ops`. Activations are packed once for all rows of all matrices that they are multiplied with.
 //!
-//! A sum over 16 or 32 codes is exact, whatever order it is taken in. Such sums are scaled and added in an order that
-//! depends on the row length alone.
+//! A sum over 16 or 32 codes is exact in any order. These sums are scaled and added in an order that depends
+//! only on the row length.
 
 use lode_model::quant::ggml::Type;
 
@@ -32,10 +32,10 @@ mod tests;
 
 pub(super) use columns::{Block, Columns, TILE};
 
-/// Numbers of a block of columns, and of the longest blocks of weights.
+/// Values per block of columns, and per longest block of weights.
 const QK: usize = 256;
 
-/// Whether products with rows of this kind are taken in integers; the others are `dot_rows`'.
+/// Whether products with rows of this kind use integers; `dot_rows` handles the other kinds.
 pub(super) fn takes(kind: Kind) -> bool {
     match kind {
         Kind::Q8_0 => true,
@@ -55,20 +55,20 @@ pub(super) fn takes(kind: Kind) -> bool {
                 | Type::MXFP4
                 | Type::NVFP4
         ),
-        // The codes of MXFP8 are no integers.
+        // The codes of MXFP8 are not integers.
         Kind::Scaled(format) => format != Scaled::Mxfp8,
         Kind::Affine { .. } => true,
         Kind::Float(_) => false,
     }
 }
 
-/// Which lane has the sums of which codes of a block: adding four vectors of 64 codes each, pairwise, leaves them in this order.
+/// The lane of each group of a block. Pairwise addition of four vectors of 64 codes each produces this order.
 struct Order;
 
 impl Order {
-    /// The group of 32 in each lane.
+    /// The group of 32 values in each lane.
     const COARSE: [u8; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-    /// The group of sixteen in each lane.
+    /// The group of sixteen values in each lane.
     const FINE: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
 
     const fn lane(group: usize) -> usize {
@@ -80,14 +80,17 @@ impl Order {
     }
 }
 
-/// Columns of a tile in eight bits: of each 32 numbers the largest is 127 or -127, the others are rounded to its 127th parts.
+/// Quantises the columns of a tile to eight bits: the largest of each 32 values becomes 127 or -127, the
+/// others are rounded to multiples of a 127th of it.
 pub(super) fn pack_scalar(x: &[f32], cols: usize, tile: &mut [Block]) {
     columns::pack(x, cols, tile);
 }
 
-/// `out[j][i] = rows[i] . x[j]` for all rows and columns; `out` has a row a column of x and a column a row of `rows`.
+/// `out[j][i] = rows[i] . x[j]` for all rows and columns. `out` has a row per column of x, and a column per
+/// row of `rows`.
 ///
-/// The result for one (i, j) is the same bit for bit whatever else is computed with it. `scratch` is free space.
+/// The result for one (i, j) is bit-identical whatever else is computed in the same call. `scratch` is
+/// working space.
 pub(super) fn scalar(rows: &Rows<'_>, x: &Columns, out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     let cols = rows.cols();
     assert!(x.cols() == cols);

@@ -1,4 +1,4 @@
-//! `dot_blocks` with NEON: four partial sums a product, group by group.
+//! `dot_blocks` with NEON: four partial sums per product, group by group.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::aarch64::*;
@@ -13,21 +13,21 @@ use super::columns::{Block, TILE};
 use super::neon_formats::*;
 use super::{Columns, Order, QK};
 
-/// Sums of products by fours, for every processor of this architecture.
+/// Sums of four products each, for every aarch64 processor.
 #[inline]
 #[target_feature(enable = "neon")]
 fn by_halves(a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // At most 128 * 127 each, which sixteen bits hold.
+    // At most 128 * 127 each, which fits in sixteen bits.
     let low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
     vpadalq_s16(low, vmull_high_s8(a, b))
 }
 
-/// The same in one instruction.
+/// The same with one instruction.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn at_once(a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut sums = vdupq_n_s32(0);
-    // SAFETY: it computes on registers alone, and this function has the instruction.
+    // SAFETY: the code uses only registers, and this function enables the instruction.
     unsafe {
         asm!("sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b", sums = inout(vreg) sums, a = in(vreg) a, b = in(vreg) b,
             options(pure, nomem, nostack, preserves_flags));
@@ -35,7 +35,7 @@ fn at_once(a: int8x16_t, b: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// `dot_blocks` by one of the two.
+/// Defines `dot_blocks` with one of the two.
 macro_rules! version {
     ($name:ident, $features:literal, $dot:ident) => {
         #[target_feature(enable = $features)]
@@ -53,7 +53,7 @@ macro_rules! version {
                         let (row, mut sums) = (RowAt::new(rows, i), [vdupq_n_f32(0.0); TILE]);
                         let mut less = [0.0; TILE];
                         for k in (0..rows.cols()).step_by(32) {
-                            // SAFETY: the row has as many numbers as the columns, and is of this format.
+                            // SAFETY: the row is as long as the columns and of this format.
                             let (codes, terms) = unsafe { format.codes(row, k) };
                             let lane = Order::lane(k % QK / 32);
                             for (c, x) in tile[k / QK * t..][..t].iter().enumerate() {

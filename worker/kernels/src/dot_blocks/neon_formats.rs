@@ -1,4 +1,4 @@
-//! The packed formats with NEON: 32 codes as signed bytes in order, and what they are multiplied with.
+//! The packed formats with NEON: unpacks 32 codes to signed bytes in order, with their scales and offsets.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::aarch64::*;
@@ -9,7 +9,7 @@ use super::super::rows::{BLOCK_Q8_0, Rows, float_at};
 use super::super::weight::Float;
 use super::QK;
 
-/// Where the parts of a row begin.
+/// The parts of a row.
 #[derive(Clone, Copy)]
 pub(super) struct RowAt<'a> {
     codes: *const u8,
@@ -24,14 +24,14 @@ impl<'a> RowAt<'a> {
         Self { codes: codes.as_ptr(), scales, biases, factor: rows.factor() }
     }
 
-    /// Block n of so many bytes.
+    /// Pointer to block n of this size.
     #[inline]
     fn block(self, n: usize, bytes: usize) -> *const u8 {
         self.codes.wrapping_add(n * bytes)
     }
 }
 
-/// What 32 codes of a row share, each half of them: value = `scale * code - offset`.
+/// Scale and offset of 32 codes of a row, for each half of them: value = `scale * code - offset`.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
     pub(super) scale: [f32; 2],
@@ -50,34 +50,34 @@ impl Terms {
 
 /// Unpacks one format.
 pub(super) trait Format: Copy {
-    /// Whether both halves of 32 codes have one scale and one offset.
+    /// Whether both halves of 32 codes have the same scale and offset.
     const ONE_SCALE: bool = true;
-    /// Whether something is taken off.
+    /// Whether there are offsets.
     const HAS_OFFSET: bool = false;
 
-    /// Codes k..k + 32 of a row, and what they share.
+    /// Unpacks codes k..k + 32 of a row, with their scale and offset.
     ///
     /// # Safety
-    /// The row is of this format and has these numbers.
+    /// The row is of this format and has these values.
     unsafe fn codes(self, row: RowAt<'_>, k: usize) -> ([int8x16_t; 2], Terms);
 }
 
 /// # Safety
-/// Two bytes are there.
+/// There are two bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn half(at: *const u8) -> f32 {
-    // SAFETY: by the caller's promise; an unaligned read.
+    // SAFETY: guaranteed by the caller; the read is unaligned.
     let bits = unsafe { at.cast::<u16>().read_unaligned() };
     vgetq_lane_f32::<0>(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(bits))))
 }
 
 /// # Safety
-/// 32 bytes are there.
+/// There are 32 bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn bytes(at: *const u8) -> [uint8x16_t; 2] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { [vld1q_u8(at), vld1q_u8(at.add(16))] }
 }
 
@@ -87,31 +87,31 @@ fn nibbles(bytes: uint8x16_t, high: bool) -> uint8x16_t {
     if high { vshrq_n_u8::<4>(bytes) } else { vandq_u8(bytes, vdupq_n_u8(15)) }
 }
 
-/// The low nibbles of sixteen bytes, then the high ones.
+/// The low nibbles of sixteen bytes, then the high nibbles.
 ///
 /// # Safety
-/// The bytes are there.
+/// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn halves(at: *const u8) -> [uint8x16_t; 2] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { vld1q_u8(at) };
     [nibbles(bytes, false), nibbles(bytes, true)]
 }
 
-/// The same, low and high in turns.
+/// The same, alternating low and high.
 ///
 /// # Safety
-/// The bytes are there.
+/// There are sixteen bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn neighbours(at: *const u8) -> [uint8x16_t; 2] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let [low, high] = unsafe { halves(at) };
     [vzip1q_u8(low, high), vzip2q_u8(low, high)]
 }
 
-/// Codes less a number.
+/// Subtracts a number from codes.
 #[inline]
 #[target_feature(enable = "neon")]
 fn below([a, b]: [uint8x16_t; 2], less: i8) -> [int8x16_t; 2] {
@@ -119,7 +119,7 @@ fn below([a, b]: [uint8x16_t; 2], less: i8) -> [int8x16_t; 2] {
     [vsubq_s8(vreinterpretq_s8_u8(a), less), vsubq_s8(vreinterpretq_s8_u8(b), less)]
 }
 
-/// Each code's entry of a table.
+/// Looks up each code in a table of sixteen.
 #[inline]
 #[target_feature(enable = "neon")]
 fn look_up(table: &[i8; 16], [a, b]: [uint8x16_t; 2]) -> [int8x16_t; 2] {
@@ -128,7 +128,7 @@ fn look_up(table: &[i8; 16], [a, b]: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     [vqtbl1q_s8(table, a), vqtbl1q_s8(table, b)]
 }
 
-/// Bits of bytes moved so many places up, or down where that is negative.
+/// Shifts bytes left, or right if `by` is negative.
 #[inline]
 #[target_feature(enable = "neon")]
 fn up(bytes: [uint8x16_t; 2], by: i8) -> [uint8x16_t; 2] {
@@ -136,7 +136,7 @@ fn up(bytes: [uint8x16_t; 2], by: i8) -> [uint8x16_t; 2] {
     [vshlq_u8(bytes[0], by), vshlq_u8(bytes[1], by)]
 }
 
-/// The low bits of bytes that `mask` has.
+/// The bits of bytes in `mask`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn masked(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
@@ -150,16 +150,16 @@ fn or(a: [uint8x16_t; 2], b: [uint8x16_t; 2]) -> [uint8x16_t; 2] {
     [vorrq_u8(a[0], b[0]), vorrq_u8(a[1], b[1])]
 }
 
-/// Sixteen times each of 32 bits: what they add to their codes.
+/// Expands 32 bits to bytes of 16 or 0, to be added to their codes.
 ///
 /// # Safety
-/// Four bytes are there.
+/// There are four bytes.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn fifth(at: *const u8) -> [uint8x16_t; 2] {
     const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
     const BYTES: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1];
-    // SAFETY: by the caller's promise, and sixteen bytes twice.
+    // SAFETY: guaranteed by the caller; the constants have sixteen bytes each.
     let (word, bits, low) = unsafe {
         (vdupq_n_u32(at.cast::<u32>().read_unaligned()), vld1q_u8(BITS.as_ptr()), vld1q_u8(BYTES.as_ptr()))
     };
@@ -173,7 +173,8 @@ const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 /// The values of IQ4_NL and IQ4_XS.
 const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// Formats whose codes k..k + 32 lie in one piece with what they share. `$codes` makes both from where that begins and k.
+/// Formats in which codes k..k + 32 are in one block with their scales. `$codes` unpacks them from the start
+/// of the block and k.
 macro_rules! formats {
     ($($name:ident: $bytes:literal for $numbers:literal, one scale $one:literal, offset $offset:literal,
         |$at:ident, $k:ident| $codes:expr;)+) => {$(
@@ -188,7 +189,7 @@ macro_rules! formats {
             #[target_feature(enable = "neon")]
             unsafe fn codes(self, row: RowAt<'_>, $k: usize) -> ([int8x16_t; 2], Terms) {
                 let $at = row.block($k / $numbers, $bytes);
-                // SAFETY: this block belongs to the row, and what is read lies in it.
+                // SAFETY: the read is within this block, which belongs to the row.
                 unsafe { $codes }
             }
         }
@@ -248,11 +249,11 @@ formats! {
     Q3K: 110 for 256, one scale false, offset false, |at, k| {
         let group = k % QK / 32;
         let low = masked(up(bytes(at.add(32 + group / 4 * 32)), -2 * (group % 4) as i8), 3);
-        // A bit that is set takes nothing off, one that is not takes four.
+        // A set bit subtracts nothing, a clear bit subtracts four.
         let kept = masked(up(bytes(at), 2 - group as i8), 4);
         let packed = |n: usize| *at.add(96 + n);
-        // Low nibbles of scales 0 to 7 in the low nibbles of eight bytes, of 8 to 15 in the high ones; two more bits of
-        // each in the last four bytes.
+        // The low nibbles of scales 0 to 7 are in the low nibbles of eight bytes, those of scales 8 to 15 in
+        // the high ones. The two high bits of each scale are in the last four bytes.
         let scale = |n: usize| {
             let low = packed(n % 8) >> (n / 8 * 4) & 15;
             let high = packed(8 + n % 4) >> (n / 4 * 2) & 3;
@@ -270,14 +271,14 @@ formats! {
     };
 }
 
-/// Scale and minimum of 32 codes of Q4_K and Q5_K, of which a block has eight.
+/// The scale and minimum of 32 codes of Q4_K and Q5_K, of which a block has eight groups.
 ///
 /// # Safety
-/// Sixteen bytes are there: d, dmin and twelve with numbers of six bits.
+/// There are sixteen bytes: d, dmin and twelve bytes of 6-bit numbers.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn six_bits(block: *const u8, group: usize) -> Terms {
-    // SAFETY: by the caller's promise, as groups are below eight.
+    // SAFETY: guaranteed by the caller; group numbers are below eight.
     let (d, dmin, at) = unsafe { (half(block), half(block.add(2)), |n: usize| *block.add(4 + n)) };
     let (scale, minimum) = if group < 4 {
         (at(group) & 63, at(group + 4) & 63)
@@ -287,7 +288,7 @@ unsafe fn six_bits(block: *const u8, group: usize) -> Terms {
     Terms { scale: [d * f32::from(scale); 2], offset: [dmin * f32::from(minimum); 2] }
 }
 
-/// ggml's NVFP4: four times sixteen codes, the halves of each sixteen in low and high nibbles.
+/// ggml's NVFP4: four times sixteen codes. The two halves of each sixteen are in the low and high nibbles.
 #[derive(Clone, Copy)]
 pub(super) struct Nvfp4Block;
 
@@ -305,7 +306,8 @@ impl Format for Nvfp4Block {
         let codes =
             [vreinterpretq_u8_u64(vzip1q_u64(low, high)), vreinterpretq_u8_u64(vzip2q_u64(low, high))];
         let scales = [0, 1].map(|n| {
-            // There is no sign; the code that is no number elsewhere is zero, and with a sign it is an ordinary one.
+            // The scales have no sign. The code that is NaN in other formats is zero; with the sign bit set
+            // it is an ordinary code.
             let scale = match scale(n) {
                 0x7f => 0.0,
                 0xff => 240.0,
@@ -348,7 +350,7 @@ impl Format for Nvfp4 {
     }
 }
 
-/// Affine codes of tensor blobs; those of eight bits are taken 128 lower. A group has `1 << shift` of them.
+/// Affine codes of tensor blobs, with groups of `1 << shift` codes. 8-bit codes are stored minus 128.
 #[derive(Clone, Copy)]
 pub(super) struct Affine<const BITS: u8> {
     pub(super) shift: u32,

@@ -1,5 +1,6 @@
-//! Products with many columns: sixteen rows are unpacked once and laid out so that each has a lane of its own, then every
-//! column's four codes meet those of sixteen rows in one instruction. Called by `avx512` alone.
+//! Products with many columns: sixteen rows are unpacked once and arranged as a panel with one lane per row.
+//! One instruction then multiplies four codes of a column with those of sixteen rows. Called only by
+//! `avx512`.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -10,19 +11,19 @@ use super::avx512::{FOUR, FourRows, Lanes, Unpack};
 use super::columns::Block;
 use super::{Columns, Order};
 
-/// Rows of a panel: lanes of a vector.
+/// Rows per panel: the lanes of a vector.
 pub(super) const R: usize = 16;
-/// Bytes of panels that stay in the second-level cache while all columns pass by.
+/// Bytes of panels that stay in the L2 cache while all columns are processed.
 const PANELS_BYTES: usize = 1 << 19;
-/// Vectors of a block's codes in a panel.
+/// Vectors for the codes of a block in a panel.
 const CODES: usize = 64;
 
-/// Vectors of a block in a panel: codes by fours, then scales, then minima.
+/// Vectors per block in a panel: codes in fours, then scales, then minima.
 const fn block_len(lanes: usize, has_minima: bool) -> usize {
     CODES + if has_minima { 2 * lanes } else { lanes }
 }
 
-/// All columns with rows that are whole panels.
+/// Multiplies all columns with rows that are whole panels.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 pub(super) fn products<U: Unpack>(
     unpack: U,
@@ -62,7 +63,7 @@ pub(super) fn products<U: Unpack>(
     }
 }
 
-/// Space for so many vectors.
+/// Working space for this many vectors.
 fn vectors(scratch: &mut Vec<f32>, n: usize) -> &mut [__m512i] {
     if scratch.len() < 16 * n + 15 {
         scratch.resize(16 * n + 15, 0.0);
@@ -78,7 +79,7 @@ fn lay_out<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, panel: &mut [__m
     let len = block_len(U::Lanes::N, U::ABOVE.is_none());
     let vectors = U::Lanes::N / FOUR;
     for q in 0..FOUR {
-        // Fours of rows that are four apart, so that rows come out in their order.
+        // Take rows at a distance of four, so that they come out in order.
         let four = FourRows::new(unpack, rows, first + q, FOUR);
         for (at, to) in four.blocks(unpack).zip(panel.chunks_exact_mut(len)) {
             // SAFETY: a block of the rows.
@@ -98,8 +99,8 @@ fn lay_out<U: Unpack>(unpack: U, rows: &Rows<'_>, first: usize, panel: &mut [__m
     }
 }
 
-/// Of four vectors with four lanes of each of four rows: lane l of all rows becomes vector l, in which row r of vector v is
-/// lane 4 r + v.
+/// Transposes four vectors with four lanes of each of four rows: lane l of all rows becomes vector l, in
+/// which row r of vector v is lane 4 r + v.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn interleave([a, b, c, d]: [__m512i; FOUR]) -> [__m512i; FOUR] {
@@ -113,7 +114,7 @@ fn interleave([a, b, c, d]: [__m512i; FOUR]) -> [__m512i; FOUR] {
     ]
 }
 
-/// A panel times CN columns of a tile of `t` from column `c` of it.
+/// Multiplies a panel by CN columns from column `c` of a tile of `t`.
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn times<const CN: usize>(
     (lanes, above): (usize, Option<u32>),
@@ -156,7 +157,7 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
             });
             for (four, &w) in (first..).zip(&panel[first..first + CODES / N]) {
                 for (dots, x) in dots.iter_mut().zip(x) {
-                    // SAFETY: four of the block's 256 codes, as there are 64 fours.
+                    // SAFETY: four of the block's 256 codes.
                     let x = unsafe { x.codes.as_ptr().cast::<i32>().add(four).read_unaligned() };
                     *dots = _mm512_dpbusd_epi32(*dots, w, _mm512_set1_epi32(x));
                 }
@@ -173,7 +174,7 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
             }
         }
     }
-    // In the order of `avx512::totals`.
+    // The same order as in `avx512::totals`.
     let mut left = N;
     while left > 1 {
         left /= 2;
@@ -186,7 +187,7 @@ fn tile<const N: usize, const IS_ABOVE: bool, const CN: usize>(
     }
     for (c, sum) in sums[0].into_iter().enumerate() {
         let mut numbers = [0.0; R];
-        // SAFETY: sixteen numbers.
+        // SAFETY: sixteen values.
         unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), sum) };
         out.row(j + c)[i..i + R].copy_from_slice(&numbers);
     }

@@ -1,4 +1,4 @@
-//! Every version against the numbers that blocks and columns stand for.
+//! Compares each version with the values that blocks and columns represent.
 
 use super::*;
 use crate::ops::{Input, Ops};
@@ -17,7 +17,8 @@ fn product(ops: &Ops, rows: &Rows<'_>, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Sums of integers are exact; scaling and adding K / 16 of them, and as many minima, errs by a few ulp of the largest each.
+/// Sums of integers are exact. Scaling and adding K / 16 of them, and as many minima, has an error of a few
+/// ulp of the largest.
 #[test]
 fn every_version_agrees_with_float64() {
     for ops in Ops::all() {
@@ -52,7 +53,7 @@ fn every_version_agrees_with_float64() {
     }
 }
 
-/// A product is the same whether it is computed alone, with other rows or with other columns.
+/// The result of a product does not depend on other rows or columns in the same call.
 #[test]
 fn company_changes_no_bit() {
     for ops in Ops::all() {
@@ -121,7 +122,7 @@ fn a_number_that_is_none_is_not_lost() {
     }
 }
 
-/// The products of ggml's golden vectors, within the bound that its own tests have.
+/// The products of ggml's golden vectors, within the bound of ggml's own tests.
 #[test]
 fn products_are_near_those_of_ggml() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/ggml-quant");
@@ -146,7 +147,7 @@ fn products_are_near_those_of_ggml() {
         let (blocks, none) = (bytes::Bytes::from(blocks), bytes::Bytes::new());
         let weight = crate::Weight::new(kind, (rows, 256), blocks, none.clone(), none).unwrap();
         for ops in Ops::all() {
-            // `dot` has a row for each row of the blocks.
+            // `dot` has a row per row of the blocks.
             let found = ops.matmul(&weight, &act);
             let (mut error, mut size) = (0.0, 0.0);
             for (n, expect) in dot.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `dot_rows` with AVX2: eight partial sums a product, number k into sum k mod 8, in rising k.
+//! `dot_rows` with AVX2: eight partial sums per product. Value k is added to sum k mod 8, in ascending order.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -9,9 +9,10 @@ use super::super::window::Window;
 
 /// Rows that share the loads of x.
 const R: usize = 4;
-/// Columns that share a decoded row: 4 x 3 sums and 4 operands fill the 16 registers.
+/// Columns that share a decoded row: 4 x 3 sums and 4 operands use the 16 registers.
 const C: usize = 3;
-/// From this many columns on it pays to decode codes into memory first (measured; floats decode in a step or two).
+/// Minimum number of columns for decoding codes to memory first (measured; floats decode in one or two
+/// instructions).
 const DECODE_CODES: usize = 8;
 /// The same for floats.
 const DECODE_FLOATS: usize = 32;
@@ -40,7 +41,7 @@ pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_
     }
 }
 
-/// All products of packed rows; they are columns of `out` from `first`.
+/// Computes all products of packed rows; they are columns of `out` from `first`.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, first: usize) {
     let cols = rows.cols();
@@ -64,7 +65,8 @@ fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, f
     }
 }
 
-/// `RN` rows from row `i` times the `CN` columns of x, to columns of `out` from `column` and its rows from `j`.
+/// Multiplies `RN` rows from row `i` by the `CN` columns of x. The results go to columns of `out` from
+/// `column`, in rows from `j`.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile<L: Load, const RN: usize, const CN: usize>(
     loader: L,
@@ -82,14 +84,14 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let whole = cols / group * group;
     for first in (0..whole).step_by(group) {
         for r in 0..RN {
-            // SAFETY: `RowAt` points at a row of `cols` numbers, a group of which begins at `first`.
+            // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
             let parts = unsafe { loader.group(at[r], first) };
             for k in (first..first + group).step_by(32) {
                 // SAFETY: k + 32 <= cols, inside that group.
                 let w = unsafe { loader.block(at[r], parts, k) };
                 for (v, w) in w.into_iter().enumerate() {
                     for (c, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
+                        // SAFETY: column c has `cols` values from c * cols, by the assertion above.
                         let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k + 8 * v)) };
                         sums[r] = _mm256_fmadd_ps(w, x, sums[r]);
                     }
@@ -98,9 +100,9 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
         }
     }
     if whole < cols {
-        // Products of the padding are zero and change no sum.
+        // Products of the padding are zero and do not change the sums.
         for r in 0..RN {
-            // SAFETY: the row has `cols - whole` < 32 numbers from `whole`.
+            // SAFETY: the row has `cols - whole` < 32 values from `whole`.
             let w = unsafe { loader.tail(at[r], whole, cols - whole) };
             for c in 0..CN {
                 let mut padded = [0.0; 32];
@@ -118,7 +120,8 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     }
 }
 
-/// Up to R decoded rows times up to C columns: columns in the inner loop share the loads of the rows.
+/// Multiplies up to R decoded rows by up to C columns. The columns in the inner loop share the loads of the
+/// rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut Window<'_>) {
     match (w.len() / cols, x.len() / cols) {
@@ -148,7 +151,7 @@ fn decoded_tile<const RN: usize, const CN: usize>(
     let mut sums = [[_mm256_setzero_ps(); RN]; CN];
     let whole = cols / 8 * 8;
     for k in (0..whole).step_by(8) {
-        // SAFETY: k + 8 <= cols; w and x have RN and CN rows of `cols` numbers, by the assertion above.
+        // SAFETY: k + 8 <= cols; w and x have RN and CN rows of `cols` values, by the assertion above.
         let x: [__m256; CN] =
             std::array::from_fn(|c| unsafe { _mm256_loadu_ps(x.as_ptr().add(c * cols + k)) });
         for r in 0..RN {
@@ -163,7 +166,7 @@ fn decoded_tile<const RN: usize, const CN: usize>(
         let pad = |from: &[f32]| {
             let mut padded = [0.0; 8];
             padded[..from.len()].copy_from_slice(from);
-            // SAFETY: eight numbers.
+            // SAFETY: eight values.
             unsafe { _mm256_loadu_ps(padded.as_ptr()) }
         };
         for (c, sums) in sums.iter_mut().enumerate() {
@@ -187,7 +190,7 @@ pub(super) fn store<const RN: usize>(sums: &[__m256; RN], to: &mut [f32]) {
         let pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum(0), sum(1)), _mm256_hadd_ps(sum(2), sum(3)));
         let four = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
         let mut found = [0.0; 4];
-        // SAFETY: four numbers.
+        // SAFETY: four values.
         unsafe { _mm_storeu_ps(found.as_mut_ptr(), four) };
         to.copy_from_slice(&found[..to.len()]);
     }

@@ -1,4 +1,5 @@
-//! `dot_rows` with AVX-512: sixteen partial sums a product, number k into sum k mod 16, in rising k.
+//! `dot_rows` with AVX-512: sixteen partial sums per product. Value k is added to sum k mod 16, in ascending
+//! order.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -15,7 +16,8 @@ const R: usize = 4;
 const C: usize = 4;
 /// Decoded rows that share the loads of C columns: 6 x 4 sums and 5 operands of the 32 registers.
 const D: usize = 6;
-/// From this many columns on it pays to decode codes into memory first (measured; floats decode in a step or two).
+/// Minimum number of columns for decoding codes to memory first (measured; floats decode in one or two
+/// instructions).
 const DECODE_CODES: usize = 12;
 /// The same for floats.
 const DECODE_FLOATS: usize = 48;
@@ -44,7 +46,7 @@ pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_
     }
 }
 
-/// All products of packed rows; they are columns of `out` from `first`.
+/// Computes all products of packed rows; they are columns of `out` from `first`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, first: usize) {
     let cols = rows.cols();
@@ -67,7 +69,8 @@ fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, f
     }
 }
 
-/// `RN` rows from row `i` times the `CN` columns of x, to columns of `out` from `column` and its rows from `j`.
+/// Multiplies `RN` rows from row `i` by the `CN` columns of x. The results go to columns of `out` from
+/// `column`, in rows from `j`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn tile<L: Load, const RN: usize, const CN: usize>(
     loader: L,
@@ -85,14 +88,14 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let whole = cols / group * group;
     for first in (0..whole).step_by(group) {
         for r in 0..RN {
-            // SAFETY: `RowAt` points at a row of `cols` numbers, a group of which begins at `first`.
+            // SAFETY: `RowAt` points at a row of `cols` values, a group of which begins at `first`.
             let parts = unsafe { Load::group(loader, at[r], first) };
             for k in (first..first + group).step_by(32) {
                 // SAFETY: k + 32 <= cols, inside that group.
                 let w = unsafe { Load::block(loader, at[r], parts, k) };
                 for (v, w) in w.into_iter().enumerate() {
                     for (c, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
+                        // SAFETY: column c has `cols` values from c * cols, by the assertion above.
                         let x = unsafe { _mm512_loadu_ps(x.as_ptr().add(c * cols + k + 16 * v)) };
                         sums[r] = _mm512_fmadd_ps(w, x, sums[r]);
                     }
@@ -101,9 +104,9 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
         }
     }
     if whole < cols {
-        // Products of the padding are zero and change no sum.
+        // Products of the padding are zero and do not change the sums.
         for r in 0..RN {
-            // SAFETY: the row has `cols - whole` < 32 numbers from `whole`.
+            // SAFETY: the row has `cols - whole` < 32 values from `whole`.
             let w = unsafe { loader.tail(at[r], whole, cols - whole) };
             let w = [join(w[0], w[1]), join(w[2], w[3])];
             for c in 0..CN {
@@ -122,7 +125,8 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     }
 }
 
-/// Up to D decoded rows times up to C columns: columns in the inner loop share the loads of the rows.
+/// Multiplies up to D decoded rows by up to C columns. The columns in the inner loop share the loads of the
+/// rows.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn decoded(w: &[f32], x: &[f32], (j, i): (usize, usize), cols: usize, out: &mut Window<'_>) {
     match (w.len() / cols, x.len() / cols) {
@@ -157,9 +161,9 @@ fn decoded_tile<const RN: usize, const CN: usize>(
     assert!(w.len() == RN * cols && x.len() == CN * cols);
     let mut sums = [[_mm512_setzero_ps(); RN]; CN];
     for k in (0..cols).step_by(16) {
-        // The last numbers of a row that is no multiple of sixteen, and zeros.
+        // A row that is not a multiple of sixteen is padded with zeros.
         let lanes = if cols - k < 16 { (1u16 << (cols - k)) - 1 } else { u16::MAX };
-        // SAFETY: w and x have RN and CN rows of `cols` numbers, by the assertion above, and the mask ends with them.
+        // SAFETY: w and x have RN and CN rows of `cols` values, by the assertion above, and the mask ends with them.
         let x: [__m512; CN] =
             std::array::from_fn(|c| unsafe { _mm512_maskz_loadu_ps(lanes, x.as_ptr().add(c * cols + k)) });
         for r in 0..RN {
@@ -182,7 +186,7 @@ fn join(low: __m256, high: __m256) -> __m512 {
     _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_castps_pd(high)))
 }
 
-/// Adds the sixteen partial sums of each product: first n and n + 8, then as AVX2 does.
+/// Adds the sixteen partial sums of each product: first n and n + 8, then as in the AVX2 version.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
 fn finish<const RN: usize>(sums: &[__m512; RN], to: &mut [f32]) {

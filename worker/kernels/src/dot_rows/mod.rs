@@ -1,5 +1,5 @@
-//! Packed rows times columns of f32: every matrix product, and the scores of attention.
-//! Called through `Ops`; the order in which a product's terms are added depends on the row length alone.
+//! Products of packed rows with columns of f32: dense matrix products and the scores of attention. Called
+//! through `Ops`. The order in which the terms of a product are added depends only on the row length.
 
 #[cfg(target_arch = "x86_64")]
 use super::decode::avx2::with_loader;
@@ -15,10 +15,11 @@ pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 
-/// `out[j][i] = rows[i] . x[j]` for all rows and `x.len() / rows.cols()` columns; `out` has a row a column of x and a
-/// column a row of `rows`.
+/// `out[j][i] = rows[i] . x[j]` for all rows and `x.len() / rows.cols()` columns. `out` has a row per column
+/// of x, and a column per row of `rows`.
 ///
-/// The result for one (i, j) is the same bit for bit whatever else is computed with it. `scratch` is free space.
+/// The result for one (i, j) is bit-identical whatever else is computed in the same call. `scratch` is
+/// working space.
 pub(super) fn scalar(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: &mut Vec<f32>) {
     let cols = rows.cols();
     scratch.resize(cols, 0.0);
@@ -30,26 +31,26 @@ pub(super) fn scalar(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, scratch: 
     }
 }
 
-/// Bytes of rows that stay in the second-level cache while all columns pass by.
+/// Bytes of rows that stay in the L2 cache while all columns are processed.
 const PANEL_BYTES: usize = 1 << 19;
 
-/// Whether rows of this kind are read as they lie where there are few columns. The others are decoded first however many
-/// there are: reading them takes longer than putting them down.
+/// Whether rows of this kind are read without decoding them first if there are few columns. Rows of other
+/// kinds are always decoded first, because reading them takes longer than storing them.
 #[cfg(target_arch = "x86_64")]
 fn is_read_in_place(kind: Kind) -> bool {
     with_loader!(kind, _loader => true, else false)
 }
 
-/// Rows of a panel, a multiple of `multiple`.
+/// Rows per panel, a multiple of `multiple`.
 fn panel_rows(row_bytes: usize, multiple: usize) -> usize {
     (PANEL_BYTES / row_bytes / multiple).max(1) * multiple
 }
 
-/// The order of work for many columns: rows are decoded a panel at a time, so that each is decoded once, and every few
-/// columns meet all rows of the panel while they are in the first-level cache.
+/// Processes many columns by panels: decodes a panel of rows, each once, and multiplies a few columns at a
+/// time with all its rows, while the columns are in the L1 cache.
 ///
-/// `decode(rows, i, to)` decodes a row; `tile(w, x, j, i)` multiplies up to `tile_rows` decoded rows from row `i` with up
-/// to `tile_cols` columns from column `j`.
+/// `decode(rows, i, to)` decodes a row; `tile(w, x, j, i)` multiplies up to `tile_rows` decoded rows from row
+/// `i` with up to `tile_cols` columns from column `j`.
 fn by_panels(
     rows: &Rows<'_>,
     x: &[f32],
@@ -59,7 +60,7 @@ fn by_panels(
     mut tile: impl FnMut(&[f32], &[f32], usize, usize),
 ) {
     let (n, cols) = (rows.len(), rows.cols());
-    // For few columns nothing is gained by decoding more than a tile.
+    // With few columns, decoding more than a tile has no advantage.
     let is_one = x.len() <= tile_cols * cols;
     let panel = if is_one { tile_rows } else { panel_rows(4 * cols, tile_rows) };
     for first in (0..n).step_by(panel) {
@@ -90,7 +91,7 @@ mod tests {
         out
     }
 
-    /// Both orders of adding K products err by at most K/2 ulp of the sum of their magnitudes, each.
+    /// In both orders, adding K products has an error of at most K/2 ulp of the sum of their magnitudes.
     #[test]
     fn every_version_agrees_with_float64() {
         for ops in Ops::all() {
@@ -121,7 +122,7 @@ mod tests {
         }
     }
 
-    /// A product is the same whether it is computed alone, with other rows or with other columns.
+    /// The result of a product does not depend on other rows or columns in the same call.
     #[test]
     fn company_changes_no_bit() {
         for ops in Ops::all() {

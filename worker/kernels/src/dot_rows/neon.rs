@@ -1,4 +1,4 @@
-//! `dot_rows` with NEON: eight partial sums a product, number k into sum k mod 8, in rising k.
+//! `dot_rows` with NEON: eight partial sums per product. Value k is added to sum k mod 8, in ascending order.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::aarch64::*;
@@ -10,9 +10,9 @@ use super::super::window::Window;
 
 /// Rows that share the loads of x.
 const R: usize = 4;
-/// Columns that share the loads of a row: 4 x 2 products of two vectors each leave half of the 32 registers.
+/// Columns that share the loads of a row: 4 x 2 products of two vectors each use half of the 32 registers.
 const C: usize = 2;
-/// From this many columns on numbers are decoded into memory first; f32 never.
+/// Minimum number of columns for decoding values to memory first; f32 is never decoded first.
 const DECODE_FIRST: usize = 8;
 
 #[target_feature(enable = "neon")]
@@ -37,7 +37,7 @@ pub(in super::super) fn dot_rows(rows: &Rows<'_>, x: &[f32], out: &mut Window<'_
     }
 }
 
-/// All products of some rows, to columns of `out` from `first` and its rows from `j`.
+/// Computes all products of some rows, to columns of `out` from `first`, in rows from `j`.
 #[target_feature(enable = "neon")]
 fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, (j, first): (usize, usize)) {
     let cols = rows.cols();
@@ -59,7 +59,8 @@ fn block<L: Load>(loader: L, rows: &Rows<'_>, x: &[f32], out: &mut Window<'_>, (
     }
 }
 
-/// `RN` rows from row `i` times the `CN` columns of x, to columns of `out` from `column` and its rows from `j`.
+/// Multiplies `RN` rows from row `i` by the `CN` columns of x. The results go to columns of `out` from
+/// `column`, in rows from `j`.
 #[target_feature(enable = "neon")]
 fn tile<L: Load, const RN: usize, const CN: usize>(
     loader: L,
@@ -75,11 +76,11 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
     let mut sums = [[[vdupq_n_f32(0.0); 2]; RN]; CN];
     let whole = cols / 8 * 8;
     for k in (0..whole).step_by(8) {
-        // SAFETY: column c has `cols` numbers from c * cols, by the assertion above.
+        // SAFETY: column c has `cols` values from c * cols, by the assertion above.
         let x: [[float32x4_t; 2]; CN] =
             std::array::from_fn(|c| unsafe { pair(x.as_ptr().add(c * cols + k)) });
         for r in 0..RN {
-            // SAFETY: k + 8 <= cols, and `codes` are those of a row of that many numbers.
+            // SAFETY: k + 8 <= cols, and `codes` belong to a row of that many values.
             let w = unsafe { loader.eight(codes[r], k) };
             for c in 0..CN {
                 sums[c][r] = multiply(w, x[c], sums[c][r]);
@@ -87,13 +88,13 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
         }
     }
     if whole < cols {
-        // Products of the padding are zero and change no sum.
+        // Products of the padding are zero and do not change the sums.
         for r in 0..RN {
             let w = tail(rows, i + r);
             for c in 0..CN {
                 let mut padded = [0.0; 8];
                 padded[..cols - whole].copy_from_slice(&x[c * cols + whole..(c + 1) * cols]);
-                // SAFETY: eight numbers each.
+                // SAFETY: eight values each.
                 let (w, x) = unsafe { (pair(w.as_ptr()), pair(padded.as_ptr())) };
                 sums[c][r] = multiply(w, x, sums[c][r]);
             }
@@ -107,11 +108,11 @@ fn tile<L: Load, const RN: usize, const CN: usize>(
 }
 
 /// # Safety
-/// There are eight numbers.
+/// There are eight values.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn pair(at: *const f32) -> [float32x4_t; 2] {
-    // SAFETY: by the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { [vld1q_f32(at), vld1q_f32(at.add(4))] }
 }
 

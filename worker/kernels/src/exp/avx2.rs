@@ -1,20 +1,21 @@
-//! `exp` with AVX2: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; and walks over rows, eight numbers at a time.
+//! `exp` with AVX2: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Also iteration over rows, eight values
+//! at a time.
 #![allow(unsafe_code)] // Vector loads and stores at any alignment.
 
 use std::arch::x86_64::*;
 
-/// e^x within 2 ulp for results that are normal numbers; 0 below them, infinity above, NaN for NaN.
+/// e^x within 2 ulp for normal results; 0 below them, infinity above, NaN for NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn exp(x: __m256) -> __m256 {
-    // ln of the largest f32 is 88.72; beyond these bounds the result is fixed up below.
-    // Of two of which one is no number, min and max give the second, so NaN passes.
+    // ln of the largest f32 is 88.72; results outside these bounds are corrected below. If one operand is
+    // NaN, min and max return the second, so NaN is preserved.
     let clamped = _mm256_min_ps(_mm256_set1_ps(89.0), _mm256_max_ps(_mm256_set1_ps(-88.0), x));
     let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm256_mul_ps(
         clamped,
         _mm256_set1_ps(std::f32::consts::LOG2_E),
     ));
-    // ln 2 in two parts: the first has few enough digits that n times it is exact.
+    // ln 2 in two parts; the first has few enough digits for n times it to be exact.
     let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693_359_4), clamped);
     let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.121_944_4e-4), r);
     // Minimax coefficients of Cephes' expf (netlib.org/cephes, single/expf.c).
@@ -34,32 +35,32 @@ pub(in super::super) fn exp(x: __m256) -> __m256 {
     _mm256_andnot_ps(tiny, result)
 }
 
-/// `x = change(x)`, the last few numbers in the company of zeros.
+/// `x = change(x)`; the last values are padded with zeros.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn each(x: &mut [f32], change: impl Fn(__m256) -> __m256) {
     let (eights, rest) = x.as_chunks_mut::<8>();
     for eight in eights {
-        // SAFETY: eight numbers.
+        // SAFETY: eight values.
         unsafe { _mm256_storeu_ps(eight.as_mut_ptr(), change(_mm256_loadu_ps(eight.as_ptr()))) };
     }
     if !rest.is_empty() {
         let mut padded = [0.0; 8];
         padded[..rest.len()].copy_from_slice(rest);
-        // SAFETY: eight numbers.
+        // SAFETY: eight values.
         unsafe { _mm256_storeu_ps(padded.as_mut_ptr(), change(_mm256_loadu_ps(padded.as_ptr()))) };
         rest.copy_from_slice(&padded[..rest.len()]);
     }
 }
 
-/// `x = change(x, y)`, both of one length.
+/// `x = change(x, y)`; both have the same length.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn each_with(x: &mut [f32], y: &[f32], change: impl Fn(__m256, __m256) -> __m256) {
     assert!(x.len() == y.len());
     let ((eights, rest), (others, other)) = (x.as_chunks_mut::<8>(), y.as_chunks::<8>());
     for (eight, y) in eights.iter_mut().zip(others) {
-        // SAFETY: eight numbers each.
+        // SAFETY: eight values each.
         unsafe {
             let changed = change(_mm256_loadu_ps(eight.as_ptr()), _mm256_loadu_ps(y.as_ptr()));
             _mm256_storeu_ps(eight.as_mut_ptr(), changed);
@@ -69,7 +70,7 @@ pub(in super::super) fn each_with(x: &mut [f32], y: &[f32], change: impl Fn(__m2
         let (mut padded, mut y) = ([0.0; 8], [0.0; 8]);
         padded[..rest.len()].copy_from_slice(rest);
         y[..rest.len()].copy_from_slice(other);
-        // SAFETY: eight numbers each.
+        // SAFETY: eight values each.
         unsafe {
             let changed = change(_mm256_loadu_ps(padded.as_ptr()), _mm256_loadu_ps(y.as_ptr()));
             _mm256_storeu_ps(padded.as_mut_ptr(), changed);
@@ -80,7 +81,7 @@ pub(in super::super) fn each_with(x: &mut [f32], y: &[f32], change: impl Fn(__m2
 
 #[cfg(test)]
 mod tests {
-    #![allow(unsafe_code)] // Calls what needs AVX2 after asking for it.
+    #![allow(unsafe_code)] // Calls AVX2 functions after checking for AVX2.
 
     use super::*;
 
@@ -89,7 +90,7 @@ mod tests {
         fn run(x: f32) -> f32 {
             _mm256_cvtss_f32(exp(_mm256_set1_ps(x)))
         }
-        // SAFETY: the test asked.
+        // SAFETY: the test checked the features.
         unsafe { run(x) }
     }
 

@@ -1,5 +1,5 @@
-//! The exponential function for vectors, which softmax and swiglu share.
-//! The scalar versions use the standard library's.
+//! The exponential function for vectors, shared by softmax and swiglu. The scalar versions use the standard
+//! library.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;

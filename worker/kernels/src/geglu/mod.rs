@@ -1,5 +1,4 @@
-//! The gated activation of the gemma family: GELU in its tanh form.
-//! Called through `Ops`.
+//! The gated activation of the gemma family: GELU in its tanh form. Called through `Ops`.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
@@ -37,7 +36,8 @@ mod tests {
                         let (g, u) = (f64::from(gate[i]), f64::from(up[i]));
                         let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
                         let expect = g / (1.0 + (-2.0 * inner).exp()) * u;
-                        // Rounding the exponent's argument errs by its size in ulps, where the result is not yet 0 or 1.
+                        // Rounding the exponent's argument has an error of its size in ulps, unless the
+                        // result is 0 or 1.
                         let bound = f64::from(f32::EPSILON) * (8.0 + 8.0 * inner.abs()) * expect.abs();
                         let error = (f64::from(out[i]) - expect).abs();
                         assert!(error <= bound + 1e-33, "{} {g} {u}: {}", ops.name, out[i]);

@@ -17,7 +17,8 @@ pub(in super::super) fn gelu(x: &mut [f32]) {
         }
         let tail = exp(_mm256_fnmadd_ps(z, z, fit));
         let tail = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(0.5), t), tail);
-        // The tail is the distribution function of what is negative, and what is missing to 1 otherwise.
+        // For negative x, the tail is the distribution function; for other x it is the distribution function
+        // subtracted from 1.
         let share = _mm256_blendv_ps(_mm256_sub_ps(one, tail), tail, z);
         _mm256_mul_ps(x, share)
     });

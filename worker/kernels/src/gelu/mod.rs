@@ -6,8 +6,9 @@ pub(super) mod avx2;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 
-/// The logarithm of `erfc(z) * exp(z^2) / t` for `t = 1 / (1 + z / 2)`, as a polynomial in t, the highest power first:
-/// the Chebyshev fit of Numerical Recipes' `erfcc`, whose relative error is below 1.2e-7 for every z >= 0.
+/// Coefficients of the logarithm of `erfc(z) * exp(z^2) / t` for `t = 1 / (1 + z / 2)`, as a polynomial in t,
+/// highest power first. This is the Chebyshev fit of Numerical Recipes' `erfcc`; its relative error is below
+/// 1.2e-7 for every z >= 0.
 const FIT: [f32; 10] = [
     0.170_872_77,
     -0.822_152_23,
@@ -37,7 +38,7 @@ mod tests {
     use crate::ops::Ops;
     use crate::testing::random;
 
-    /// The normal distribution function, by its series.
+    /// The normal distribution function, computed by its series.
     fn normal(x: f64) -> f64 {
         let (mut term, mut sum) = (x, x);
         for n in 1..200 {
@@ -58,7 +59,8 @@ mod tests {
                     for (x, found) in x.iter().zip(&out) {
                         let x = f64::from(*x);
                         let error = (f64::from(*found) - x * normal(x)).abs();
-                        // The fit errs by 1.2e-7 of the distribution function; beyond 4 the series does.
+                        // The error of the fit is 1.2e-7 of the distribution function; beyond 4 the series is
+                        // inaccurate.
                         assert!(error <= 1e-6 * x.abs() + 1e-12, "{} {x}: {found}", ops.name);
                     }
                 }

@@ -17,7 +17,8 @@ pub(in super::super) fn gelu(x: &mut [f32]) {
         }
         let tail = exp(vfmsq_f32(fit, z, z));
         let tail = vmulq_f32(vmulq_f32(vdupq_n_f32(0.5), t), tail);
-        // The tail is the distribution function of what is negative, and what is missing to 1 otherwise.
+        // For negative x, the tail is the distribution function; for other x it is the distribution function
+        // subtracted from 1.
         let share = vbslq_f32(vcltq_f32(z, vdupq_n_f32(0.0)), tail, vsubq_f32(one, tail));
         vmulq_f32(x, share)
     });

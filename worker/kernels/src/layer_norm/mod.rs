@@ -1,7 +1,7 @@
-//! The norm of encoders: a row's mean goes to 0 and its variance to 1.
-//! One version for every processor: a hundredth of the work of an encoder.
+//! The layer norm of encoders: shifts the mean of a row to 0 and scales its variance to 1. There is one
+//! version for all processors, because it is only a hundredth of an encoder's work.
 
-/// `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; all of one length.
+/// `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; all have the same length.
 pub(super) fn scalar(x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
     let mean = (x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64) as f32;
     let squares = x.iter().map(|v| f64::from(v - mean).powi(2)).sum::<f64>();

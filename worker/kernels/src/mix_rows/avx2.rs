@@ -1,4 +1,4 @@
-//! `mix_rows` with AVX2: 32 dimensions at a time stay in registers while all rows pass by.
+//! `mix_rows` with AVX2: 32 dimensions at a time stay in registers while all rows are added.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::x86_64::*;
@@ -15,7 +15,7 @@ pub(in super::super) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f3
         return;
     }
     with_loader_of! {
-        rows.kind(), loader => mix(loader, rows, weights, out), else unreachable!("no cache of {:?}", rows.kind()),
+        rows.kind(), loader => mix(loader, rows, weights, out), else unreachable!("the cache does not support {:?}", rows.kind()),
         Kind::Float(Float::F32) = F32,
         Kind::Float(Float::F16) = F16,
         Kind::Float(Float::BF16) = BF16,
@@ -39,7 +39,7 @@ fn mix<L: Load>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32]) {
         let mut padded = [0.0; 32];
         padded[..tail.len()].copy_from_slice(tail);
         for (t, weight) in weights.iter().enumerate() {
-            // SAFETY: fewer than 32 numbers of the row are left from `whole`.
+            // SAFETY: fewer than 32 values of the row are left from `whole`.
             let values = unsafe { loader.tail(RowAt::new(rows, t), whole, tail.len()) };
             for (v, values) in values.into_iter().enumerate() {
                 add(&mut padded[8 * v..], values, *weight);
@@ -49,7 +49,7 @@ fn mix<L: Load>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `B` blocks of 32 dimensions from `d`.
+/// Adds `B` blocks of 32 dimensions from `d`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn strip<L: Load, const B: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32], d: usize) {
@@ -58,7 +58,7 @@ fn strip<L: Load, const B: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], o
     let mut sums = [[_mm256_setzero_ps(); 4]; B];
     for (b, sums) in sums.iter_mut().enumerate() {
         for (v, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: `out` has 32 B numbers, by the assertion.
+            // SAFETY: `out` has 32 B values, by the assertion.
             *sum = unsafe { _mm256_loadu_ps(out.as_ptr().add(32 * b + 8 * v)) };
         }
     }
@@ -67,7 +67,7 @@ fn strip<L: Load, const B: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], o
         let weight = _mm256_set1_ps(*weight);
         for (b, sums) in sums.iter_mut().enumerate() {
             let k = d + 32 * b;
-            // SAFETY: there is a row a weight, with d + 32 B numbers; rows of the cache have groups of 32.
+            // SAFETY: there is a row per weight, with d + 32 B values; rows of the cache have groups of 32.
             let values = unsafe { loader.block(row, loader.group(row, k), k) };
             for (sum, values) in sums.iter_mut().zip(values) {
                 *sum = _mm256_fmadd_ps(weight, values, *sum);
@@ -88,7 +88,7 @@ fn strip<L: Load, const B: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], o
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add(to: &mut [f32], values: __m256, weight: f32) {
     assert!(to.len() >= 8);
-    // SAFETY: eight numbers, by the assertion.
+    // SAFETY: eight values, by the assertion.
     unsafe {
         let sum = _mm256_fmadd_ps(_mm256_set1_ps(weight), values, _mm256_loadu_ps(to.as_ptr()));
         _mm256_storeu_ps(to.as_mut_ptr(), sum);

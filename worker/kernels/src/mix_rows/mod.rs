@@ -1,5 +1,6 @@
-//! A weighted sum of packed rows: the second half of attention, the values of a page by their probabilities.
-//! Called through `Ops`; rows are added one after the other, so cutting a run of rows in two changes nothing.
+//! A weighted sum of packed rows, the second half of attention: the values of a page, weighted by their
+//! probabilities. Called through `Ops`. Rows are added in order, so splitting a range of rows does not change
+//! the result.
 
 use super::rows::Rows;
 

@@ -1,4 +1,4 @@
-//! `mix_rows` with NEON: 32 dimensions at a time stay in registers while all rows pass by.
+//! `mix_rows` with NEON: 32 dimensions at a time stay in registers while all rows are added.
 #![allow(unsafe_code)] // Reads packed bytes through pointers at any alignment.
 
 use std::arch::aarch64::*;
@@ -10,7 +10,7 @@ use super::super::rows::Rows;
 pub(in super::super) fn mix_rows(rows: &Rows<'_>, weights: &[f32], out: &mut [f32], _: &mut Vec<f32>) {
     assert!(out.len() == rows.cols() && weights.len() <= rows.len());
     with_loader!(rows.kind(), loader => mix(loader, rows, weights, out), else {
-        unreachable!("no cache of {:?}", rows.kind())
+        unreachable!("the cache does not support {:?}", rows.kind())
     });
 }
 
@@ -36,20 +36,20 @@ fn mix<L: Load>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `N` times eight dimensions from `d`.
+/// Adds `N` times eight dimensions from `d`.
 #[inline]
 #[target_feature(enable = "neon")]
 fn strip<L: Load, const N: usize>(loader: L, rows: &Rows<'_>, weights: &[f32], out: &mut [f32], d: usize) {
     let out = &mut out[d..d + 8 * N];
     let mut sums = [[vdupq_n_f32(0.0); 2]; N];
     for (n, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: `out` has 8 N numbers.
+        // SAFETY: `out` has 8 N values.
         *sums = unsafe { [vld1q_f32(out.as_ptr().add(8 * n)), vld1q_f32(out.as_ptr().add(8 * n + 4))] };
     }
     for (t, weight) in weights.iter().enumerate() {
         let codes = rows.row(t).0.as_ptr();
         for (n, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: a row has as many numbers as `out` had before it was cut.
+            // SAFETY: a row is as long as the whole `out`.
             let values = unsafe { loader.eight(codes, d + 8 * n) };
             for (sum, values) in sums.iter_mut().zip(values) {
                 *sum = vfmaq_n_f32(*sum, values, *weight);

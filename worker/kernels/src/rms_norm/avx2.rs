@@ -19,7 +19,7 @@ pub(in super::super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut 
     let scale = 1.0 / ((sum(squares) + tail) / x.len() as f32 + eps).sqrt();
     let scales = _mm256_set1_ps(scale);
     for k in (0..whole).step_by(8) {
-        // SAFETY: k + 8 <= len, and the three are of one length.
+        // SAFETY: k + 8 <= len; all three have the same length.
         unsafe {
             let v = _mm256_mul_ps(_mm256_loadu_ps(x.as_ptr().add(k)), scales);
             _mm256_storeu_ps(

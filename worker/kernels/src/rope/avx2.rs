@@ -1,4 +1,4 @@
-//! `rotate` with AVX2 for halves; adjacent pairs take the scalar steps.
+//! `rotate` with AVX2 for [`Pairing::Halves`]; adjacent pairs use the scalar version.
 #![allow(unsafe_code)] // Vector loads and stores at any alignment.
 
 use std::arch::x86_64::*;

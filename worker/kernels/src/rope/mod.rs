@@ -1,5 +1,5 @@
-//! Rotary position embedding of one head.
-//! Called through `Ops`; cosines and sines of a position are computed once a step.
+//! Rotary position embedding of one head. Called through `Ops`. Cosines and sines of a position are computed
+//! once per step.
 
 use super::Pairing;
 
@@ -8,7 +8,7 @@ pub(super) mod avx2;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 
-/// Rotates the first `2 * cos.len()` numbers of `head`, pair p by the angle of `cos[p]` and `sin[p]`.
+/// Rotates the first `2 * cos.len()` values of `head`, pair p by the angle with `cos[p]` and `sin[p]`.
 pub(super) fn scalar(head: &mut [f32], cos: &[f32], sin: &[f32], pairing: Pairing) {
     for p in 0..cos.len() {
         let (a, b) = match pairing {
@@ -39,7 +39,7 @@ mod tests {
                     scalar(&mut expect, &cos, &sin, pairing);
                     ops.rotate(&mut found, &cos, &sin, pairing);
                     for (k, (expect, found)) in expect.iter().zip(&found).enumerate() {
-                        // Two products and a sum, of numbers below 4: three roundings.
+                        // Two products and a sum of values below 4: three roundings.
                         assert!((expect - found).abs() <= 8.0 * f32::EPSILON, "{} {head_dim} {k}", ops.name);
                     }
                     assert_eq!(found[2 * pairs..], head[2 * pairs..]);

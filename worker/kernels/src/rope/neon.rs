@@ -1,4 +1,4 @@
-//! `rotate` with NEON for halves; adjacent pairs take the scalar steps.
+//! `rotate` with NEON for [`Pairing::Halves`]; adjacent pairs use the scalar version.
 #![allow(unsafe_code)] // Vector loads and stores at any alignment.
 
 use std::arch::aarch64::*;

@@ -15,7 +15,7 @@ pub(in super::super) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tanh(x: __m256) -> __m256 {
-    // Of two of which one is no number, min and max give the second, so NaN passes.
+    // If one operand is NaN, min and max return the second, so NaN is preserved.
     let x = _mm256_min_ps(_mm256_set1_ps(BOUND), _mm256_max_ps(_mm256_set1_ps(-BOUND), x));
     let square = _mm256_mul_ps(x, x);
     let mut above = _mm256_set1_ps(ABOVE[0]);

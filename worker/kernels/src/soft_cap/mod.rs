@@ -1,13 +1,13 @@
-//! The soft cap of the gemma family, on attention scores and on logits.
-//! Called through `Ops`.
+//! The soft cap of the gemma family, for attention scores and logits. Called through `Ops`.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 
-/// The hyperbolic tangent as a ratio of two polynomials, for vectors: within 4 ulp of it up to where it is 1. The
-/// coefficients, the highest power first, and the bound of Eigen's `ptanh_float` (MathFunctionsImpl.h). The ratio may exceed 1 by an ulp.
+/// The hyperbolic tangent for vectors as a ratio of two polynomials, with an error below 4 ulp, up to the
+/// point where it is 1. Coefficients (highest power first) and the bound are those of Eigen's `ptanh_float`
+/// (MathFunctionsImpl.h). The ratio may exceed 1 by an ulp.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const ABOVE: [f32; 7] = [
     -2.760_768_5e-16,
@@ -22,7 +22,7 @@ const ABOVE: [f32; 7] = [
 const BELOW: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3];
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const BOUND: f32 = 7.905_311;
-/// Where x is smaller, tanh(x) is x.
+/// Below this, tanh(x) is x.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const TINY: f32 = 4e-4;
 
@@ -49,7 +49,7 @@ mod tests {
                     for (x, found) in x.iter().zip(&out) {
                         let expect = 50.0 * (f64::from(*x) * 0.25 / 50.0).tanh();
                         let error = (f64::from(*found) - expect).abs();
-                        // A few roundings and, with vectors, an approximation that errs by less than 4 ulp.
+                        // A few roundings and, with vectors, an approximation with an error below 4 ulp.
                         assert!(
                             error <= 8.0 * f64::from(f32::EPSILON) * expect.abs(),
                             "{} {x}: {found} {expect}",

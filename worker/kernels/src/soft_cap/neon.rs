@@ -15,7 +15,7 @@ pub(in super::super) fn soft_cap(x: &mut [f32], scale: f32, cap: f32) {
 #[inline]
 #[target_feature(enable = "neon")]
 fn tanh(x: float32x4_t) -> float32x4_t {
-    // NaN passes the minimum and the maximum.
+    // Minimum and maximum preserve NaN.
     let x = vminq_f32(vdupq_n_f32(BOUND), vmaxq_f32(vdupq_n_f32(-BOUND), x));
     let square = vmulq_f32(x, x);
     let mut above = vdupq_n_f32(ABOVE[0]);

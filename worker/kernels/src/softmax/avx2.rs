@@ -13,12 +13,12 @@ pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
     for k in (0..whole).step_by(8) {
         // SAFETY: k + 8 <= len.
         let v = _mm256_mul_ps(unsafe { _mm256_loadu_ps(x.as_ptr().add(k)) }, scales);
-        // Of two of which one is no number, this gives the second: the maximum of the numbers.
+        // If one operand is NaN, this returns the second: the maximum ignores NaN.
         largest = _mm256_max_ps(v, largest);
     }
     let mut max = x[whole..].iter().fold(f32::NEG_INFINITY, |m, v| m.max(scale * v));
     let mut lanes = [0.0; 8];
-    // SAFETY: eight numbers.
+    // SAFETY: eight values.
     unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), largest) };
     max = lanes.iter().fold(max, |m, v| m.max(*v));
 
@@ -40,7 +40,7 @@ pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
         for (to, from) in padded.iter_mut().zip(tail.iter()) {
             *to = scale * from - max;
         }
-        // SAFETY: eight numbers.
+        // SAFETY: eight values.
         let v = exp(unsafe { _mm256_loadu_ps(padded.as_ptr()) });
         sums = _mm256_add_ps(sums, v);
         // SAFETY: as above.
@@ -51,7 +51,7 @@ pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
     x.iter_mut().for_each(|x| *x *= inverse);
 }
 
-/// The eight numbers of a vector, added in a fixed order.
+/// Adds the eight values of a vector in a fixed order.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn sum(v: __m256) -> f32 {

@@ -1,12 +1,11 @@
-//! The softmax of a row of attention scores.
-//! Called through `Ops`.
+//! The softmax of a row of attention scores. Called through `Ops`.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 
-/// `x[i] = exp(scale * x[i] - max) / sum`. A score that is no number makes the whole row none.
+/// `x[i] = exp(scale * x[i] - max) / sum`. A NaN score makes the whole row NaN.
 pub(super) fn scalar(x: &mut [f32], scale: f32) {
     let max = x.iter().fold(f32::NEG_INFINITY, |m, v| m.max(scale * v));
     let mut sum = 0.0;
@@ -37,7 +36,8 @@ mod tests {
                     let sum: f64 = scaled.iter().map(|v| (v - max).exp()).sum();
                     for i in 0..n {
                         let expect = (scaled[i] - max).exp() / sum;
-                        // Rounding the exponent's argument errs by its size in ulps; the sum by n/2 ulp.
+                        // Rounding the exponent's argument has an error of its size in ulps, the sum an error
+                        // of n/2 ulp.
                         let bound =
                             f64::from(f32::EPSILON) * (2.0 * max.abs().max(scaled[i].abs()) + n as f64 + 6.0);
                         let error = (f64::from(out[i]) - expect).abs();

@@ -11,7 +11,7 @@ pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
     let (fours, rest) = x.as_chunks::<4>();
     let mut largest = vdupq_n_f32(f32::NEG_INFINITY);
     for four in fours {
-        // SAFETY: four numbers. Of two of which one is no number, this gives the other: the maximum of the numbers.
+        // SAFETY: four values. If one operand is NaN, the result is the other: the maximum ignores NaN.
         largest = vmaxnmq_f32(vmulq_f32(unsafe { vld1q_f32(four.as_ptr()) }, scales), largest);
     }
     let max = rest.iter().fold(vmaxnmvq_f32(largest), |max, v| max.max(scale * v));
@@ -19,7 +19,7 @@ pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
     let mut sums = vdupq_n_f32(0.0);
     let (fours, rest) = x.as_chunks_mut::<4>();
     for four in fours {
-        // SAFETY: four numbers.
+        // SAFETY: four values.
         unsafe {
             let v = exp(vsubq_f32(vmulq_f32(vld1q_f32(four.as_ptr()), scales), maxima));
             sums = vaddq_f32(sums, v);
@@ -31,7 +31,7 @@ pub(in super::super) fn softmax(x: &mut [f32], scale: f32) {
         for (to, from) in padded.iter_mut().zip(rest.iter()) {
             *to = scale * from - max;
         }
-        // SAFETY: four numbers.
+        // SAFETY: four values.
         unsafe {
             let v = exp(vld1q_f32(padded.as_ptr()));
             sums = vaddq_f32(sums, v);

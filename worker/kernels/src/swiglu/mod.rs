@@ -1,5 +1,4 @@
-//! The gated activation between the two halves of a feed-forward block.
-//! Called through `Ops`.
+//! The gated activation between the two halves of a feed-forward block. Called through `Ops`.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
