@@ -1,7 +1,7 @@
 //! Benchmarks matrix products for each format: bytes of packed weights per second with one column,
 //! multiplications per second with many columns.
 //!
-//! cargo run --release -p lode-kernels --example products -- Q4_K Q6_K Q8_0 int4 BF16
+//!     cargo run --release -p lode-kernels --example products -- Q4_K Q6_K Q8_0 int4 BF16
 //!
 //! Prints the best of many repetitions and, in brackets, the median, on one thread.
 

@@ -46,8 +46,8 @@ struct State {
     asleep: Vec<AtomicBool>,
 }
 
-// SAFETY: the single caller writes `job` before it opens the job. Threads read it after they joined the open job, and
-// the caller waits for them before it writes again. The work itself is Sync.
+// SAFETY: the single caller writes `job` before it opens the job. Threads read it after they joined the open
+// job, and the caller waits for them before it writes again. The work itself is Sync.
 unsafe impl Sync for State {}
 // SAFETY: as above.
 unsafe impl Send for State {}
@@ -95,8 +95,8 @@ impl Pool {
             (0..chunks).for_each(|chunk| work(chunk, &mut self.scratch));
             return;
         }
-        // SAFETY: only the lifetime changes. `Closing` below delays the return, also after a panic, until no thread
-        // uses the closure.
+        // SAFETY: only the lifetime changes. `Closing` below delays the return, also after a panic, until no
+        // thread uses the closure.
         let work: &Work<'static> = unsafe { std::mem::transmute::<&Work<'_>, &Work<'static>>(work) };
         let state = &*self.state;
         // SAFETY: the previous job is closed and no thread is in it, so no thread reads this.
@@ -185,8 +185,8 @@ impl State {
 
     /// Works on the job that this thread has just joined.
     fn join(&self, scratch: &mut Scratch) {
-        // SAFETY: this thread joined while the job was open, so the caller stays in `run`: the job is set and its
-        // borrows are alive.
+        // SAFETY: this thread joined while the job was open, so the caller stays in `run`: the job is set and
+        // its borrows are alive.
         let (work, chunks, caller) = unsafe {
             let job = (*self.job.get()).as_ref().expect("the job is set before it is opened");
             (&*job.work, job.chunks, job.caller.clone())

@@ -37,8 +37,8 @@ impl<'a> Window<'a> {
     #[inline]
     pub fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
-        // SAFETY: `Shared::new` checked that row `row` and these columns are inside the matrix. `&mut self` and the
-        // contract of `Shared::columns` make this the only reference to them.
+        // SAFETY: `Shared::new` checked that row `row` and these columns are inside the matrix. `&mut self`
+        // and the contract of `Shared::columns` make this the only reference to them.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(row * self.stride), self.cols) }
     }
 }
@@ -51,7 +51,8 @@ pub(super) struct Shared<'a, T> {
     matrix: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a `&mut [T]` split into parts. Callers on several threads guarantee that their parts are disjoint.
+// SAFETY: it is a `&mut [T]` split into parts. Callers on several threads guarantee that their parts are
+// disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
@@ -85,7 +86,8 @@ impl<'a> Shared<'a, f32> {
     /// No other live part of this matrix overlaps them.
     pub(super) unsafe fn columns(&self, first: usize, cols: usize) -> Window<'a> {
         assert!(first + cols <= self.stride);
-        // SAFETY: within the first row, or one past the end of an empty matrix of zero rows, where `row` never reads.
+        // SAFETY: within the first row, or one past the end of an empty matrix of zero rows, where `row`
+        // never reads.
         let at = if self.rows == 0 { self.at } else { unsafe { self.at.add(first) } };
         Window { at, stride: self.stride, rows: self.rows, cols, matrix: PhantomData }
     }

@@ -105,7 +105,8 @@ fn products<C: Codes>(format: C, rows: &Rows<'_>, x: &Columns, out: &mut Window<
             let mut sums = [[_mm256_setzero_ps(); 2]; TILE];
             for (b, columns) in tile.chunks_exact(t).enumerate() {
                 let (first, left) = (b * QK, (rows.cols() - b * QK) / 32);
-                // SAFETY: the row is of this kind and as long as the columns, which have this many groups left.
+                // SAFETY: the row is of this kind and as long as the columns, which have this many groups
+                // left.
                 let block = unsafe {
                     match left {
                         0..8 => unpack::<C, false>(format, at, first, left),

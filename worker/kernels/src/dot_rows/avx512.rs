@@ -163,7 +163,8 @@ fn decoded_tile<const RN: usize, const CN: usize>(
     for k in (0..cols).step_by(16) {
         // A row that is not a multiple of sixteen is padded with zeros.
         let lanes = if cols - k < 16 { (1u16 << (cols - k)) - 1 } else { u16::MAX };
-        // SAFETY: w and x have RN and CN rows of `cols` values, by the assertion above, and the mask ends with them.
+        // SAFETY: w and x have RN and CN rows of `cols` values, by the assertion above, and the mask ends
+        // with them.
         let x: [__m512; CN] =
             std::array::from_fn(|c| unsafe { _mm512_maskz_loadu_ps(lanes, x.as_ptr().add(c * cols + k)) });
         for r in 0..RN {
