@@ -9,8 +9,8 @@ pub(super) mod neon;
 const TWO_ROOT: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
 
-/// `gate = 0.5 * gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up`, where `0.5 * (1 +
-/// tanh(u))` is `1 / (1 + exp(-2 u))`.
+/// `gate = 0.5 * gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up`, where
+/// `0.5 * (1 + tanh(u))` is `1 / (1 + exp(-2 u))`.
 pub(super) fn scalar(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         let inner = TWO_ROOT * (*gate + CUBIC * *gate * *gate * *gate);
